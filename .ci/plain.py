@@ -25,6 +25,8 @@ README_WORDS = 1000
 NO_SUBJECT = re.compile(
     r"(?:^|(?<=[.!?] ))(?:Who|Whoever|Of|Nobody|Wherever|That which|Whether what)\b"
 )
+BLOCK = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |^#.*$", re.M)
+"""What separates paragraphs, list items and headings."""
 CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
 
 
@@ -99,12 +101,13 @@ def inspect_code(path: Path, places: dict[str, list[str]]) -> None:
 
 
 def inspect_text(text: str, place: str, places: dict[str, list[str]]) -> None:
-    flat = re.sub(r"\|[^|]*", " . ", re.sub(r"\s+", " ", CODE.sub("x", text)))
-    for sentence in re.split(r"(?<=[.!?:;])\s", flat):
-        if len(sentence.split()) > LONG_SENTENCE:
-            places["long sentences"].append(f"{place} {sentence[:80]}")
-    for match in NO_SUBJECT.finditer(flat):
-        places["no subject"].append(f"{place} {flat[match.start() :][:80]}")
+    for block in BLOCK.split(CODE.sub("x", text)):
+        flat = re.sub(r"\|[^|]*", " . ", re.sub(r"\s+", " ", block))
+        for sentence in re.split(r"(?<=[.!?:;])\s", flat):
+            if len(sentence.split()) > LONG_SENTENCE:
+                places["long sentences"].append(f"{place} {sentence[:80]}")
+        for match in NO_SUBJECT.finditer(flat):
+            places["no subject"].append(f"{place} {flat[match.start() :][:80]}")
 
 
 if __name__ == "__main__":

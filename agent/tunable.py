@@ -16,12 +16,12 @@ class Tunable(Protocol):
     """Something with knobs. A loop calls `snapshot()`, decides, and calls `apply(knobs)`; there is no other contact."""
 
     def snapshot(self) -> Snapshot:
-        """What happened since the start. It is cheap (well under a millisecond) and may be called from any thread."""
+        """Returns the counters since the start. It takes less than a millisecond. Any thread may call it."""
 
     def apply(self, knobs: Knobs) -> None:
         """Puts the knobs in force while running: no rebuild, no lost or repeated row, no change of order.
 
-        Raises KnobError for what is outside `limits`, and then changes nothing."""
+        Raises KnobError for knobs outside `limits`, and then changes nothing."""
 
     @property
     def limits(self) -> Limits:
@@ -34,14 +34,14 @@ class Tunable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a policy chose what it chose: for the log, the report and a person."""
+    """Why a policy chose its knobs: for the log, the report and a person."""
 
     text: str
     """One sentence: `read is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
     bottleneck: str | None = None
     """The stage that bounds the rate, `consumer` if the trainer does, None if not known yet."""
     predicted_rows_per_s: float | None = None
-    """The rate that the policy expects of its choice; the controller logs the rate that came."""
+    """The rate that the policy expects. The controller logs the measured rate."""
     details: dict[str, Any] = field(default_factory=dict)
     """Numbers behind the sentence, JSON-ready."""
     proposal: Knobs | None = None
@@ -49,8 +49,9 @@ class Reason:
 
 
 class Policy(ABC):
-    """Something that chooses knobs. `decide` is pure: no clock, thread, file or randomness but what is in its
-    arguments. The other methods are for policies that want to be asked sooner, learn, or explain themselves."""
+    """Chooses knobs. `decide` is pure: it uses no clock, thread, file or randomness outside its arguments.
+
+    The other methods are optional: for policies that decide sooner than usual, learn, or explain themselves."""
 
     name: str
 
@@ -60,25 +61,26 @@ class Policy(ABC):
 
     @abstractmethod
     def decide(self, snapshot: Snapshot, state: Any) -> tuple[Knobs, Any, Reason]:
-        """The knobs to have from now on (possibly those in force), the next state, and why."""
+        """Returns the knobs from now on, the next state, and the reason."""
 
     def next_look_s(self, state: Any) -> float | None:
-        """Seconds until it wants to be asked again, if that is sooner than usual; None: as usual."""
+        """Returns the seconds until the next decision, if sooner than usual. None: as usual."""
         return None
 
     def opened(self, state: Any) -> Mapping[str, Any] | None:
-        """How it opened the pipeline, and what came of it, JSON-ready: a `text` for a person, and a `record` without
-        names to learn from; None if it opens nothing."""
+        """Returns the learned policy's initial setting and its result, for JSON. None if there was none.
+
+        `text` is for a person. `record` is for later training and has no names."""
         return None
 
     def learned(self, state: Any) -> Mapping[str, Any] | None:
-        """What it has learned, as plain data for `recall` in another process; None if it learns nothing."""
+        """Returns what it has learned, as plain data for `recall` in another process. None: nothing."""
         return None
 
     def recall(self, state: Any, learned: Mapping[str, Any]) -> Any:
-        """A state that knows what was learned before; None if it has no use for that."""
+        """Returns a state with what was learned before. None if the policy cannot use it."""
         return None
 
     def explain(self, state: Any) -> dict[str, Any] | None:
-        """What it knows at the end of a run, JSON-ready; None if its last reason says all."""
+        """Returns details for the end of a run, for JSON. None if the last reason is enough."""
         return None

@@ -179,6 +179,10 @@ class TunedRun:
             )
         self._write("event", event)
 
+    def end_epoch(self, epoch: int, order_hash: str) -> None:
+        """Records that the consumer has taken an epoch's last batch."""
+        self.record({"kind": "epoch", "epoch": epoch, "order_hash": order_hash})
+
     def _observe(self, metric: Mapping[str, Any]) -> None:
         self._write("metric", metric)
 

@@ -178,7 +178,8 @@ RULES = [
     ),
     _in("_save_memory", "memory is given back", "if not alarm and", "if True or"),
     Rule(
-        "one process is weighed first", [Edit(changes, "change", "not_weighed(state, knobs)", "{}")]
+        "one process is measured first",
+        [Edit(changes, "change", "unmeasured_processes(state, knobs)", "{}")],
     ),
     # How a change is judged.
     _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),

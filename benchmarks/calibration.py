@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import Results, table
+from benchmarks.small_table import small_table
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, steady
 from sluice.benchmarks.live_setups import CALIBRATION, SETUPS, TABLE, Session, Setup
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import MAX_WORKERS, Knobs, Limits
 from sluice.ingest.stats import Snapshot

@@ -27,7 +27,8 @@ from benchmarks.etl import submit_words
 from benchmarks.etl_turns import ROOT, raw_of
 from benchmarks.results import Results, table
 from sluice.common.program import run, say
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import DataFile
 from sluice.etl.spark.engine import SparkEngine
@@ -99,7 +100,7 @@ def made(spark: Any, work: Path, name: str, bags: str, rows: int) -> Path:
         part = home.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         job = Job(spec=Spec.parse(text), inputs=(str(raw),), store=TableStore(str(part)))
-        job.run(SparkEngine(spark, job, JobProgress(sys.stderr)))
+        run_job(job, SparkEngine(spark, job, JobProgress(sys.stderr)))
         part.rename(home)
     return home / "data"
 

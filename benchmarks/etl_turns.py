@@ -39,10 +39,11 @@ from sluice.common.program import run, say
 from sluice.common.suggest import nearest
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.jobs.job_run import WORKER_BYTES, Job
+from sluice.etl.jobs.job import WORKER_BYTES, Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.session import open_session
 from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
@@ -128,7 +129,7 @@ def job(
     made = Job(
         spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes
     )
-    made.run(SparkEngine(spark, made, stages))
+    run_job(made, SparkEngine(spark, made, stages))
 
 
 def criteo() -> Spec:
@@ -186,7 +187,7 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
     types = ", ".join(
         ["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)]
     )
-    made = Raw(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
+    made = RawInput(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
     made.write.format("noop").mode("overwrite").save()
 
 

@@ -25,6 +25,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.transform import Transform
 
 ARMS = {
@@ -48,10 +49,10 @@ def loader_turn(
         with BatchLoader(
             source,
             batch_size=8192,
-            epochs=sys.maxsize,
+            read_ahead_epochs=sys.maxsize,
             knobs=knobs,
-            packed=packed,
             transforms=transforms,
+            reading=Reading(packed=packed),
         ) as loader:
             rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
             while True:

@@ -110,6 +110,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
     from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
     from sluice.ingest.read.petastorm import compat
+    from sluice.ingest.row_order import Order
     from sluice.ingest.stages.scatter_kernel import load_compiled
 
     class Host(Machine):
@@ -128,13 +129,13 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
         with BatchLoader(
             data,
             batch_size=BATCH,
-            window_rows=4096,
-            epochs=10**6,
+            read_ahead_epochs=10**6,
             roles=WIDE,
             knobs=knobs,
             memory_limit=limit if governed else None,
             machine=Host(),
             transforms=[("log1p", log1p)],
+            order=Order(window_rows=4096),
         ) as loader:
             for _ in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 end = min(end, time.monotonic() + seconds)

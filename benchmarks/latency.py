@@ -22,11 +22,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.small_table import small_table
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -67,7 +67,7 @@ def turn(
         BatchLoader(
             table,
             batch_size=options.batch_size,
-            epochs=sys.maxsize,
+            read_ahead_epochs=sys.maxsize,
             before_read=before_read,
             knobs=Knobs(workers={"read": readers}),
         ) as loader,

@@ -20,8 +20,8 @@ from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Read
-from sluice.ingest.stages.batch import STRETCH_ROWS
+from sluice.ingest.row_order import Order, Read
+from sluice.ingest.stages.batch import SERIES_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8192
 WINDOW_ROWS = 8192  # small, so that a few seconds hold many windows
 TABLE: dict[str, Any] = {"rows": 524_288, "row_group_rows": 8192, "splits": {"train": 1.0}}
-"""The arguments with which `sluice.etl.synth.small_table.small_table` makes the table."""
+"""The arguments with which `benchmarks.small_table.small_table` makes the table."""
 CALIBRATION = 5
 _MIB = 2**20
 _LOOKUP_S, _LIGHT_S, _HEAVY_S = 0.008, 0.004, 0.016
@@ -251,7 +251,7 @@ def heavy(_: Mapping[str, Any]) -> None:
     time.sleep(_HEAVY_S)
 
 
-_STRETCH = STRETCH_ROWS // BATCH_ROWS  # batches that come together
+_STRETCH = SERIES_ROWS // BATCH_ROWS  # batches that come together
 _WARM_S, _WARM_PROCESS_S = (
     0.8,
     2.0,
@@ -290,7 +290,7 @@ class Session:
                 limit = unbound.minimum_memory + setup.spare_bytes
         self.tunable = self._loader(table, limit)
         self._batches = self._forever()
-        self._came = self._usual = 0.0  # when the last stretch came; the usual time between two
+        self._came = self._usual = 0.0  # when the last series came; the usual time between two
 
     def _loader(self, table: FeatureTable, limit: int | None) -> BatchLoader:
         latency_s = self.setup.latency_s
@@ -304,12 +304,12 @@ class Session:
         return BatchLoader(
             table,
             batch_size=BATCH_ROWS,
-            epochs=sys.maxsize,
-            window_rows=WINDOW_ROWS,
+            read_ahead_epochs=sys.maxsize,
             memory_limit=limit,
             before_read=before_read if latency_s else None,
             knobs=Knobs(workers={"read": 1, "shuffle": 1}),
             transforms=transforms,
+            order=Order(window_rows=WINDOW_ROWS),
         )
 
     def _function(self, name: str) -> Function | str:
@@ -332,17 +332,17 @@ class Session:
         """Takes batches for that many seconds, and on to the next wait: returns the moments, first and last, when rows
         came after one.
 
-        Stretches come together, as do batches of one: any other moment would say more about luck than the setting."""
+        Batches of a series come together. Any other moment would show chance more than the setting."""
         self._came = time.monotonic()
-        while not self._next_stretch():
+        while not self._next_series():
             pass
         first = self.tunable.snapshot()
-        while not (self._next_stretch() and self._came >= first.at + seconds):
+        while not (self._next_series() and self._came >= first.at + seconds):
             pass
         return first, self.tunable.snapshot()
 
-    def _next_stretch(self) -> bool:
-        """Takes the batches up to the first of the next stretch, and says whether it came late enough to begin a
+    def _next_series(self) -> bool:
+        """Takes the batches up to the first of the next series, and says whether it came late enough to begin a
         bunch."""
         while True:
             if self.setup.step_s:

@@ -27,15 +27,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import source_of
-from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.read.sources import Reading, source_of
+from sluice.ingest.row_order import Order, Read, WindowPart
 from sluice.ingest.stages.transform import Transform
 from sluice.tools.decode_limit import decode_rows_per_s
 
@@ -65,10 +65,10 @@ def ours(
     loader = BatchLoader(
         table,
         batch_size=batch_size,
-        epochs=sys.maxsize,
-        reader=reader,
-        shuffle=shuffle,
+        read_ahead_epochs=sys.maxsize,
         transforms=transforms,
+        order=Order(shuffle=shuffle),
+        reading=Reading(reader=reader),
     )
     batches = (batch for _ in itertools.count() for batch in loader)
     ahead = 2 * (loader.minimum_memory - loader.memory_used())

@@ -118,7 +118,7 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
     with BatchLoader(
         data,
         batch_size=8192,
-        epochs=10**6,
+        read_ahead_epochs=10**6,
         roles=LISTS if data.endswith("lists") else WIDE,
         knobs=knobs,
         memory_limit=total,
@@ -147,6 +147,7 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
 def switches(data: str, count: int) -> dict[str, Any]:
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.loader import BatchLoader
+    from sluice.ingest.row_order import Order
     from sluice.ingest.stages.transform import Transform
 
     def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
@@ -154,11 +155,11 @@ def switches(data: str, count: int) -> dict[str, Any]:
         with BatchLoader(
             data,
             batch_size=512,
-            window_rows=2048,
-            epochs=4,
+            read_ahead_epochs=4,
             roles=WIDE,
             transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
             knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20),
+            order=Order(window_rows=2048),
         ) as loader:
             for _ in range(4):
                 at = time.monotonic()
@@ -217,7 +218,7 @@ def epochs(data: str, count: int) -> dict[str, Any]:
     from sluice.ingest.machine import Machine
 
     machine, used = Machine(), []
-    with BatchLoader(data, batch_size=8192, epochs=count, roles=WIDE) as loader:
+    with BatchLoader(data, batch_size=8192, read_ahead_epochs=count, roles=WIDE) as loader:
         for _ in range(count):
             for _batch in loader:
                 pass
@@ -247,7 +248,7 @@ def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
         with BatchLoader(
             data,
             batch_size=8192,
-            epochs=10**6,
+            read_ahead_epochs=10**6,
             roles=WIDE,
             transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
             knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"}),
@@ -319,7 +320,7 @@ def checksums(data: str, repeats: int) -> dict[str, Any]:
 
         with (
             mock.patch.object(reader.pq, "ParquetFile", opened),
-            BatchLoader(data, batch_size=8192, epochs=4, roles=roles) as loader,
+            BatchLoader(data, batch_size=8192, read_ahead_epochs=4, roles=roles) as loader,
         ):
             began = time.process_time()
             rows = sum(batch.rows for _ in range(4) for batch in loader)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import table
+from benchmarks.small_table import small_table
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.incidents import recovery
 from sluice.benchmarks.live_setups import SETUPS, TABLE, Session, Setup, Turn
 from sluice.common.program import run as program
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.faults.core_limit import CoreShare
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine

@@ -23,6 +23,8 @@ from sluice.common.program import say
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 
 SPECS = {"etl": "criteo", "loader": "criteo_raw"}
 BATCH = 8192
@@ -58,7 +60,9 @@ def tables(work: Path, rows: int) -> dict[str, FeatureTable]:
 def epoch(of: FeatureTable, knobs: Knobs) -> dict[str, Any]:
     """One epoch, the first of its loader: its rate, processor time, order hash, and what each column's operators
     took."""
-    with BatchLoader(of, batch_size=BATCH, knobs=knobs, reader="arrow", last="pad") as loader:
+    with BatchLoader(
+        of, batch_size=BATCH, knobs=knobs, order=Order(last="pad"), reading=Reading(reader="arrow")
+    ) as loader:
         began, used = time.perf_counter(), _cpu_s()
         rows = sum(batch.rows for batch in loader)
         seconds, used = time.perf_counter() - began, _cpu_s() - used

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.jobs import ROOT, together
 from benchmarks.results import table as shown
-from sluice.agent.report.operator_choice import Foretold
+from sluice.agent.report.operator_choice import Prediction
 from sluice.agent.report.run_folder import Run
 from sluice.common.program import run as program
 from sluice.common.program import say
@@ -101,7 +101,7 @@ def foretold(
     row_costs, events = RowCosts.of_looks(run.of("loader")), run.of("operators")
     assert row_costs is not None, "the run was too short"
     costs = {one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())}
-    model = Foretold(row_costs, plans[name], costs, row_bytes)
+    model = Prediction(row_costs, plans[name], costs, row_bytes)
     return {
         other: (model.rate(plan), model.bytes(plan))
         for other, plan in plans.items()

@@ -18,17 +18,18 @@ import sys
 import tempfile
 from typing import Any
 
+from benchmarks.small_table import small_table
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 
 _TURN = """
 import json, sys, time
 from collections import deque
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 
 table, reader, batch_size, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-with BatchLoader(table, batch_size=batch_size, reader=reader, epochs=epochs + 1,
+with BatchLoader(table, batch_size=batch_size, reading=Reading(reader=reader), read_ahead_epochs=epochs + 1,
                  knobs=Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))) as loader:
     deque(loader, maxlen=0)  # imports, compiled code and the files' pages are there after it
     began = time.process_time()

@@ -28,13 +28,14 @@ from typing import Any
 from benchmarks.loaders import made_table
 from benchmarks.lookup import WAIT_S, lookup
 from benchmarks.shapes import cpu_s
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run as program
 from sluice.common.program import say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.transform import Transform
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,9 +55,9 @@ def elsewhere(table: FeatureTable, workers: int, read: str = "thread", **how: An
         table,
         batch_size=BATCH,
         fill=0.0,
-        epochs=10**6,
-        reader="arrow",
+        read_ahead_epochs=10**6,
         workers=f"local:{workers}" if workers else None,
+        reading=Reading(reader="arrow"),
         **{
             "transforms": [Transform("lookup", f"{lookup.__module__}:lookup", pure=True)],
             "knobs": Knobs(workers={"read": 1, "lookup": max(1, 2 * workers)}, backend=backend),
@@ -100,7 +101,11 @@ class Trainer:
 def checked(table: FeatureTable, hashes: list[str]) -> int:
     """Compares order hashes with those of a loader without workers; the number of epochs."""
     with BatchLoader(
-        table, batch_size=BATCH, fill=0.0, epochs=max(1, len(hashes)), reader="arrow"
+        table,
+        batch_size=BATCH,
+        fill=0.0,
+        read_ahead_epochs=max(1, len(hashes)),
+        reading=Reading(reader="arrow"),
     ) as loader:
         for number, found in enumerate(hashes):
             for _ in loader:
@@ -185,7 +190,7 @@ def price(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
             knobs = Knobs(
                 workers={"read": max(1, 2 * workers)}, backend={"read": "remote"} if workers else {}
             )
-            with elsewhere(table, workers, transforms=(), knobs=knobs, window_rows=None) as loader:
+            with elsewhere(table, workers, transforms=(), knobs=knobs) as loader:
                 trainer = Trainer(loader)
                 trainer.warm(workers)
                 began = cpu_s()

@@ -29,10 +29,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.loaders import Contender, decode_only, ours
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.suggest import nearest
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
@@ -161,7 +161,7 @@ def waiting(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     table = small_table(
         folder / "table", rows=400_000, row_group_rows=32_768, splits={"train": 1.0}
     )
-    with BatchLoader(table, batch_size=BATCH_SIZE, epochs=sys.maxsize) as loader:
+    with BatchLoader(table, batch_size=BATCH_SIZE, read_ahead_epochs=sys.maxsize) as loader:
 
         def take(seconds: float) -> tuple[float, float]:
             """Processor time of everything and of the stages' work."""

@@ -190,7 +190,7 @@ class FleetPipeline:
         return self.knobs.workers[self._name]
 
     def _man(self) -> None:
-        self.sim.man(0, self.fleet.speed)
+        self.sim.set_workers(0, self.fleet.speed)
 
     def _count(self, step_s: float, speed: float, busy_s: float, in_s: float, out_s: float) -> None:
         """Counts what the threads that ask do. While workers have room, a request takes as long as the work; where all

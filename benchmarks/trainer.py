@@ -169,7 +169,7 @@ def plain(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, now = _run_of(args)
     wait = [0.0, 0.0]
-    with BatchLoader(table, batch_size=config.batch_size, epochs=10**6) as loader:
+    with BatchLoader(table, batch_size=config.batch_size, read_ahead_epochs=10**6) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here)
 
         def endless() -> Iterator[Batch]:

@@ -194,7 +194,7 @@ def speed_table(_: int) -> dict[str, Any]:
 
 
 def lives_table(_: int) -> dict[str, Any]:
-    """Lives a minute of one core: pipelines to learn an opening from, 24 s each, with other knobs every second."""
+    """Episodes a minute of one core: pipelines to learn an opening from, 24 s each, with other knobs every second."""
     found: dict[str, Any] = {}
     say("\n| pipelines at once | lives a minute (processor time) |\n|---|---|")
     scenarios = [pipeline("training", number) for number in range(1024)]

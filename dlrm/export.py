@@ -3,8 +3,8 @@
     sluice export run                 run/export/dense.pt2, by torch.export, and export.json, which describes it
     sluice export run --compile       dense-compiled.pt2, too: machine code, by AOTInductor and a C++ compiler
 
-Both are held against the model at several batch sizes before they count. The last line of standard output is one JSON
-object: what was written, the largest difference, and what is not in it, with the reason.
+Both programs are compared with the model at several batch sizes. The last line of standard output is one JSON object:
+the files, the largest difference, and the parts that are not exported.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, NoReturn
 
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.checkpoint.meta import check, latest
-from sluice.dlrm.options import Config
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, check, latest
+from sluice.dlrm.options import Config, ModelConfig
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 
 NOT_EXPORTED = {
-    "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
-    "in the sums of each bag's rows (sluice serve does)",
-    "compressed columns": "their parts are looked up and put together before the dense side, see "
+    "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and pass "
+    "the sums of each bag's rows (as sluice serve does)",
+    "compressed columns": "their parts are looked up and combined before the dense side, see "
     "dlrm/model/table_compression.py",
-    "features": "text and vocabularies are no tensors: the spec and the fitted state make them, see "
+    "features": "text and vocabularies are not tensors: the spec and the fitted state make the features, see "
     "etl/apply/features.py",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Which run is exported, and to where."""
+    """The run to export, and the folder to write into."""
 
     run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
     out: Path | None = setting(None, "folder to write into (default: RUN/export)", metavar="DIR")
@@ -51,20 +51,12 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     from sluice.dlrm.checkpoint.partial_read import CheckpointReader
     from sluice.dlrm.model.towers import tower_of
-    from sluice.dlrm.serving.exported import SIZES, Head, compiled, difference, example, exported
+    from sluice.dlrm.serving.exported import SIZES, Head, difference, example, exported
 
     columns = [name for name in meta.columns if name != model.history]
     head = Head(model, len(meta.dense), len(columns)).eval()
     head.tower.load_state_dict(CheckpointReader(path).tower())
-    longest = 0
-    if model.history:
-        fields = FeatureTable.open(
-            meta.config["data"],
-            meta.version,
-            allow_code=args.code.permission,
-            transforms=meta.config["transforms"],
-        ).fields
-        longest = next(f.bag[2] for f in fields if f.name == model.history and f.bag)
+    longest = _longest_history(args, meta, model)
     batches = [
         example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n)
         for n in SIZES
@@ -72,31 +64,20 @@ def main(argv: list[str]) -> dict[str, Any]:
     out = args.out or args.run / "export"
     out.mkdir(parents=True, exist_ok=True)
     program = exported(head, batches[-1])
-    torch.export.save(program, out / "dense.pt2")
-    largest = difference(head, torch.export.load(out / "dense.pt2").module(), batches)
+    target = out / "dense.pt2"
+    torch.export.save(program, target)
+    largest = difference(head, torch.export.load(target).module(), batches)
     say(
-        f"{out / 'dense.pt2'}: equal to the model at {', '.join(map(str, SIZES))} rows (largest difference "
+        f"{target}: equal to the model at {', '.join(map(str, SIZES))} rows (largest difference "
         f"{largest:.2g})"
     )
     result: dict[str, Any] = {
         "checkpoint": path.name,
-        "written": [str(out / "dense.pt2")],
+        "written": [str(target)],
         "difference": largest,
     }
     if args.compile:
-        try:
-            result["compiled_difference"] = difference(
-                head, compiled(program, out / "dense-compiled.pt2"), batches
-            )
-            result["written"].append(str(out / "dense-compiled.pt2"))
-            say(
-                f"{out / 'dense-compiled.pt2'}: as equal (largest difference {result['compiled_difference']:.2g})"
-            )
-        except Exception as error:  # whatever a compiler may say
-            result["not_compiled"] = (
-                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            )
-            say(f"not compiled: {result['not_compiled']}")
+        _compile(program, out / "dense-compiled.pt2", head, batches, result)
     about = {
         "checkpoint": path.name,
         "step": meta.step,
@@ -111,8 +92,36 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
     (out / "export.json").write_text(json.dumps(about, indent=1) + "\n")
     for what, why in NOT_EXPORTED.items():
-        say(f"not in it: {what}: {why}")
+        say(f"not exported: {what}: {why}")
     return {**result, "not_exported": list(NOT_EXPORTED)}
+
+
+def _longest_history(args: ExportOptions, meta: CheckpointMeta, model: ModelConfig) -> int:
+    if not model.history:
+        return 0
+    fields = FeatureTable.open(
+        meta.config["data"],
+        meta.version,
+        allow_code=args.code.permission,
+        transforms=meta.config["transforms"],
+    ).fields
+    return next(f.bag[2] for f in fields if f.name == model.history and f.bag)
+
+
+def _compile(program: Any, target: Path, head: Any, batches: Any, result: dict[str, Any]) -> None:
+    """Compiles the program and adds the outcome to the result. An error is reported and not raised."""
+    from sluice.dlrm.serving.exported import compiled, difference
+
+    try:
+        largest = difference(head, compiled(program, target), batches)
+    except Exception as error:  # Compilers raise many types of errors.
+        first_line, *_ = str(error).splitlines() or [""]
+        result["not_compiled"] = f"{type(error).__name__}: {first_line}"
+        say(f"not compiled: {result['not_compiled']}")
+        return
+    result["compiled_difference"] = largest
+    result["written"].append(str(target))
+    say(f"{target}: equal to the model, too (largest difference {largest:.2g})")
 
 
 def program() -> NoReturn:

@@ -1,27 +1,22 @@
-"""How often rows of a table are looked up, as the ETL counted it: runs of rows with their share of all lookups.
+"""How often the rows of a table are looked up: runs of rows with their share of all lookups, as the ETL counted them.
 
-Ids follow falling counts, so a table cut into blocks of rows has nearly all its lookups in the first block. A placement
-can take that into account; `spread_out` does something about it.
+Frequent values have low ids. If a table is cut into blocks of rows, nearly all lookups fall on the first block. A
+placement takes that into account, and `spread_out` in `options.py` prevents it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sluice.dlrm.options import ModelConfig, Table
+from typing import Any
 
 Runs = tuple[tuple[int, int, float], ...]
 """(first row, row after the last, share of the lookups)"""
 
-SPREAD_ROWS = 10_000  # a smaller table is seldom cut
 _LOW = 18  # null, the buckets of unknown values, and the first of the vocabulary
 
 
 def runs(column: Mapping[str, Any], rows: int) -> Runs:
-    """The runs from a column's profile (`sluice.etl.table.profile`): each octave of the vocabulary is a run."""
+    """Returns the runs of a column's profile (`sluice.etl.table.profile`): one for each octave of the vocabulary."""
     total = sum(column["bins"].values())
     if not total:
         return ()
@@ -29,22 +24,20 @@ def runs(column: Mapping[str, Any], rows: int) -> Runs:
     for name, count in column["bins"].items():
         kind, _, number = name.partition(" ")
         low, high = (2 ** int(number), 2 ** (int(number) + 1)) if kind == "octave" else (0, _LOW)
-        low, high = (
-            min(low, rows - 1),
-            min(high, rows),
-        )  # what lies beyond was hashed or is of another version
+        # Ids beyond the table were hashed, or belong to another version.
+        low, high = min(low, rows - 1), min(high, rows)
         found.append((low, max(high, low + 1), count / total))
     return tuple(sorted(found))
 
 
 def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
-    """The most frequent ids and their shares."""
+    """Returns the most frequent ids and their shares."""
     total = max(1, int(column["rows"]))
     return tuple((int(i), n / total) for i, n in column["top"].items() if int(i) < rows)
 
 
 def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
-    """The runs of a table whose row i lies at i · stride mod rows: even, except for the most frequent ids."""
+    """Returns the runs of a table whose row i is stored at i · stride mod rows. It is even but for `frequent`."""
     if not frequent:
         return ()
     singles = [
@@ -54,23 +47,10 @@ def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -
 
 
 def share(use: Runs, rows: int, low: int, high: int) -> float:
-    """The share of the lookups that fall on rows from `low` up to, but without, `high`."""
+    """Returns the share of the lookups on rows from `low` up to, but not including, `high`."""
     if not use:
         return (high - low) / rows
     return sum(
         part * max(0, min(high, after) - max(low, first)) / (after - first)
         for first, after, part in use
     )
-
-
-def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
-    """The model with `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless
-    something else was chosen. This is decided when a run begins and kept with it, as it says where a row lies, on any
-    number of ranks."""
-    left = [
-        t
-        for t in tables
-        if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)
-    ]
-    chosen = {t.name: "spread" for t in left if share(t.use, t.rows, 0, t.rows // 8) > 0.25}
-    return replace(model, compress={**model.compress, **chosen}) if chosen else model

@@ -54,6 +54,8 @@ HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
 ON_NONFINITE = ("stop", "skip")
 READERS = ("auto", "petastorm", "arrow")
+SPREAD_ROWS = 10_000
+"""Smaller tables are rarely cut."""
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
 
@@ -453,6 +455,21 @@ class Config(
             raise ConfigError(
                 f"the run's settings cannot be understood by this program ({error})"
             ) from None
+
+
+def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
+    """Returns the model with `spread` for each large table whose first eighth gets more than a quarter of the lookups.
+    Tables with another setting keep it. The choice is made when a run begins. It stays with the run, because it decides
+    where each row is stored."""
+    kept = (*model.compress, model.history)
+    chosen = {
+        t.name: "spread"
+        for t in tables
+        if t.rows >= SPREAD_ROWS
+        and t.name not in kept
+        and lookup_frequencies.share(t.use, t.rows, 0, t.rows // 8) > 0.25
+    }
+    return dataclasses.replace(model, compress={**model.compress, **chosen}) if chosen else model
 
 
 def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:

@@ -1,18 +1,25 @@
-"""`sluice plan`: where a model's tables would live on a machine that one only describes."""
+"""`sluice plan`: places a model's tables on a described machine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.lookup_frequencies import spread_out
-from sluice.dlrm.options import SHARDING_KINDS, ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.options import (
+    SHARDING_KINDS,
+    ModelConfig,
+    Table,
+    profile_of,
+    spread_out,
+    tables_of,
+)
 from sluice.dlrm.sharding.apply import asked, describe
-from sluice.dlrm.sharding.machine import read
+from sluice.dlrm.sharding.machine import TrainingMachine, read
 from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import (
     DTYPES,
@@ -32,18 +39,18 @@ examples:
   sluice plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
   sluice plan --data TABLE --machine machine.json --sharding row
 
-A machine's file is a JSON object with ranks and memory_bytes ("80GB"), and where they differ from an 80 GB A100's:
+A machine's file is a JSON object with ranks and memory_bytes ("80GB"). Other values default to those of an 80 GB A100:
 ranks_per_host, memory_bandwidth, host_bandwidth, network_bandwidth (bytes a second, a rank), reserve (part of the
 memory kept for everything that is not a table).
 
-The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, bytes_per_rank, balance, plan. A plan that does
-not fit ends with 2.
+The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, bytes_per_rank, balance, plan. If the
+plan does not fit, the exit code is 2.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Which tables are placed, and on which machine."""
+    """The tables to place, and the machine."""
 
     data: str = setting("", "a feature table: its sparse columns are the tables", metavar="TABLE")
     rows: str = setting("", "rows of each table, instead of --data", metavar="N,…")
@@ -54,13 +61,13 @@ class PlanOptions:
     )
     optimiser: str = setting(
         "rowwise_adagrad",
-        "whose state is stored with the weights, in float32",
+        "optimiser whose state is stored with the weights, in float32",
         choices=tuple(STATES),
     )
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
-    sharding: str = setting("auto", "how every table is spread", choices=("auto", *SHARDING_KINDS))
+    sharding: str = setting("auto", "how every table is sharded", choices=("auto", *SHARDING_KINDS))
     batch_size: int = setting(
-        65_536, "global batch that the step's time is reckoned for", metavar="B", least=1
+        65_536, "global batch for which the step's time is estimated", metavar="B", least=1
     )
     code: CodeOptions = field(default_factory=CodeOptions)
 
@@ -70,12 +77,14 @@ class PlanOptions:
 
 
 def tables(args: PlanOptions) -> tuple[Table, ...]:
-    """The tables that are to be placed."""
+    """Returns the tables to place."""
     if args.data:
         table = FeatureTable.open(args.data, allow_code=args.code.permission)
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
-        spread = spread_out(model, found).compress  # as training spreads them: used evenly
+        spread = spread_out(
+            model, found
+        ).compress  # Training spreads them, so all rows are used evenly.
         return tuple(replace(t, use=()) if t.name in spread else t for t in found)
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
@@ -118,43 +127,47 @@ def main(argv: list[str]) -> dict[str, Any]:
         f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
         f"{gb(machine.usable_bytes)} of it for tables"
     )
-    result: dict[str, Any] = {
-        "fits": False,
+    placed = _place_each_way(found, machine, storage)
+    chosen = placed[args.sharding]
+    result = {
+        "fits": isinstance(chosen, ModelPlacement),
         "weights_bytes": weights,
         "state_bytes": state,
-        "missing_bytes": 0,
+        "missing_bytes": chosen.missing if isinstance(chosen, DoesNotFit) else 0,
         "ranks": machine.ranks,
         "usable_bytes": machine.usable_bytes,
-        "ways": {},
+        "ways": {way: _way(one) for way, one in placed.items()},
     }
-    placed: dict[str, ModelPlacement | PlacementError] = {}
-    for way in ("auto", *SHARDING_KINDS):
-        try:
-            placed[way] = place(found, machine, storage, asked(way, found, machine.ranks))
-        except PlacementError as error:
-            placed[way] = error
-        result["ways"][way] = _way(placed[way])
-        say(f"  {way:<7} {_in_words(placed[way])}")
-    chosen = placed[args.sharding]
     if isinstance(chosen, PlacementError):
         if isinstance(chosen, DoesNotFit):
-            result["missing_bytes"] = chosen.missing
-            print(
-                json.dumps(result), flush=True
-            )  # refused, but the figures are printed for those who asked
+            print(json.dumps(result), flush=True)  # The error follows, but the figures are useful.
         raise chosen
     say(describe(chosen, found, machine))
     seconds = chosen.step_time(machine, args.batch_size)
     say(
-        f"a global batch of {args.batch_size:,}, forwards, on the slowest rank: reading "
-        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms at the machine's figures"
+        f"forward pass of a global batch of {args.batch_size:,} on the slowest rank: reading "
+        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms with the machine's figures"
     )
+    return {**result, **seconds, **_in_detail(chosen, found)}
+
+
+def _place_each_way(
+    tables: Sequence[Table], machine: TrainingMachine, storage: Storage
+) -> dict[str, ModelPlacement | PlacementError]:
+    placed: dict[str, ModelPlacement | PlacementError] = {}
+    for way in ("auto", *SHARDING_KINDS):
+        try:
+            placed[way] = place(tables, machine, storage, asked(way, tables, machine.ranks))
+        except PlacementError as error:
+            placed[way] = error
+        say(f"  {way:<7} {_in_words(placed[way])}")
+    return placed
+
+
+def _in_detail(placed: ModelPlacement, tables: Sequence[Table]) -> dict[str, Any]:
     return {
-        **result,
-        "fits": True,
-        "bytes_per_rank": [chosen.bytes_on(r) for r in range(machine.ranks)],
-        **seconds,
-        "balance": result["ways"][args.sharding]["balance"],
+        "bytes_per_rank": [placed.bytes_on(r) for r in range(placed.ranks)],
+        "balance": _balance(placed),
         "plan": [
             {
                 "table": p.name,
@@ -165,21 +178,24 @@ def main(argv: list[str]) -> dict[str, Any]:
                 "ranks": list(p.ranks),
                 "why": p.why,
             }
-            for p, t in zip(chosen.places, found, strict=True)
+            for p, t in zip(placed.places, tables, strict=True)
         ],
     }
 
 
+def _balance(placed: ModelPlacement) -> dict[str, float]:
+    held, read_ = placed.balance
+    return {"bytes": round(held, 4), "reads": round(read_, 4)}
+
+
 def _way(placed: ModelPlacement | PlacementError) -> dict[str, Any]:
-    if isinstance(placed, ModelPlacement):
-        return {
-            "fits": True,
-            "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
-            "balance": dict(
-                zip(("bytes", "reads"), (round(b, 4) for b in placed.balance), strict=True)
-            ),
-        }
-    return {"fits": False, "why": str(placed)}
+    if isinstance(placed, PlacementError):
+        return {"fits": False, "why": str(placed)}
+    return {
+        "fits": True,
+        "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
+        "balance": _balance(placed),
+    }
 
 
 def _in_words(placed: ModelPlacement | PlacementError) -> str:

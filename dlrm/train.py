@@ -42,10 +42,10 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
-        from sluice.dlrm.session import session
+        from sluice.dlrm.session.train import train
 
         in_touch = True  # from here on ranks tell each other what they met
-        return session.train(point, ending, say)
+        return train(point, ending, say)
     except KeyboardInterrupt:
         if first:
             raise

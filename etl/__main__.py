@@ -26,17 +26,15 @@ class VacuumRequest:
     """Removes the files that no kept or pinned version needs.
 
     It removes data, fitted states, rejects and records that are older than a day, and the packed copies of these data.
-    Older versions can then no longer be read. It removes only files that jobs wrote, follows no link, and lists what it
-    leaves alone."""
+    The versions that are not kept can then no longer be read. The command removes only files that jobs wrote. It
+    follows no link, and lists the files of other programs that it keeps."""
 
     table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
     keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)
-    dry_run: bool = setting(False, "say what would go, and remove nothing")
+    dry_run: bool = setting(False, "list what would be removed, and remove nothing")
 
     def answer(self, say: Say) -> dict[str, Any]:
-        from sluice.tools.packing import (
-            forget_copies,
-        )  # loads numba, which other commands need not wait for
+        from sluice.tools.packing import forget_copies  # slow: it loads numba
 
         done = vacuum(
             TableStore(self.table),
@@ -46,9 +44,9 @@ class VacuumRequest:
             forget=forget_copies,
         )
         for path in done.files:
-            say(f"{'would go' if self.dry_run else 'removed'}: {path}")
+            say(f"{'would be removed' if self.dry_run else 'removed'}: {path}")
         for path in done.passed_over:
-            say(f"passed over: {path}, which is a link, or which no job of this table wrote")
+            say(f"kept: {path}, which is a link, or which no job of this table wrote")
         say(
             f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
             f"{', '.join(map(str, done.kept_versions))}"
@@ -65,11 +63,11 @@ class VacuumRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRequest:
-    """Shows whether a feature holds its own label, a test row's label, or what came later. Ends with 2 if one does.
+    """Checks whether a feature depends on its row's label, a test row's label, or later rows. Exits with 2 if one does.
 
     The command recomputes the features of a table from its raw input, or of the table that a spec makes. It flips
-    labels and leaves out later rows, and names each column that changes although it must not, with its operator, a
-    row, and the value before and after. Nothing is published. For a table, give all files that it was made from."""
+    labels and leaves out later rows. For each column that changes although it must not, it prints the operator, a row,
+    and the values before and after. Nothing is published. For a table, pass all files that it was made from."""
 
     title = "what"
     subject: str = setting(
@@ -82,9 +80,9 @@ class AuditRequest:
     )
     version: int | None = setting(None, "an older version of a table (default: the newest)")
     flips: int = setting(
-        50, "how many rows have their labels flipped one by one", metavar="N", least=1
+        50, "number of rows whose labels are flipped, one by one", metavar="N", least=1
     )
-    seed: int = setting(0, "decides which rows these are")
+    seed: int = setting(0, "seed for the choice of these rows")
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def answer(self, say: Say) -> dict[str, Any]:
@@ -131,7 +129,7 @@ _EXAMPLES = """examples:
 _USAGE = (
     """usage: sluice COMMAND …
 
-Synthetic raw logs, and a look at feature tables. (`sluice etl` and etl/job.py make tables.)
+Makes synthetic raw logs, and inspects feature tables. (`sluice etl` and etl/job.py make tables.)
 
 commands:
 """
@@ -140,7 +138,7 @@ commands:
     )
     + f"""
 
-sluice COMMAND --help tells more.
+Run sluice COMMAND --help for the options.
 
 {_EXAMPLES}"""
 )
@@ -162,7 +160,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 
 def program() -> NoReturn:
-    """Runs the whole program, as its command does."""
+    """Runs the program as a command."""
     from sluice.etl.jobs.engine import JobFailure
 
     run(main, failures=(JobFailure,))

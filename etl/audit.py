@@ -1,7 +1,8 @@
 """Shows that no feature holds what it must not: `audit_table`, and `audit_spec`, which makes a table first.
 
 The features of a table's rows are recomputed in memory, from the raw input and by the code of a job, and compared with
-those in the table. Then the input is changed where no feature may follow: labels are flipped, later rows are left out.
+those in the table. Then the input is changed in ways that no feature may follow: labels are flipped, later rows are
+left out.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.jobs.engine import Engine, Sums
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
-from sluice.etl.spec.spec import Input, Learned, Spec
+from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
@@ -128,14 +131,14 @@ class World:
 
 
 class Relations:
-    """Lets rows meet other rows by a spec's rules, in several worlds at once."""
+    """Applies a spec's rules between rows, in several worlds at once."""
 
     def __init__(self, engine_for: EngineFor, folder: Path) -> None:
         self._engine_for, self._folder = engine_for, folder
         self._numbers = itertools.count()
 
     def distinct(self, rows: pa.Table, spec: Spec) -> pa.Table:
-        """The rows that `dedup` keeps."""
+        """Returns the rows that `dedup` keeps."""
         if spec.rows.dedup is None:
             return rows
         by = spec.rows.dedup.by or tuple(spec.input.columns)
@@ -144,8 +147,8 @@ class Relations:
     def of(
         self, spec: Spec, worlds: Sequence[tuple[pa.Table, Mapping[str, Any]]]
     ) -> Iterator[pa.Table]:
-        """The rows of each world with the columns that joins and histories add; a world is its rows, and the last times
-        of side tables."""
+        """Yields the rows of each world with the columns that joins and histories add. A world is its rows, and the
+        last times of side tables."""
         rows = pa.concat_tables(
             part.append_column(_WORLD, pa.array(np.full(part.num_rows, number)))
             for number, (part, _) in enumerate(worlds)
@@ -210,7 +213,7 @@ class Relations:
         )
 
     def _apart(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
-        """The join with a side table for each world, without the side rows that are too late for it."""
+        """Returns the join with a side table for each world, without the side rows that are too late for it."""
         from sluice.etl.spark.joins import write_until
 
         path = str(self._folder / f"{next(self._numbers)}")
@@ -219,7 +222,7 @@ class Relations:
 
 
 class Recomputed:
-    """What one job of the table made of the input's rows, recomputed."""
+    """A job's part of the table, recomputed from the input's rows."""
 
     def __init__(
         self, table: FeatureTable, rows: pa.Table, relations: Relations, free: Mask
@@ -246,7 +249,7 @@ class Recomputed:
         self.split = split_of(kept, row_keys(kept, self.spec), self.spec)
 
     def in_worlds(self, worlds: Sequence[World]) -> Iterator[Columns]:
-        """The columns of its rows in each world; null in rows that are gone."""
+        """Yields the columns of its rows in each world, with nulls in removed rows."""
         related = self.spec.rows.relational
         meeting = [
             (
@@ -285,7 +288,7 @@ class Recomputed:
         return {**columns, self.spec.label: labels}
 
     def values(self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]) -> Columns:
-        """Some columns of the table for its rows, and then for those that are drawn for them."""
+        """Returns some columns of the table for its rows, and then for their drawn negatives."""
         features, columns, extras = self._ready(columns, state)
         return {
             column.name: stored(
@@ -314,8 +317,8 @@ class Recomputed:
     def blame(
         self, column: ColumnSpec, row: int, *sides: tuple[Columns, FittedState]
     ) -> tuple[str, str, str]:
-        """The first operator, or rule on rows, after which a column's value in a row differs on two sides; and both
-        values after the last."""
+        """Returns the first operator, or rule on rows, after which a column's value in a row differs on two sides, and
+        both values after the last."""
         steps, chains = column.left_to_spark, list[list[str]]()
         for features, columns, extras in (self._ready(*side) for side in sides):
             chains.append(
@@ -346,7 +349,7 @@ class Recomputed:
         return LABEL
 
     def learned(self, columns: Columns, gone: Mask, wanted: Iterable[str]) -> dict[str, pa.Table]:
-        """What the operators of these keys learn from the rows that are not gone."""
+        """Returns what the operators of these keys learn from the rows that remain."""
         wanted = set(wanted)
         spec = replace(
             self.spec,
@@ -366,7 +369,7 @@ class Recomputed:
                 spec, level, Features(spec, FittedState(tables=tables), ahead=False)
             )
             found = pa.Table.from_batches(
-                counts.of_selected(columns, row_keys(columns, spec)), COUNTS
+                counts.count_selected(columns, row_keys(columns, spec)), COUNTS
             )
             sums = Sums(
                 found.group_by(["key", "value"])
@@ -384,7 +387,7 @@ class Recomputed:
 
     @cached_property
     def mine(self) -> Mask:
-        """Which of the rows lie in this job's files, with the features that are recomputed."""
+        """Which of the rows are in this job's files, with the recomputed features."""
         store, splits = TableStore(self.table.uri), np.array([*self.spec.table.split, ""])
         there = [
             column for column in self.spec.columns if set(column.sources) <= self.columns.keys()
@@ -415,7 +418,7 @@ class Recomputed:
 
     @cached_property
     def learners(self) -> Mask:
-        """Which of the rows this job learned from: also those whose features it then rejected."""
+        """Which of the rows this job learned from, including those whose features it then rejected."""
         keys, learners = row_keys(self.columns, self.spec), self.mine.copy()
         late = Features(self.spec, self.state, ahead=False).late_unfit(
             self.columns, keys, self.split, fold_keys(self.columns, keys, self.spec)
@@ -434,12 +437,12 @@ def _columns(table: pa.Table) -> Columns:
 
 
 def _texts(columns: Columns, *more: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """Each row as texts, which are equal if all values are, to the last bit."""
+    """Returns each row as texts, which are equal if all values are equal to the last bit."""
     return zip(*(map(repr, values.to_pylist()) for values in columns.values()), *more, strict=False)
 
 
 def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) -> Iterator[World]:
-    """How the input is changed, to show what one part's features hold."""
+    """Yields the changes of the input that show what one part's features hold."""
     spec, split = part.spec, np.full(rows, -1)
     mine, none = np.zeros(rows, bool), np.zeros(rows, bool)
     mine[part.numbers[part.mine]] = True
@@ -531,7 +534,7 @@ def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) 
 
 
 def _by_label(learned: Learned, spec: Spec) -> bool:
-    """Whether an operator learns from labels."""
+    """Returns whether an operator learns from labels."""
     return "label" in learned.op.needs or any(
         spec.label in column.sources for column, _ in learned.users
     )
@@ -550,7 +553,7 @@ class _Versions:
         self._parts: dict[int, Recomputed] = {}
 
     def table_of(self, version: int) -> tuple[FeatureTable, pa.Table]:
-        """A version, and the rows with the names that its spec has for their columns."""
+        """Returns a version, and the rows with the column names of its spec."""
         if version not in self._tables:
             later, rows = self.table_of(version + 1)
             table = FeatureTable.open(later.uri, version, allow_code=later.permission)
@@ -580,14 +583,14 @@ class _Versions:
         return self._parts[version]
 
     def learned_at(self, version: int, key: str) -> int:
-        """The version that learned what a later one applies."""
+        """Returns the version that learned what a later one applies."""
         with contextlib.suppress(TableError, StateError):
             while version and self._state(version - 1, key) == self._state(version, key):
                 version -= 1
         return version
 
     def _state(self, version: int, key: str) -> str:
-        """The digest of what a version learned."""
+        """Returns the digest of what a version learned."""
         table, _ = self.table_of(version)
         state = table.state() or FittedState()
         return _digest(state[key]) if key in state.tables else ""
@@ -605,8 +608,8 @@ def audit_table(
     flips: int = FLIPS,
     seed: int = 0,
 ) -> Audit:
-    """Audits a version of a table by the inputs that it was made from. InputError if they do not make all of its rows
-    and learned states, so that nothing can be said of the others."""
+    """Audits a version of a table by the inputs that it was made from. Raises an InputError if these inputs do not give
+    all of its rows and learned states, because nothing can then be said of the others."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         raise InputError(
             "an audit reads its input with the local engine, which this installation lacks"
@@ -645,8 +648,8 @@ def audit_table(
 def _sources(
     part: Recomputed, versions: _Versions, count: int
 ) -> tuple[dict[str, Recomputed], list[str]]:
-    """The part that learned each state which can be learned again, bit for bit; and, of the others that depend on
-    labels or times, what they are."""
+    """Returns the part that learned each state which can be learned again, bit for bit. For the others that depend on
+    labels or times, it returns their names."""
     found, lost = dict[str, Recomputed](), []
     for one in part.spec.fitted:
         # A small state may equal an older version's by chance. So the part's own rows are tried first.
@@ -666,7 +669,8 @@ def _sources(
 
 
 def _possible_sources(part: Recomputed, versions: _Versions, key: str) -> Iterator[Recomputed]:
-    """The parts that may have learned the state of `key`: the part itself, and the first version that has the same."""
+    """Yields the parts that may have learned the state of `key`: the part itself, and the first version with the same
+    state."""
     yield part
     first = versions.learned_at(part.table.version, key)
     if first != part.table.version:
@@ -675,7 +679,7 @@ def _possible_sources(part: Recomputed, versions: _Versions, key: str) -> Iterat
 
 
 def _learns_again(learner: Recomputed, part: Recomputed, key: str, count: int) -> bool:
-    """Whether the rows of `learner` give the state that `part` applies, bit for bit."""
+    """Returns whether the rows of `learner` give the state that `part` applies, bit for bit."""
     try:
         again = learner.learned(learner.columns, np.zeros(count, bool), [key])[key]
         return _digest(again) == _digest(part.state[key])
@@ -686,7 +690,7 @@ def _learns_again(learner: Recomputed, part: Recomputed, key: str, count: int) -
 def _audit_part(
     part: Recomputed, versions: _Versions, audit: Audit, places: pa.Table, worlds: Sequence[World]
 ) -> list[str]:
-    """Adds the leaks of one part of a version; returns the operators of which nothing can be shown."""
+    """Adds the leaks of one part of a version. Returns the operators that cannot be audited."""
     sources, lost = _sources(part, versions, len(places))
     features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
     if saw_others(part.state, part.spec):
@@ -759,6 +763,6 @@ def audit_spec(
             store=TableStore(Path(folder) / "table"),
             max_rejects=1.0,
         )
-        job.run(engine_for(job))
+        run_job(job, engine_for(job))
         table = FeatureTable.open(job.store.uri, allow_code=spec.permission)
         return audit_table(table, inputs, engine_for, flips=flips, seed=seed)

@@ -1,6 +1,6 @@
-"""Which engine does a job, Spark or this machine's own threads: `choose`, and `opened`, which starts it.
+"""`choose` selects the engine of a job, Spark or this machine's threads. `opened` starts it.
 
-Only this file knows `sluice.etl.local`, which may be deleted: then Spark does all jobs."""
+Only this file knows `sluice.etl.local`. If that folder is deleted, Spark does all jobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.spec.spec import Spec
 
 
 class EngineError(UsageError):
-    """An engine that cannot do the job: its message says why, and the command that does it."""
+    """An engine that cannot do the job. The message says why, and gives the right command."""
 
 
 def choose(
@@ -31,8 +31,9 @@ def choose(
     say: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """The engine for a job that was started with these `arguments`: the one that was `asked` for; in spark-submit,
-    Spark; otherwise local, unless the spec needs Spark or a cluster is configured. What was not asked for is said."""
+    """Returns the engine for a job that was started with these `arguments`: the `asked` one, or Spark in spark-submit.
+    Otherwise it is local, unless the spec needs Spark or a cluster is configured. Reports an engine that was not asked
+    for."""
     submitted = "PYSPARK_GATEWAY_PORT" in environment
     if asked == "local" and submitted:
         raise EngineError(
@@ -52,16 +53,16 @@ def choose(
     why = why or _cluster(environment)
     if why is None:
         say(
-            "engine: local, on this machine's processors, as no row of this spec must meet another (--engine spark "
+            "engine: local, on this machine's processors, because this spec needs no other rows (--engine spark "
             "makes the same table)"
         )
         return "local"
-    say(f"engine: spark, as {why}")
+    say(f"engine: spark, because {why}")
     return "spark"
 
 
 def _only_spark(spec: Spec) -> str | None:
-    """Why only Spark can do a job of this spec; None if the local engine can, too."""
+    """Returns why only Spark can do a job of this spec, or None if the local engine can do it."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         return "this installation has no local engine"
     from sluice.etl.local.input import only_spark
@@ -76,7 +77,7 @@ def _without_engine(arguments: list[str]) -> list[str]:
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:
-    """What says that jobs are for a cluster, if anything does."""
+    """Returns the setting by which jobs run on a cluster, or None."""
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_REMOTE"):
         if environment.get(name):
             return f"{name} names a cluster"
@@ -98,8 +99,8 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
 def opened(
     name: str, inputs: Sequence[str], progress: JobProgress
 ) -> Iterator[Callable[[Job], Engine]]:
-    """Starts an engine, and yields what takes a job to it. What goes wrong in it is a `JobFailure` of one line, or a
-    user's mistake."""
+    """Starts an engine, and yields a function that makes it for a job. Raises JobFailure for an engine's failure,
+    with one line, and a UsageError for a user's mistake."""
     if name == "local":
         from sluice.etl.jobs.engine import clearly as clearly_here
         from sluice.etl.local.engine import LocalEngine

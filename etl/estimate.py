@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from sluice.common.machine import memory_limit, processors, this_machine
 from sluice.etl.engines import opened
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -119,7 +120,7 @@ def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], fl
     began = clock()
     used = time.process_time()
     with opened("local", sample.inputs, JobProgress(io.StringIO())) as engine_for:
-        sample.run(engine_for(sample))
+        run_job(sample, engine_for(sample))
     return Took(
         rows=rows,
         seconds=clock() - began,
@@ -129,7 +130,7 @@ def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], fl
 
 
 def last_spark_job(job: Job) -> Mapping[str, Any] | None:
-    """What the newest job of Spark on this machine took, by the records of the table that a job adds to."""
+    """Returns the cost of this table's newest Spark job on this machine, from its record."""
     if job.base.version is None:
         return None
     table = FeatureTable.open(job.store.uri, job.base.version)
@@ -142,7 +143,7 @@ def last_spark_job(job: Job) -> Mapping[str, Any] | None:
 
 
 def lines_of(found: Estimate, record: Mapping[str, Any] | None) -> list[str]:
-    """The text for a person."""
+    """Returns the estimate as text."""
     here = (
         f"local: {found.rows:,} rows in about {found.seconds:.0f} s on {found.processors} processors, if they stay "
         f"as busy as now ({found.cpu_s:.1f} s of processor time, ± {ERROR:.0%}), and {found.memory / 2**20:,.0f} "

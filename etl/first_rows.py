@@ -1,4 +1,4 @@
-"""What the first rows of an input show of a job before Spark starts: `refuse_by_first_rows`."""
+"""`refuse_by_first_rows` checks the first rows of an input before Spark starts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sluice.etl.apply.input_checks import headers_of, refuse_header
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import texts_of
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
-from sluice.etl.spec.spec import Input
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.foreign_tables import ForeignTableError
 
@@ -33,17 +33,17 @@ class FirstRows:
     file: str
     batch: pa.RecordBatch
     share: float
-    """The share of the input's bytes that the rows take."""
+    """The rows' share of the input's bytes."""
 
 
 def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses a job by the first rows of its first file. Reasons are another header, so many rows that do not parse
-    that the job must fail, and a user's function that fails. Files that only Spark can reach or read are left to
-    Spark."""
-    elsewhere = any("://" in path for path in job.inputs) or any(
+    """Refuses a job if the first rows of its first file show that it must fail. Such rows have another header, or too
+    many of them do not parse, or a user's function fails on them. Does not check files that only Spark can reach or
+    read."""
+    is_remote = any("://" in path for path in job.inputs) or any(
         environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
     )
-    if elsewhere or importlib.util.find_spec("sluice.etl.local") is None:
+    if is_remote or importlib.util.find_spec("sluice.etl.local") is None:
         return
     if (first := _first_rows(job.spec.input, job.inputs)) is None:
         return
@@ -56,7 +56,7 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
             raise InputError(
                 f"{first.file}: none of its first {first.batch.num_rows:,} rows parses, more than "
                 f"--max-rejects {job.max_rejects:g} allows (row {number + 1}: {reason}: {text[:200]!r}); "
-                f"mend input in {spec.name}, or the file"
+                f"correct [input] in {spec.name}, or the file"
             )
     features = Features(spec, FittedState(), ahead=False)
     try:
@@ -73,7 +73,7 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
 
 
 def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
-    """The rows at the beginning of the first file, as `InputParser` takes them; None if Spark alone reads it."""
+    """Returns the first rows of the first file for `InputParser`, or None if only Spark reads the file."""
     from sluice.etl.local.input_paths import SameFile, files_of
     from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 
@@ -83,7 +83,7 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
         files = files_of(paths)
     except (SameFile, ForeignTableError):
         raise
-    except InputError:  # whoever reads all of them says so, if it is an error there
+    except InputError:  # the job itself reports it
         return None
     file = next((file for file in files if file.size), None)
     if file is None or file.path.endswith(SPARK_ONLY):

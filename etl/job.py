@@ -1,4 +1,4 @@
-"""Turns raw logs into a new version of a feature table: a program for spark-submit, and for `sluice etl`."""
+"""The program that makes a new version of a feature table from raw logs, for spark-submit and `sluice etl`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if os.path.abspath(p or ".") != str(_HERE))]
 
-_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # spark-submit says so where its Java side listens
-_DESCRIPTION = """Makes a new version of a feature table from raw logs. It appears whole, or not at all: a job that
-fails or is stopped leaves readers with the version they had."""
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it to the port of its Java process
+_DESCRIPTION = """Makes a new version of a feature table from raw logs. Readers see the whole version or nothing
+of it: if a job fails or is stopped, they keep the version before."""
 _EXAMPLES = r"""examples:
   spark-submit --properties-file spark-defaults.conf etl/job.py --spec features/criteo.toml \
       --input 'logs/day_*.tsv' --output table
@@ -27,10 +27,9 @@ Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
 
 
 def _own_standard_error() -> None:
-    """Gives this process its own standard error back, which spark-submit has joined to standard output, if the original
-    is a terminal or a pipe.
+    """Restores standard error if it was a terminal or a pipe. spark-submit has joined it to standard output.
 
-    (If it is a file, it would be written at two places at once. psutil opens no descriptor of another process.)"""
+    A file would be written at two places at once, so it is left as it is."""
     if _SUBMITTED not in os.environ:
         return
     try:
@@ -55,14 +54,14 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
-    from sluice.tools.packing import packing  # loads numba, which other jobs need not wait for
+    from sluice.tools.packing import packing  # slow: it loads numba
 
     return packing(limit, say)
 
 
 def program() -> NoReturn:
-    """Runs the whole program, as its command does. Where spark-submit has taken a python3 of the path that lacks what a
-    job needs, it goes on in the checkout's own environment."""
+    """Runs the program as a command. If spark-submit has chosen a python3 without the needed packages, restarts in the
+    environment of the checkout."""
     _own_standard_error()
     try:
         import deltalake  # noqa: F401
@@ -81,7 +80,7 @@ def program() -> NoReturn:
     from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.table.commit import CommitConflict
 
-    # What the spec says wrongly of an operator is a SpecError; the others come from a function while it works.
+    # A mistake in the spec is a SpecError. JobFailure covers a user's function that fails.
     run(main, failures=(JobFailure, CommitConflict))
 
 

@@ -1,4 +1,4 @@
-"""What `sluice etl` and etl/job.py are asked: to make a new version of a feature table from raw logs."""
+"""The options of `sluice etl` and etl/job.py, which make a new version of a feature table from raw logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
     from sluice.etl.jobs.engine import Engine
-    from sluice.etl.jobs.job_run import Job
+    from sluice.etl.jobs.job import Job
     from sluice.etl.jobs.progress import JobProgress
 
     Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JobInput:
-    """What is read, and which table is written."""
+    """The input, and the table to write."""
 
     title = "what"
     spec: str = setting(help="feature spec, a TOML file", metavar="SPEC")
@@ -40,63 +40,56 @@ class JobInput:
     )
     engine: str | None = setting(
         None,
-        "what does the work: Spark, as always in spark-submit, or this machine's own threads, which make the "
-        "same table without Java, but cannot join rows with other rows (default: local where the spec allows it and no "
-        "cluster is configured)",
+        "local: this machine's threads, without Java; they cannot join rows with other rows. spark: Spark, always used "
+        "in spark-submit. Both make the same table (default: local if the spec allows it and no cluster is configured)",
         choices=("local", "spark"),
     )
     place: str | None = setting(
         None,
-        "where each column's operators are applied, in the ETL or in the loader, instead "
-        "of where the spec has them; auto: where a run like that of --for is fastest and the "
-        "table smallest, by a forecast of each",
+        "auto: choose for each column whether its operators are applied in the ETL or in the loader, instead of the "
+        "spec's choice, so that a run like that of --for is predicted to be fastest, with the smallest table",
         choices=("auto",),
     )
     for_run: str | None = setting(
         None,
-        "the run folder of a training, bench or Loader run over a table of this spec, "
-        "whose stages, trainer and cores decide",
+        "for --place auto: the run folder of a training, bench or Loader run over a table of this spec",
         flags=("--for",),
         metavar="RUN",
     )
     packed: str | None = setting(
         None,
-        "keep a packed copy of the version's row groups next to its files, too, from "
-        "which loaders on this machine with --packed read faster, and never more than so much "
-        "of the disk (default: no copy; without a number: 10GiB)",
+        "also keep a packed copy of the version's row groups next to its files, up to this size; loaders on this "
+        "machine with --packed read it faster (default: no copy; without a number: 10GiB)",
         metavar="LIMIT",
         bare="10GiB",
     )
     explain: bool = setting(
-        False, "say what would be done, and do nothing: columns, operators, passes, joins, memory"
+        False, "print the plan (columns, operators, passes, joins, memory), and do nothing"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """What is learned anew, and what is taken over from the table's newest version."""
+    """What the job learns, and what it takes from the table's newest version."""
 
     title = "what is learned"
     reuse_state: bool = setting(
         False,
-        "apply what the table's newest version learned instead of learning anew; an "
-        "append always does, so that no id changes its value",
+        "apply what the table's newest version learned instead of learning anew; an append always does this, so that "
+        "ids keep their values",
     )
     update_state: bool = setting(
         False,
-        "keep every id that the table's newest version gave, and add values not seen "
-        "before; with append or overwrite",
+        "keep every id of the table's newest version, and add new values; with append or overwrite",
     )
     refit: bool = setting(
         False,
-        "learn everything anew on the training split, whatever the table's newest version "
-        "learned; every id is given anew; with overwrite",
+        "learn everything anew on the training split, with new ids; with overwrite",
     )
     worker_memory: int = setting(
         256,
-        "what a Python worker may hold of what was learned; larger vocabularies are "
-        "joined "
-        "with the rows instead, and the driver collects fewer of them",
+        "memory for fitted state in a Python worker; larger vocabularies are joined with the rows instead, and the "
+        "driver collects fewer of them",
         metavar="MIB",
         least=1,
         most=2**20,
@@ -105,12 +98,12 @@ class LearningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(JobInput, LearningOptions):
-    """A job, as its command line asks for it, with what is done about rows that are not as they should be."""
+    """A job's command line."""
 
     title = "rows that do not fit"
     rejects: str | None = setting(
         None,
-        "where rows that do not parse go (default: _sluice/rejects/<job> in the table)",
+        "folder for rows that do not parse (default: _sluice/rejects/<job> in the table)",
         metavar="PATH",
     )
     max_rejects: float = setting(
@@ -122,28 +115,29 @@ class JobRequest(JobInput, LearningOptions):
     )
     accept_nulls: tuple[str, ...] = setting(
         (),
-        "publish although these columns have lost many more of their values than in the version before: twice the "
-        "share and 5 points more are missing or cannot be read",
+        "publish although many more values of these columns are missing or cannot be read than in the version before "
+        "(twice the share, and 5 points more)",
         metavar="COLUMN",
         several=True,
     )
     split_moved: str = setting(
         "refuse",
-        "what to do where rows would change their split, because a column that it "
-        "hangs "
-        "on is missing, renamed or of another type, or the split is cut in another way",
+        "what to do if rows would change their split, because a column that decides it is missing, renamed or of "
+        "another type, or because the splits are cut in another way",
         choices=("refuse", "accept"),
     )
 
     def job(self) -> Job:
         if (self.place is None) != (self.for_run is None):
-            raise UsageError("--place auto and --for RUN go together: the run says what decides")
+            raise UsageError(
+                "--place auto and --for RUN go together: the choice depends on the run"
+            )
         if self.place and self.mode == "append":
             raise UsageError(
-                "--place auto: what is appended lies as the version before does; leave it out, or give "
+                "--place auto: an append has the placement of the version before; leave the option out, or pass "
                 "all of the input with --mode overwrite"
             )
-        from sluice.etl.jobs.job_run import Job
+        from sluice.etl.jobs.job import Job
 
         return Job(
             spec=Spec.read(self.spec),
@@ -163,10 +157,12 @@ class JobRequest(JobInput, LearningOptions):
     def answer(
         self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing
     ) -> dict[str, Any]:
-        """Does the job, which was started with `argv`, or says what it would do; returns the program's last line.
-        `placed` decides where operators are applied, and `packing` makes a packed copy, if that is asked for."""
+        """Does the job, which was started with `argv`, or prints its plan. Returns the program's last line.
+
+        `placed` chooses where operators are applied, and `packing` makes a packed copy."""
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
+        from sluice.etl.jobs.job_run import run_job
 
         start, pack = (
             time.monotonic(),
@@ -184,7 +180,7 @@ class JobRequest(JobInput, LearningOptions):
                 job, about = placed(job, engine_for, str(self.for_run), progress)
             if self.explain:
                 return {**self._explained(job, engine, progress), **about}
-            result = job.run(engine_for(job))
+            result = run_job(job, engine_for(job))
         if pack:
             with progress.stage("packing a copy"):
                 about |= pack(job.store.uri, result.version)

@@ -1,4 +1,4 @@
-"""What a feature table says about its columns and files: `Field`, `DataFile`, `Fingerprint`. Frozen values, no I/O."""
+"""Descriptions of a table's columns and files: `Field`, `DataFile`, `Fingerprint`. Frozen values, no I/O."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ LAYOUTS = ("scalar", "bytes", "list")
 
 
 class FieldError(ValueError):
-    """A column that cannot be: its message names the column and the value."""
+    """An invalid column. The message names the column and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One column of a feature table, as a trainer must know it."""
+    """One column of a feature table, as a trainer needs it."""
 
     name: str
     role: str
-    """One of ROLES. `sparse` is one id a row, `id_list` a bag of them."""
+    """One of ROLES. `sparse` is one id a row, `id_list` is a bag of ids."""
     type: str
-    """Arrow's name of what is stored: `float`, `int32`, `int8`, `binary`, `list<int32>` …"""
+    """Arrow's name of the stored type: `float`, `int32`, `int8`, `binary`, `list<int32>` …"""
     layout: str = "scalar"
     """`scalar`, `bytes` (a bag packed as little-endian words of 32 bits in a binary column) or `list`."""
     cardinality: int | None = None
-    """The number of rows that its embedding needs: every id is below it. Only for `sparse` and `id_list`."""
+    """The number of rows that its embedding needs. Every id is below it. Only for `sparse` and `id_list`."""
     width: int | None = None
     """The embedding width that the spec asks for, if any."""
     bag: tuple[int, float, int] | None = None
-    """The smallest, mean and largest number of ids in a bag; None for scalars."""
+    """The smallest, mean and largest number of ids in a bag. None for scalars."""
     online: tuple[dict[str, Any], ...] = ()
     """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
     inputs: tuple[str, ...] = ()
-    """The columns that it is made from; if empty, only the input column of its own name."""
+    """The columns that it is made from. If empty, the input column of the same name."""
     nullable: bool = False
-    """Whether a null may be stored: only where operators are left to the loader that say what becomes of it."""
+    """Whether nulls may be stored. This needs operators in the loader that handle them."""
     made: bool = False
-    """Whether a transform adds it (`sluice.etl.spec.table_transform`), so that no file holds it."""
+    """Whether a transform adds it (`sluice.etl.spec.table_transform`). No file holds it then."""
     transforms: tuple[str, ...] = ()
     """The names of the transforms that add or change it."""
     stored_ids: int | None = None
-    """The cardinality of the ids that are stored, where a transform gives others."""
+    """The cardinality of the stored ids, if a transform changes the ids."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -70,26 +70,26 @@ class DataFile:
     split: str = "train"
     """`train`, `validation`, `test`, or what the spec names."""
     row_group_rows: tuple[int, ...] = ()
-    """The number of rows in each row group, in order; empty if the table does not know (then the footer does)."""
+    """The number of rows in each row group, in order. If empty, read it from the footer."""
     content: str = ""
-    """A digest: of the file, as its job recorded it, or of its footer. Empty if it is not known."""
+    """The digest of the file, from its job's record, or of its footer. Empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """Two short hashes: what a pipeline's tuning and a model's shape depend on."""
+    """Two short hashes, of what a pipeline's tuning and a model's shape depend on."""
 
     layout: str
-    """Hash of names, types, roles, online operators, bag lengths and transforms: if it changes, the pipeline's costs
-    do, so re-tune."""
+    """The hash of names, types, roles, online operators, bag lengths and transforms. If it changes, tune again, because
+    the pipeline's costs change."""
     vocabulary: str
-    """Hash of the cardinalities: if it changes, the embeddings have another shape."""
+    """The hash of the cardinalities. If it changes, the embeddings have another shape."""
 
     @classmethod
     def of(
         cls, fields: Iterable[Field], transforms: Sequence[Mapping[str, Any]] = ()
     ) -> Fingerprint:
-        """`transforms` describe what is done to the columns besides, as plain values."""
+        """Returns the fingerprint of these columns. `transforms` describe the table's transforms as plain values."""
         fields = sorted(fields, key=lambda f: f.name)
         bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
         layout = [[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]
@@ -100,7 +100,7 @@ class Fingerprint:
 
 
 def digest(value: Any) -> str:
-    """A short hash of plain values."""
+    """Returns a short hash of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Shows a feature table to a person: `describe_table` as text, `draw_table` as one HTML page that opens offline."""
+"""`describe_table` shows a feature table as text, `draw_table` as one HTML page that opens offline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_COLUMNS = 60
 
 
 def describe_table(table: FeatureTable) -> str:
-    """Describes the table's versions, splits and columns as aligned text."""
+    """Returns the table's versions, splits and columns as aligned text."""
     size = sum(f.bytes for f in table.files)
     title = (
         f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
@@ -60,7 +60,7 @@ _HEAD = ("column", "role", "type", "ids", "width", "range", "nulls", "unseen", "
 
 
 def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
-    """What the profile of the version's newest part says about a column."""
+    """Returns the cells of a column, from the profile of the version's newest part."""
     record = table.record if table.records else None
     found: Mapping[str, Any] = record.profile.get(f.name, {}) if record else {}
     moved = record.drift.get(f.name, {}) if record else {}
@@ -100,8 +100,8 @@ _DRIFTED = 0.25
 
 
 def draw_table(table: FeatureTable) -> str:
-    """Draws what `describe_table` says as an HTML page, with each column's distribution; columns that moved since the
-    version before are marked."""
+    """Returns an HTML page with the columns of `describe_table` and their distributions. Marks columns that
+    drifted from the version before."""
     record = table.record if table.records else None
     rows = []
     for f in table.fields:
@@ -146,6 +146,6 @@ def _bar(x: int, height: float, width: int, title: str) -> str:
 
 
 def _place(name: str) -> tuple[int, float]:
-    """Sort key of a bucket: null and unseen come first, then the others by number."""
+    """Returns the sort key of a bin: null and unseen come first, then the others by number."""
     number = name.split()[-1].lstrip("-")
     return (1, float(name.split()[-1])) if number.isdigit() else (0, float(name == "unseen"))

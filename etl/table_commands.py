@@ -1,4 +1,4 @@
-"""What `sluice synth`, `show` and `check` are asked, and their answers."""
+"""The options and the work of `sluice synth`, `show` and `check`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Say = Callable[[str], None]
 class SynthRequest:
     """Writes Criteo-shaped clicks whose best reachable AUC is known.
 
-    Raw clicks in the shape of Criteo's logs are a label, 13 counts, 26 categories, no header. They are drawn from a
-    planted model, so the last line can say the best AUC that any model can reach (bayes_auc). The same seed and days
-    give the same bytes."""
+    A row has a label, 13 counts and 26 categories, as in Criteo's logs, without a header. The rows are drawn from a
+    known model, so the last line gives the best AUC that any model can reach (bayes_auc). The same seed and days give
+    the same bytes."""
 
-    rows: int = setting(help="how many rows are written", least=1)
-    seed: int = setting(0, "decides everything that is random")
+    rows: int = setting(help="number of rows to write", least=1)
+    seed: int = setting(0, "seed of all random choices")
     out: Path = setting(
-        help="file to write; with --days above 1 a folder, which gets day_0, day_1, …",
+        help="file to write; with --days above 1 a folder for day_0, day_1, …",
         metavar="PATH",
     )
-    format: str = setting("tsv", "format of what is written", choices=FORMATS)
+    format: str = setting("tsv", "format of the files", choices=FORMATS)
     shape: str = setting(
         "criteo",
         "shape of the rows; all but criteo are one file in the format of features/SHAPE.toml",
@@ -76,11 +76,13 @@ class TableChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowRequest(TableChoice):
-    """Says what a table holds."""
+    """Shows a table's versions, splits and columns."""
 
-    html: Path | None = setting(None, "also draw it, in one file", metavar="FILE")
+    html: Path | None = setting(
+        None, "also write an HTML page with distributions to this file", metavar="FILE"
+    )
     json: bool = setting(
-        False, "end with the JSON object on a terminal, too, as into a pipe or file"
+        False, "also print the JSON object on a terminal (a pipe or a file always gets it)"
     )
 
     def answer(self, say: Say) -> dict[str, Any] | None:
@@ -94,7 +96,7 @@ class ShowRequest(TableChoice):
                     f"--html {self.html}: cannot be written ({error.strerror}); name another file"
                 ) from None
         if sys.stdout.isatty() and not self.json:
-            return None  # a person has read everything above
+            return None
         fields = [
             {"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality}
             for f in table.fields
@@ -115,7 +117,7 @@ class ShowRequest(TableChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest(TableChoice):
-    """Looks for missing, damaged and orphaned files and for ids out of range. Ends with 1 if it finds any."""
+    """Looks for missing, damaged and orphaned files and for ids out of range. Exits with 1 if it finds any."""
 
     def answer(self, say: Say) -> dict[str, Any]:
         table = self.open()

@@ -13,6 +13,10 @@ class LoadingError(UsageError):
     A program that does more than load counts it as a failure of its run."""
 
 
+class LoaderError(LoadingError):
+    """A loader cannot do what was asked. The message says what to do instead."""
+
+
 def warn(line: str) -> None:
     """Prints a line on standard error."""
     print(f"sluice: {line}", file=sys.stderr, flush=True)

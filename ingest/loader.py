@@ -1,179 +1,56 @@
-"""The loader of one rank: `BatchLoader`. `sluice.Loader` is this one with an agent in it."""
+"""Loads the batches of one rank: `BatchLoader`, which `sluice.Loader` tunes."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
-from sluice.ingest.column_transforms import bound
-from sluice.ingest.columns import Columns
-from sluice.ingest.errors import LoadingError
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
-from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
-from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, SourceError, first_schema
-from sluice.ingest.read.sources import source_of
-from sluice.ingest.row_order import (
-    WINDOW_ROWS,
-    Position,
-    RankShare,
-    Read,
-    RowsPlan,
-    chain,
-    default_streams,
-)
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, Position, RankShare, Read, RowsPlan, chain
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import (
-    Transform,
-    UserTransform,
-    address_of,
-    fused,
-    transforms_of,
-)
+from sluice.ingest.stages.transform import UserTransform, fused
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.parquet_files import Paths, Roles
+    from sluice.ingest.remote.asking import Asking
 
 _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
-class LoaderError(LoadingError):
-    """A loader cannot do what was asked. The message says what to do instead."""
+class EpochObserver(Protocol):
+    """Something that works while a loader's epochs run, such as an agent."""
 
+    def start(self) -> None:
+        """Called at the begin of each epoch."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """The rows to load, and what makes batches of them."""
-
-    source: FeatureTable | ParquetFiles
-    files: Sequence[DataFile]
-    """The files of the split."""
-    opener: FileOpener
-    fields: Sequence[Field]
-    """The columns, after a TransformSpec among the transforms."""
-    layout: str
-    """The fingerprint of these columns."""
-    petastorm: PetastormOptions
-    transforms: Sequence[Transform]
-    """The transforms of the table's spec, then the user's."""
-    code: Mapping[str, str | None]
-    """Each transform's name, and `module:function` if it can be imported."""
-
-    @property
-    def plain(self) -> ParquetFiles | None:
-        return self.source if isinstance(self.source, ParquetFiles) else None
-
-    def operators(self) -> Operators:
-        """Returns the operators that the table leaves to the loader."""
-        source = self.source
-        spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
-        state = source.state() if any(field.online for field in self.fields) else None
-        return Operators(self.fields, state, spec)
-
-    def columns(self, fill: Mapping[str, float] | float | None, operators: Operators) -> Columns:
-        """Returns the columns of a batch."""
-        plain = self.plain
-        if plain is None:
-            return operators.filled(Columns.of(self.fields, fill))
-        columns = operators.filled(Columns.of(self.fields, fill, plain.bags, plain.fill))
-        if not self.petastorm.asked_for:  # Petastorm may change values and skip rows
-            plain.check(columns)
-        return columns
-
-    def row_groups(
-        self,
-        columns: Columns,
-        operators: Operators,
-        *,
-        split: str,
-        sample: str | None,
-        packed: PackedCopy | None,
-        before_read: Callable[[Read], None] | None,
-    ) -> RowGroupReader:
-        """Returns what reads row groups."""
-        plain = self.plain
-        made = plain.made(split, columns.names) if plain else operators.made(columns)
-        names: Sequence[str] = made.sources if made else columns.names
-        given = None
-        if self.petastorm.transform_spec is not None or self.petastorm.predicate is not None:
-            names, given = self.petastorm.columns(names, first_schema(self.files, self.opener))
-        return RowGroupReader(
-            self.files,
-            names,
-            before_read,
-            self.opener,
-            bags=columns.bags,
-            sample=sample,
-            given=given,
-            made=made,
-            packed=packed,
-        )
-
-
-def _open_input(
-    source: FeatureTable | ParquetFiles | Paths,
-    *,
-    split: str,
-    roles: Roles | None,
-    transforms: Iterable[UserTransform],
-    petastorm: PetastormOptions,
-    sample: str | None,
-    opener: FileOpener,
-    allow_code: Permission | Iterable[str],
-) -> _Input:
-    transforms, transform_spec = without_spec(transforms)
-    table = table_of(source, roles, allow_code, transform_spec=transform_spec)
-    own = transforms_of(transforms)
-    code = {transform.name: transform.code for transform in own}
-    files = table.files_of(split)
-    fields: Sequence[Field] = table.fields
-    if transform_spec is not None:
-        petastorm = replace(petastorm, transform_spec=transform_spec)
-        code = {"TransformSpec": address_of(transform_spec.func), **code}
-        if not isinstance(table, ParquetFiles):
-            fields = reshaped(fields, first_schema(files, opener), transform_spec)
-    if sample is not None and petastorm.asked_for:
-        raise LoaderError(
-            f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
-            "stored. Make a column with the weights of the remaining rows, and sample by that column"
-        )
-    return _Input(
-        source=table,
-        files=files,
-        opener=opener,
-        fields=fields,
-        layout=table.fingerprint.layout
-        if transform_spec is None
-        else Fingerprint.of(fields).layout,
-        petastorm=petastorm,
-        transforms=[*bound(table.transforms, table.stored, table.permission), *own],
-        code=code,
-    )
+    def end_epoch(self, epoch: int, order_hash: str) -> None:
+        """Called when the consumer has taken an epoch's last batch. `epoch` is the number of the next one."""
 
 
 class BatchLoader(IterableDataset[Batch]):
@@ -184,9 +61,8 @@ class BatchLoader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    `sluice.Loader` is this loader with an agent that tunes it, and documents the arguments. Arguments of its `order`
-    and `reading` are given here one by one. `epochs` limits read-ahead over the end of an epoch. `memory_limit` is in
-    bytes. `before_read` runs in the reader before each row group, to imitate a store's latency.
+    `sluice.Loader` tunes one of these, and documents the arguments and what has the same name here. `memory_limit` is
+    in bytes here. `before_read` runs in the reader before each row group, to imitate a store's latency.
     """
 
     def __init__(
@@ -198,174 +74,125 @@ class BatchLoader(IterableDataset[Batch]):
         rank: int = 0,
         ranks: int = 1,
         seed: int = 0,
-        epochs: int = 1,
+        read_ahead_epochs: int = 1,
         knobs: Knobs | None = None,
-        shuffle: bool = True,
-        streams: int | None = None,
-        window_rows: int | None = None,
-        last: str = "drop",
-        sample: str | None = None,
-        memory_limit: int | None = None,
-        reader: str | None = None,
-        petastorm: PetastormOptions = PetastormOptions(),
+        order: Order = Order(),
+        reading: Reading = Reading(),
+        errors: Errors = Errors(),
         transforms: Iterable[UserTransform] = (),
         roles: Roles | None = None,
         fill: Mapping[str, float] | float | None = None,
-        errors: Errors = Errors(),
-        files: FileOpener | None = None,
-        packed: PackedCopy | None = None,
+        memory_limit: int | None = None,
         workers: str | None = None,
         before_read: Callable[[Read], None] | None = None,
         machine: Machine | None = None,
         allow_code: Permission | Iterable[str] = (),
     ):
-        if epochs < 1:
-            raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
-        if sample is not None and errors.on_error != "raise":
-            raise LoaderError(
-                f"sample={sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
-                "row of the table. Use on_error='raise'"
-            )
-        self._machine = machine = machine or Machine()
+        _check_arguments(read_ahead_epochs, order, errors)
+        self._machine = machine or Machine()
         self._books = Quarantine(errors)
-        loaded = _open_input(
+        self._input = open_input(
             source,
+            batch_size=batch_size,
             split=split,
-            roles=roles,
+            seed=seed,
+            order=order,
+            reading=reading,
             transforms=transforms,
-            petastorm=petastorm,
-            sample=sample,
-            opener=files or FileOpener(),
+            roles=roles,
+            fill=fill,
+            before_read=before_read,
             allow_code=allow_code,
         )
-        self._code = dict(loaded.code)
-        self.operators = loaded.operators()
-        """The operators that the table leaves to the loader, with their cost."""
-        self.layout = loaded.layout
-        stored = sum(file.rows for file in loaded.files)
-        self.stored_bytes = sum(file.bytes for file in loaded.files) / max(1, stored)
-        """The average size of a row in the table's files, in bytes."""
-        self._columns = loaded.columns(fill, self.operators)
-        self._groups = groups = loaded.row_groups(
-            self._columns,
-            self.operators,
-            split=split,
-            sample=sample,
-            packed=packed,
-            before_read=before_read,
-        )
-        rows = source_of(reader, groups, loaded.petastorm)
-        self.reader = rows.name
-        """The reader that decodes: `petastorm` or `arrow`."""
-        self.plan = RowsPlan(
-            groups=rows.row_groups,
-            chances=groups.chances() if sample is not None else (),
-            batch_size=batch_size,
-            seed=seed,
-            streams=default_streams(batch_size) if streams is None else streams,
-            window_rows=WINDOW_ROWS if window_rows is None else window_rows,
-            shuffle=shuffle,
-            last=last,
-        )
+        self._read_ahead_epochs = read_ahead_epochs
         share = self.plan.share_of(rank, ranks)
-        self._table = {"version": loaded.source.version, "split": split}
-        if rows.chosen_rows:
-            self._table["rows of the predicate"] = rows.chosen_rows
-        self._plain = loaded.plain if loaded.petastorm.transform_spec is None else None
-        self._epochs = epochs
         self._remote = None
         if workers:
-            self._remote = _remote_reads(
-                workers,
-                loaded.source,
-                plan=self.plan,
-                split=split,
-                columns=self._columns,
-                reader=rows.name,
-                sample=sample,
-                groups=groups,
-                local_only={
-                    "a packed copy": packed,
-                    "before_read (--store-latency-ms)": before_read,
-                    "what Petastorm's Reader is asked for": loaded.petastorm.asked_for,
-                },
-                rank=f"{rank}/{ranks}",
-                functions=[t.function for t in loaded.transforms if t.sendable],
-            )
+            self._remote = _remote_reads(workers, self._input, f"{rank}/{ranks}")
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        parts = self._pipeline_parts(rows, share, loaded.transforms, memory_limit)
-        self._pipeline = Pipeline(parts, knobs)
+        self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
+        remote_stats = dict if self._remote is None else self._remote.stats
+        self._progress = Progress(self._pipeline, self._machine, memory_limit, remote_stats)
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(
-            self._pipeline,
-            machine,
-            memory_limit,
-            dict if self._remote is None else self._remote.stats,
-        )
+        self.observer: EpochObserver | None = None
         self.order_hash: str | None = None
-        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
-        not depend on the knobs. Each rank has its own."""
         _open.add(self._pipeline)
-        weakref.finalize(self, self._pipeline.close).atexit = False
-        weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
+        for close in (self._pipeline.close, self._input.groups.close):
+            weakref.finalize(self, close).atexit = False  # the collector may come much later
 
-    def _pipeline_parts(
-        self,
-        rows: RowGroupSource,
-        share: RankShare,
-        transforms: Sequence[Transform],
-        memory_limit: int | None,
-    ) -> PipelineParts:
-        groups = self._groups
+    def _pipeline_parts(self, share: RankShare, memory_limit: int | None) -> PipelineParts:
+        groups = self._input.groups
         quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
         groups.rescue = quarantine if quarantine.allowed else None
+        columns = self._input.columns
         return PipelineParts(
             plan=self.plan,
-            source=rows,
+            source=self._input.rows,
             describe=groups.describe,
-            columns=self._columns,
+            columns=columns,
             share=share,
-            transforms=fused(transforms),
-            aside=quarantine,
+            transforms=fused(self._input.transforms),
+            quarantine=quarantine,
             memory_limit=self._machine.memory_limit(memory_limit),
             machine=self._machine,
             decoding=groups.decoding,
-            converted=converted(groups.schema, self._columns),
-            epochs=self._epochs,
+            converted=converted(groups.schema, columns),
+            epochs=self._read_ahead_epochs,
             remote=self._remote,
         )
+
+    @property
+    def plan(self) -> RowsPlan:
+        return self._input.plan
+
+    @property
+    def reader(self) -> str:
+        return self._input.rows.name
+
+    @property
+    def operators(self) -> Operators:
+        """The operators that the table leaves to the loader, with their cost."""
+        return self._input.operators
+
+    @property
+    def layout(self) -> str:
+        """The fingerprint of the columns."""
+        return self._input.layout
+
+    @property
+    def stored_bytes(self) -> float:
+        """The average size of a row in the table's files, in bytes."""
+        return self._input.stored_bytes
+
+    @property
+    def code(self) -> Mapping[str, str | None]:
+        """Each transform's name, and `module:function` if it can be imported."""
+        return self._input.code
 
     # ---- the content of a batch
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order of `batch.dense`."""
-        return self._columns.dense
+        return self._input.columns.dense
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
-        """The columns of ids, in the order of `batch.values`."""
-        return self._columns.sparse
+        return self._input.columns.sparse
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
-        the largest id, if the footers have it."""
-        own = self._columns.cardinalities
-        asked = [name for name in self.sparse_names if name not in own]
-        found = {**(self._plain.sizes(asked) if self._plain and asked else {}), **own}
-        return MappingProxyType({name: found[name] for name in self.sparse_names if name in found})
+        return MappingProxyType(self._input.cardinalities)
 
     @property
     def row_bytes(self) -> int:
         """The size of a row in bytes, on average, once decoded."""
-        return self._columns.row_bytes
+        return self._input.columns.row_bytes
 
     def __len__(self) -> int:
         """The number of steps of an epoch, the same on every rank."""
@@ -427,12 +254,14 @@ class BatchLoader(IterableDataset[Batch]):
             self._run = None
         run = self._run
         if run is None or self._position.epoch >= self._run_end:
-            self._run_end = max(self._epochs, self._position.epoch + 1)
+            self._run_end = max(self._read_ahead_epochs, self._position.epoch + 1)
             self._run = run = self._pipeline.start(self._position, self._run_end)
         self._under_way = True
         if self._closed:
             self._end()
         self._check_current(iteration)
+        if self.observer is not None:
+            self.observer.start()
         return run
 
     def _count(self, batch: Batch) -> None:
@@ -445,40 +274,33 @@ class BatchLoader(IterableDataset[Batch]):
             self.order_hash, self._order = self._order, ""
             # Some frameworks take `len(loader)` batches and never ask for the end.
             self._under_way = False
+            if self.observer is not None:
+                self.observer.end_epoch(self._position.epoch, self.order_hash)
 
     def resting(self) -> AbstractContextManager[None]:
-        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
-        time counts neither as waiting nor as computing, and the agent judges no change by it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
-        the row in it. Empty for a row that only fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
-        where = self._groups.describe(Read(origin.file, origin.group, 0, ()))
+        where = self._input.groups.describe(Read(origin.file, origin.group, 0, ()))
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
-        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
         return {
             **self.plan.state(self._position),
-            "table": dict(self._table),
+            "table": self._input.identity,
             "order": self._order,
-            **({"transforms": dict(self._code)} if self._code else {}),
+            **({"transforms": dict(self.code)} if self.code else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
-        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
-        thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
-            if name not in self._code:
+            if name not in self.code:
                 what = (
                     f"{code!r}"
                     if code
@@ -486,14 +308,14 @@ class BatchLoader(IterableDataset[Batch]):
                 )
                 raise LoaderError(
                     f"this state was made with the transform {name!r} ({what}), which is not among "
-                    f"transforms={list(self._code)}"
+                    f"transforms={list(self.code)}"
                 )
-        table = state.get("table")
+        table, own = state.get("table"), self._input.identity
         table = table if isinstance(table, Mapping) else {}
         if others := [
-            f"{name}: {table.get(name)!r} in the state, {self._table.get(name)!r} here"
-            for name in {**self._table, **table}
-            if table.get(name) != self._table.get(name)
+            f"{name}: {table.get(name)!r} in the state, {own.get(name)!r} here"
+            for name in {**own, **table}
+            if table.get(name) != own.get(name)
         ]:
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
@@ -506,7 +328,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def knobs(self) -> Knobs:
-        """The knobs in force."""
         return self._pipeline.knobs
 
     @property
@@ -514,11 +335,9 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.limits
 
     def apply(self, knobs: Knobs) -> None:
-        """Changes the knobs while running. Rows and their order stay the same."""
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        """Returns the counters since the start."""
         return self._progress.counters()
 
     @property
@@ -539,17 +358,16 @@ class BatchLoader(IterableDataset[Batch]):
     def store(self) -> dict[str, int]:
         """Counts what was read through stores (reads, bytes, retries) and from the packed copy; empty for plain local
         files."""
-        return self._groups.stats()
+        return self._input.groups.stats()
 
     def pack(self) -> None:
         """Makes the missing packed copies, up to their limit."""
-        groups = self._groups
+        groups = self._input.groups
         if groups.packed is not None:
             groups.packed.make(groups.decoded, groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """The rows quarantined so far: how many, why, and the file that lists them."""
         return self._books.summary()
 
     @property
@@ -582,8 +400,6 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
-        is charged for, and how often work was held back, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -600,7 +416,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def memory_need(self) -> str:
-        """The least limit and its parts, in words."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
@@ -615,12 +430,17 @@ class BatchLoader(IterableDataset[Batch]):
 
     def _end(self) -> None:
         self._run = None
-        self._groups.interrupt()
+        self._input.groups.interrupt()
         if self._remote is not None:
             self._remote.close()
         self._pipeline.stop()
-        self._groups.close()
+        self._input.groups.close()
         self._books.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -646,7 +466,17 @@ class BatchLoader(IterableDataset[Batch]):
             )
 
 
-def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
+def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> None:
+    if read_ahead_epochs < 1:
+        raise LoaderError(f"epochs to read ahead: {read_ahead_epochs} is not a positive number")
+    if order.sample is not None and errors.on_error != "raise":
+        raise LoaderError(
+            f"sample={order.sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
+            "row of the table. Use on_error='raise'"
+        )
+
+
+def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
     """Returns what reads through these workers. Their code is an optional folder, loaded only here."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
@@ -657,7 +487,8 @@ def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
             f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
             "repository has it"
         ) from None
-    return make(workers, *how, **more)
+    reads: Asking = make(workers, given, rank)
+    return reads
 
 
 @atexit.register

@@ -88,7 +88,9 @@ class RunOptions:
 
     title = "errors, stores and faults"
     on_error: str = setting(
-        _DEFAULT.on_error, "rows that fail: stop, or set them aside with weight 0", choices=ON_ERROR
+        _DEFAULT.on_error,
+        "rows that fail: stop, or quarantine them with weight 0",
+        choices=ON_ERROR,
     )
     max_quarantined: int = setting(
         _DEFAULT.max_rows,

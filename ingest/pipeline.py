@@ -28,11 +28,11 @@ from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
+    BatchSeries,
     Collator,
     Cut,
     Cutter,
     Ready,
-    Stretch,
     at_once,
     cuts,
     most_steps,
@@ -50,7 +50,7 @@ from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Chunks, Gatherer, Gathering, ReadTask
+from sluice.ingest.stages.shuffle import Block, Chunks, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused
 from sluice.ingest.stages.transform_worker import TransformStage, Worker, function_of
 from sluice.ingest.stages.transformer import Step, Transformer
@@ -73,7 +73,7 @@ class PipelineParts:
     columns: Columns
     share: RankShare
     transforms: Sequence[Fused] = ()
-    aside: RowQuarantine
+    quarantine: RowQuarantine
     memory_limit: int
     machine: Machine
     decoding: Decoding
@@ -244,13 +244,13 @@ class Pipeline:
 
     def _limit_bytes(self, stage: str) -> int:
         """Returns how many bytes may wait after a stage."""
-        limit = self._specs[stage].room
+        limit = self._specs[stage].buffer_limit
         if limit == "window":  # all streams may come to the end of their window at the same time
             return len(self._streams) * self._block_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
         if limit == "stretch":  # what waits here waits for the trainer, too
-            return min(self._stretch_bytes, self.knobs.prefetch_bytes)
+            return min(self._series_bytes, self.knobs.prefetch_bytes)
         return self.knobs.prefetch_bytes
 
     # ---- starting and stopping
@@ -260,61 +260,25 @@ class Pipeline:
         stopped."""
         self.stop()
         parts = self._parts
-        plan = self._parts.plan
-        columns = self._parts.columns
+        columns = parts.columns
         with self._turning:
-            governor = self._governor = self._new_governor()
-            steps = [
-                self._step(transform) for transform in parts.transforms
-            ]  # all: a fused stage does others' work
-
-            windows, chunks = (
-                CompletedWindows(),
-                Chunks(plan, columns, parts.share.readers, self._buffers),
-            )
-
-            def gatherer() -> Gatherer:
-                return Gatherer(plan, columns, chunks, parts.describe)
-
-            def read(
-                tasks: Iterator[ReadTask], make_work: Callable[[], Work]
-            ) -> Pool[ReadTask, ReadDone]:
-                return self._pool(
-                    READ.name,
-                    tasks,
-                    lambda clock: ReadWorker(
-                        switched(make_work(), parts.remote, self._read_backend),
-                        windows,
-                        gatherer(),
-                        clock=clock,
-                        shuffle=self._tallies[SHUFFLE.name],
-                        room=lambda window: self._room_for(window, windows, governor),
-                    ),
-                    size=lambda t: parts.decoding.at_work(t.read.rows),
-                    measure=lambda r: (r.rows, r.nbytes),
-                    corrects=False,
-                )
-
-            blocks = self._pool(
-                SHUFFLE.name,
-                windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
-                lambda _: gatherer(),
-                size=lambda g: g.window.rows * columns.row_bytes,
-                measure=lambda b: (b.rows, b.nbytes),
-                passes=placed,
-            )
-            cutter = Cutter(plan, columns, parts.share, self._buffers)
-            stretches: Iterator[Stretch] = self._pool(
+            self._governor = self._new_governor()
+            # All steps are made, because a fused stage does the work of others.
+            steps = [self._step(transform) for transform in parts.transforms]
+            chunks = Chunks(parts.plan, columns, parts.share.readers, self._buffers)
+            blocks = self._blocks(self._tasks(position, epochs), chunks)
+            cutter = Cutter(parts.plan, columns, parts.share, self._buffers)
+            series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                cuts(blocks, plan, parts.share.readers, chunks, self._at_once),
+                cuts(blocks, parts.plan, parts.share.readers, chunks, self._at_once),
                 self._marked(cutter),
                 size=cutter.size,
                 measure=_measured,
             )
             for number, transform in enumerate(parts.transforms):
-                stretches = self._pool(
+                series = self._pool(
                     transform.name,
-                    stretches,
+                    series,
                     self._transformer(number, steps),
                     size=lambda s: s.nbytes,
                     measure=_measured,
@@ -324,11 +288,48 @@ class Pipeline:
             self._use_remote()
             return self._pool(
                 COLLATE.name,
-                stretches,
-                lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
+                series,
+                lambda _: lambda s, charge: collator(parts.quarantine.finite(s, columns), charge),
                 size=collator.size,
                 measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes),
             )
+
+    def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
+        """Starts the stages that read row groups and put their rows into windows."""
+        parts = self._parts
+        governor = self._governor
+        windows = CompletedWindows()
+
+        def gatherer() -> Gatherer:
+            return Gatherer(parts.plan, parts.columns, chunks, parts.describe)
+
+        def read(
+            tasks: Iterator[ReadTask], make_work: Callable[[], Work]
+        ) -> Pool[ReadTask, ReadDone]:
+            return self._pool(
+                READ.name,
+                tasks,
+                lambda clock: ReadWorker(
+                    switched(make_work(), parts.remote, self._read_backend),
+                    windows,
+                    gatherer(),
+                    clock=clock,
+                    shuffle=self._tallies[SHUFFLE.name],
+                    room=lambda window: self._room_for(window, windows, governor),
+                ),
+                size=lambda t: parts.decoding.at_work(t.read.rows),
+                measure=lambda r: (r.rows, r.nbytes),
+                corrects=False,
+            )
+
+        return self._pool(
+            SHUFFLE.name,
+            windows.in_order(parts.source.open(tasks, read)),
+            lambda _: gatherer(),
+            size=lambda g: g.window.rows * parts.columns.row_bytes,
+            measure=lambda b: (b.rows, b.nbytes),
+            passes=placed,
+        )
 
     @property
     def forked(self) -> bool:
@@ -414,12 +415,12 @@ class Pipeline:
             TransformStage(
                 transform,
                 columns,
-                self._parts.aside,
+                self._parts.quarantine,
                 backend=self.knobs.backend.get(fused.name, "thread"),
                 budget=self._budget,
                 charge=governor.hold,
                 spent=spent,
-                alone=governor.alone,
+                run_alone=governor.run_alone,
                 burden=self._burden,
                 elsewhere=self._parts.remote,
             )
@@ -431,10 +432,14 @@ class Pipeline:
         columns = self._parts.columns
         return lambda stint: Transformer(number, steps, columns, stint, lambda: self._until(number))
 
-    def _marked(self, cutter: Cutter) -> Callable[[WorkerClock], Callable[[Cut, Charge], Stretch]]:
+    def _marked(
+        self, cutter: Cutter
+    ) -> Callable[[WorkerClock], Callable[[Cut, Charge], BatchSeries]]:
         """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
         return lambda _: (
-            lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
+            lambda cut, charge: self._parts.quarantine.marked(
+                cutter(cut, charge), self._parts.columns
+            )
         )
 
     def _new_governor(self) -> Governor:
@@ -566,7 +571,7 @@ class Pipeline:
         )
 
     @property
-    def _stretch_bytes(self) -> int:
+    def _series_bytes(self) -> int:
         parts = self._parts
         rows = (
             most_steps(parts.plan, parts.share.readers)
@@ -576,10 +581,10 @@ class Pipeline:
         return rows * (parts.columns.row_bytes + 4)
 
 
-def _done(number: int, stretch: Stretch) -> bool:
-    """Whether the stretch has been through that stage of transforms."""
-    return stretch.done > number
+def _done(number: int, series: BatchSeries) -> bool:
+    """Whether the series has been through that stage of transforms."""
+    return series.done > number
 
 
-def _measured(stretch: Stretch) -> tuple[int, int]:
-    return sum(stretch.rows), stretch.nbytes
+def _measured(series: BatchSeries) -> tuple[int, int]:
+    return sum(series.rows), series.nbytes

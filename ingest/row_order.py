@@ -150,6 +150,25 @@ def default_streams(batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of rows. A state with another order is refused on resuming."""
+
+    shuffle: bool = True
+    """False: rows come as they are stored."""
+    last: str = "drop"
+    """What happens to rows that do not fill a batch at an epoch's end. `drop` skips them (other rows in each epoch).
+    `pad` fills the batch with rows of weight 0."""
+    window_rows: int | None = None
+    """The rows of a stream that are mixed with each other; None: 32,768. More rows mix better and take more memory."""
+    streams: int | None = None
+    """The parts of an epoch from which every batch takes rows; None: the largest power of two up to 8 that divides the
+    batch size. Ranks share the same global batches if their number divides `streams`, or is a multiple of it that
+    divides the batch size."""
+    sample: str | None = None
+    """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPlan:
     """The contract of this module's docstring, for one table version."""
 
@@ -167,6 +186,27 @@ class RowsPlan:
     """The sum of the weights of each row group's rows, if rows are sampled by weight with replacement. An epoch then
     has the same number of rows, and a row comes as often as its weight says. Empty: each row comes once."""
     rows: int = field(init=False)
+
+    @classmethod
+    def of(
+        cls,
+        order: Order,
+        groups: tuple[tuple[int, ...], ...],
+        chances: tuple[tuple[float, ...], ...],
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> RowsPlan:
+        return cls(
+            groups=groups,
+            chances=chances,
+            batch_size=batch_size,
+            seed=seed,
+            streams=default_streams(batch_size) if order.streams is None else order.streams,
+            window_rows=WINDOW_ROWS if order.window_rows is None else order.window_rows,
+            shuffle=order.shuffle,
+            last=order.last,
+        )
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_rows"):

@@ -13,7 +13,10 @@ from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.remote_files import RemoteFiles
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.stages.quarantine import Errors
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
@@ -46,20 +49,25 @@ class RunConditions:
         """Makes another opener for the same files, for code that reads in addition to the loader."""
         return FileOpener(disturbed=self._disturbed, cache=cache)
 
-    def for_loader(self) -> dict[str, Any]:
-        """Returns the arguments for a BatchLoader."""
+    def reading(self, reader: str | None, petastorm: PetastormOptions) -> Reading:
+        """Returns how the loader reads: with these conditions' opener of files and packed copy."""
         wishes = self._wishes
         packed = (
             None
             if wishes.packed is None
             else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
         )
-        return {
-            "errors": wishes.errors(self._quarantine),
-            "files": self._files,
-            "packed": packed,
-            "workers": wishes.workers or None,
-        }
+        return Reading(reader=reader, files=self._files, packed=packed, petastorm=petastorm)
+
+    @property
+    def errors(self) -> Errors:
+        """What happens to bad rows."""
+        return self._wishes.errors(self._quarantine)
+
+    @property
+    def workers(self) -> str | None:
+        """The remote workers, as a user names them."""
+        return self._wishes.workers or None
 
     @contextmanager
     def inject_faults(

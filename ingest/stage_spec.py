@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sluice.ingest.knobs import BACKENDS, PLACES, REMOTE, Limits
 
-ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
+BUFFER_LIMITS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,8 @@ class StageSpec:
     """One stage: how many workers it may have, where they may run, and how much may wait after it."""
 
     name: str
-    room: str
-    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one stretch."""
+    buffer_limit: str
+    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
@@ -43,8 +43,10 @@ class StageSpec:
             raise ValueError(
                 f"{self.name}: backends: {list(self.backends)!r} are not among {list(PLACES)}"
             )
-        if self.room not in ROOMS:
-            raise ValueError(f"{self.name}: room: {self.room!r} is not one of {', '.join(ROOMS)}")
+        if self.buffer_limit not in BUFFER_LIMITS:
+            raise ValueError(
+                f"{self.name}: buffer_limit: {self.buffer_limit!r} is not one of {', '.join(BUFFER_LIMITS)}"
+            )
         if self.workers < 1 or self.workers_a_core < 0:
             raise ValueError(
                 f"{self.name}: workers: {self.workers} and {self.workers_a_core} a core are too few"
@@ -57,18 +59,18 @@ class StageSpec:
         return cores if self.for_each_core else 1
 
     @property
-    def holds_stretches(self) -> bool:
-        """Whether it hands on stretches, so that one is finished while it works on the next."""
-        return self.room in ("stretch", "prefetch_bytes")
+    def holds_series(self) -> bool:
+        """Whether it passes on series, so that one is finished while it works on the next."""
+        return self.buffer_limit in ("stretch", "prefetch_bytes")
 
 
 READ = StageSpec(
-    name="read", room="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
+    name="read", buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
 )
-SHUFFLE = StageSpec(name="shuffle", room="window", fusable=True, begins_fused=True)
-BATCH = StageSpec(name="batch", room="stretch")
+SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
+BATCH = StageSpec(name="batch", buffer_limit="stretch")
 COLLATE = StageSpec(
-    name="collate", room="prefetch_bytes", workers_a_core=0
+    name="collate", buffer_limit="prefetch_bytes", workers_a_core=0
 )  # it does almost no work
 
 
@@ -76,7 +78,7 @@ def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
     """A transform stage. `movable`: processes can do its work. `remote`: remote workers can."""
     return StageSpec(
         name=name,
-        room="stretch",
+        buffer_limit="stretch",
         workers=64 if remote else 16,
         workers_a_core=4,
         transforms=True,

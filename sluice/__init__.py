@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.knobs import Knobs
+    from sluice.ingest.read.sources import Reading
+    from sluice.ingest.row_order import Order
     from sluice.ingest.stages.quarantine import Errors
-    from sluice.loader import Loader, Order, Reading
+    from sluice.loader import Loader
     from sluice.tools.headroom import report
 
 __all__ = [
@@ -44,8 +46,8 @@ _HOMES = {
     "FeatureTable": "sluice.etl.table.table",
     "Knobs": "sluice.ingest.knobs",
     "Loader": "sluice.loader",
-    "Order": "sluice.loader",
-    "Reading": "sluice.loader",
+    "Order": "sluice.ingest.row_order",
+    "Reading": "sluice.ingest.read.sources",
     "report": "sluice.tools.headroom",
 }
 

@@ -1,4 +1,4 @@
-"""`sluice VERB …`, which `python -m sluice VERB …` equals: every program under one name."""
+"""`sluice VERB …` runs every program under one name. `python -m sluice VERB …` does the same."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def usage() -> str:
 
 
 def _print(text: str) -> None:
-    """Prints, as far as somebody reads: `| head` may have read enough."""
+    """Prints a text. A reader such as `| head` may have stopped reading."""
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
@@ -100,7 +100,7 @@ def _print(text: str) -> None:
 
 
 def main() -> None:
-    """Hands over to the verb's program, which runs as if it had been called by its own name."""
+    """Runs the verb's program as if it had been called by its own name."""
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
         from sluice.common.extras import DISTRIBUTION

@@ -7,12 +7,14 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from functools import partial
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
+
+from torch.utils.data import IterableDataset
 
 from sluice.agent.report.live_server import shown
 from sluice.agent.report.run_folder import RunFolder
@@ -21,19 +23,19 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, nearest, parse_bytes
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
-from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import PetastormOptions, without_spec
-from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages.batch import Ready
+from sluice.ingest.read.petastorm.options import without_spec
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
+from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
@@ -42,39 +44,6 @@ if TYPE_CHECKING:
 
 
 _NOTABLE = 0.01  # a line reports skipped rows from this share of an epoch on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The order of rows. A state with another order is refused on resuming."""
-
-    shuffle: bool = True
-    """False: rows come as they are stored."""
-    last: str = "drop"
-    """What happens to rows that do not fill a batch at an epoch's end. `drop` skips them (other rows in each epoch).
-    `pad` fills the batch with rows of weight 0."""
-    window_rows: int | None = None
-    """The rows of a stream that are mixed with each other; None: 32,768. More rows mix better and take more memory."""
-    streams: int | None = None
-    """The parts of an epoch from which every batch takes rows; None: the largest power of two up to 8 that divides the
-    batch size. Ranks share the same global batches if their number divides `streams`, or is a multiple of it that
-    divides the batch size."""
-    sample: str | None = None
-    """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How files are read. All ways give the same rows."""
-
-    reader: str | None = None
-    """`petastorm` or `arrow`; None: Petastorm if it is installed, else Arrow."""
-    files: FileOpener | None = field(default=None, repr=False)
-    """Opens remote files, with other retries or with a cache. The loader closes it."""
-    packed: PackedCopy | None = None
-    """Keeps a packed copy of local row groups, which is decoded much faster; None: no copy."""
-    petastorm: PetastormOptions = PetastormOptions()
-    """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -93,7 +62,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 """What some arguments must be, with an example of each."""
 
 
-class Loader(BatchLoader):
+class Loader(IterableDataset[Any]):
     """Batches of a table for one rank, loaded by a pipeline that an agent tunes while you train.
 
         with Loader("clicks/*.parquet", batch_size=8192, tuning="auto") as loader:
@@ -110,6 +79,45 @@ class Loader(BatchLoader):
     garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend on the knobs: each
     rank tunes its own loader within its part of the host's cores and memory. torchrun's LOCAL_WORLD_SIZE says how many
     ranks share the host; without it, all `ranks` do. `dlrm.train` has one agent for all ranks of a host.
+
+    Rows: `source` is a feature table or any Parquet: a folder, a glob or a list of files.
+
+    - `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
+    - `split` is the split to load. `rank` is this loader's number among `ranks`. `seed` and `order` decide the order.
+    - `read_ahead_epochs` limits read-ahead, not the number of epochs. `epochs` is its old name and warns.
+
+    Columns:
+
+    - `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
+      "label=click;dense=I*;sparse=user%1000000". Without it they are guessed, and printed once.
+    - `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on, just
+      as the operator `hash` of a feature table does. Id 1 is for missing values.
+    - `spec` says all this of plain Parquet, and how rows are split. It is a file such as `sluice guess` writes, which
+      `sluice etl --spec` takes too.
+    - `fill` replaces a missing number, for all columns or by name. `errors` says what happens to bad rows.
+    - `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
+      a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
+      processes. Closures, lambdas, notebook functions and functions with a name of their own run in threads. A state
+      records these without code: pass them again on resuming. Sluice cannot check that they still do the same thing.
+    - `as_` is the form of a batch: `batch`; `dict`, tensors by column; `numpy`, arrays by column; `pandas`, a frame;
+      or `kjt`, TorchRec's batch, which has no weights. All but the frame are views.
+    - `allow_code` names the modules whose functions a table's spec may import (`sluice.etl.spec.permission`).
+
+    Reading and resources: `reading` says how files are read.
+
+    - `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
+      starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
+      `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
+    - `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
+
+    Tuning: `knobs` is the setting at the start.
+
+    - `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or a policy
+      of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
+      you call `apply`, the agent no longer changes the knobs.
+    - `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
+      it. Without it nothing is written. Only rank 0 writes.
+    - `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
@@ -130,58 +138,29 @@ class Loader(BatchLoader):
         source: FeatureTable | ParquetFiles | Paths,
         *,
         batch_size: int,
-        tuning: str | Policy | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        live: int | None = None,
-        transforms: Iterable[UserTransform] = (),
-        roles: Roles | str | None = None,
-        hash: Mapping[str, int] | None = None,
-        spec: Spec | str | os.PathLike[str] | None = None,
-        fill: Mapping[str, float] | float | None = None,
         split: str = "train",
         rank: int = 0,
         ranks: int = 1,
         seed: int = 0,
-        read_ahead_epochs: int = 1,
-        memory_limit: int | str | None = None,
-        knobs: Knobs | None = None,
         order: Order = Order(),
+        read_ahead_epochs: int = 1,
+        roles: Roles | str | None = None,
+        hash: Mapping[str, int] | None = None,
+        spec: Spec | str | os.PathLike[str] | None = None,
+        fill: Mapping[str, float] | float | None = None,
         errors: Errors = Errors(),
-        reading: Reading = Reading(),
-        workers: str | None = None,
+        transforms: Iterable[UserTransform] = (),
         as_: str = "batch",
         allow_code: Permission | Iterable[str] = (),
+        reading: Reading = Reading(),
+        workers: str | None = None,
+        memory_limit: int | str | None = None,
+        knobs: Knobs | None = None,
+        tuning: str | Policy | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        live: int | None = None,
         epochs: int | None = None,
     ):
-        """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
-
-        `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
-        `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or a policy
-        of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
-        you call `apply`, the agent no longer changes the knobs.
-        `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
-        it. Without it nothing is written. Only rank 0 writes.
-        `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
-        `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
-        a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
-        processes. Closures, lambdas, notebook functions and functions with a name of their own run in threads. A state
-        records these without code: pass them again on resuming; Sluice cannot check that they still do the same thing.
-        `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
-        "label=click;dense=I*;sparse=user%1000000". Without it they are guessed, and printed once.
-        `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on, just
-        as the operator `hash` of a feature table does; id 1 is for missing values.
-        `spec` says all this of plain Parquet, and how rows are split. It is a file such as `sluice guess` writes, which
-        `sluice etl --spec` takes too.
-        `fill` replaces a missing number, for all columns or by name.
-        `read_ahead_epochs` limits read-ahead, not the number of epochs. `epochs` is its old name and warns.
-        `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
-        `as_` is the form of a batch: `batch`; `dict`, tensors by column; `numpy`, arrays by column; `pandas`, a frame;
-        or `kjt`, TorchRec's batch, which has no weights. All but the frame are views.
-        `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
-        starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
-        `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
-        `knobs` is the setting at the start. `allow_code` names the modules whose functions a table's spec may import
-        (`sluice.etl.spec.permission`)."""
         if epochs is not None:
             warnings.warn(
                 "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits read-ahead, not the number of epochs",
@@ -193,123 +172,229 @@ class Loader(BatchLoader):
             raise LoaderError(
                 f"live={live} shows the report of a run folder, and there is none; name one with run_dir"
             )
-        self._form = _form_named(as_, order, errors)
-        self._page = ExitStack()
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
-        policy = policy_of(tuning)
+        mode = policy_of(tuning).name
+        self._form = _form_named(as_, order, errors)
         table = table_of(
             source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1]
         )
         if as_ == "kjt":
             _refuse_weight_column(table)
-        machine, memory_limit = _share_of_host(
+        machine, limit = _share_of_host(
             ranks, None if memory_limit is None else parse_bytes(memory_limit)
         )
-        super().__init__(
+        self._batches = BatchLoader(
             table,
             batch_size=batch_size,
             split=split,
             rank=rank,
             ranks=ranks,
             seed=seed,
-            epochs=read_ahead_epochs,
+            read_ahead_epochs=read_ahead_epochs,
             knobs=knobs,
-            shuffle=order.shuffle,
-            streams=order.streams,
-            window_rows=order.window_rows,
-            last=order.last,
-            sample=order.sample,
-            memory_limit=memory_limit,
-            reader=reading.reader,
-            petastorm=reading.petastorm,
+            order=order,
+            reading=reading,
+            errors=errors,
             transforms=transforms,
             fill=fill,
-            errors=errors,
-            files=reading.files,
-            packed=reading.packed,
-            machine=machine,
+            memory_limit=limit,
             workers=workers,
+            machine=machine,
             allow_code=allow_code,
         )
-        record = {
-            "kind": "load",
-            "data": table.uri,
-            "version": table.version,
-            "tuning": policy.name,
-            "reader": self.reader,
+        self._page = ExitStack()
+        settings = {
             "batch_size": batch_size,
             "split": split,
             "ranks": ranks,
             "seed": seed,
-            "dense": list(self.dense_names),
-            "sparse": list(self.sparse_names),
             "hash": dict(hash or {}),
-            "transforms": {n: code or "code without a name" for n, code in self._code.items()},
             "order": asdict(order),
             "on_error": errors.on_error,
-            "memory_limit": memory_limit,
+            "memory_limit": limit,
         }
-        folder = None
         try:
             self._page.enter_context(
                 shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
             )
-            if knobs is None and policy.name == "fixed":
-                self._progress.apply(self._one_worker_a_stage(remote=workers is not None))
-            if run_dir is not None and rank == 0:
-                folder = RunFolder.create(run_dir, {**record, "knobs": self.knobs.to_dict()})
+            if knobs is None and mode == "fixed":
+                self._batches.apply(self._one_worker_a_stage(remote=workers is not None))
+            self._tuned = self._tune(tuning, table, None if rank else run_dir, settings)
         except BaseException:
-            super().close()
+            self._batches.close()
             self._page.close()
             raise
         if rank == 0:
             _report_skipped_rows(table.uri, self.plan)
-        self._tuned = TunedRun(
-            self._progress,
-            policy_of(tuning, foreknowledge(self)),
+
+    def _tune(
+        self,
+        tuning: str | Policy,
+        table: FeatureTable | ParquetFiles,
+        run_dir: str | os.PathLike[str] | None,
+        settings: Mapping[str, Any],
+    ) -> TunedRun:
+        """Makes the agent, which begins with the first batch, and the run folder with these settings."""
+        batches = self._batches
+        policy = policy_of(tuning, foreknowledge(batches))
+        folder = None
+        if run_dir is not None:
+            record = {
+                "kind": "load",
+                "data": table.uri,
+                "version": table.version,
+                "tuning": policy.name,
+                "reader": self.reader,
+                "dense": list(self.dense_names),
+                "sparse": list(self.sparse_names),
+                "transforms": {n: c or "code without a name" for n, c in batches.code.items()},
+                "knobs": self.knobs.to_dict(),
+            }
+            folder = RunFolder.create(run_dir, {**record, **settings})
+        tuned = TunedRun(
+            batches.tunable,
+            policy,
             folder=folder,
-            last=partial(_last_events, self._progress, self.operators, self.stored_bytes),
+            last=partial(_last_events, batches.tunable, batches.operators, batches.stored_bytes),
         )
-        weakref.finalize(self, self._tuned.abandon).atexit = False
+        batches.observer = tuned
+        weakref.finalize(batches, tuned.abandon).atexit = False
+        return tuned
 
     def _one_worker_a_stage(self, remote: bool) -> Knobs:
         """Returns the setting of `tuning="fixed"` without knobs. Remote readers keep their number."""
-        workers = dict.fromkeys(self.limits.workers, 1)
+        workers = dict.fromkeys(self._batches.limits.workers, 1)
         if remote:
             workers["read"] = self.knobs.workers["read"]
         return Knobs(workers=workers)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        return batches if self._form is None else self._formed(batches)
+        return self._epoch(iter(self._batches))
 
-    def _formed(self, batches: Iterator[Batch]) -> Iterator[Any]:
-        """Yields batches in another form. It keeps no batch that it has yielded, as its memory is used again."""
-        assert self._form is not None
+    def _epoch(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """Yields batches in the form that was asked for. It keeps no batch that it has yielded, as its memory is used
+        again."""
         try:
-            yield from map(self._form, batches)
+            yield from (batches if self._form is None else map(self._form, batches))
         finally:
             batches.close()  # type: ignore[attr-defined] # an epoch is a generator
+
+    def __len__(self) -> int:
+        """The number of steps of an epoch, the same on every rank."""
+        return len(self._batches)
+
+    # ---- tuning
 
     @property
     def tuning(self) -> TuningStatus:
         """What the agent does and why. Printed, it is a sentence; its fields have the figures."""
         return self._tuned.status
 
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs in force."""
+        return self._batches.knobs
+
     def apply(self, knobs: Knobs) -> None:
         """Changes the knobs while running. Rows and their order stay the same. The agent no longer changes them."""
         self._tuned.turn(knobs)
 
+    def snapshot(self) -> Snapshot:
+        """Returns the counters since the start."""
+        return self._batches.snapshot()
+
+    def resting(self) -> AbstractContextManager[None]:
+        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
+        time counts neither as waiting nor as computing, and the agent judges no change by it."""
+        return self._batches.resting()
+
+    # ---- the rows
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """The columns of numbers, in the order of `batch.dense`."""
+        return self._batches.dense_names
+
+    @property
+    def sparse_names(self) -> tuple[str, ...]:
+        """The columns of ids, in the order of `batch.values`."""
+        return self._batches.sparse_names
+
+    @property
+    def cardinalities(self) -> Mapping[str, int]:
+        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
+        the largest id, if the footers have it."""
+        return self._batches.cardinalities
+
+    @property
+    def plan(self) -> RowsPlan:
+        """The order of the rows of each epoch."""
+        return self._batches.plan
+
+    @property
+    def reader(self) -> str:
+        """The reader that decodes: `petastorm` or `arrow`."""
+        return self._batches.reader
+
+    @property
+    def order_hash(self) -> str | None:
+        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
+        not depend on the knobs. Each rank has its own."""
+        return self._batches.order_hash
+
+    @property
+    def quarantined(self) -> dict[str, Any]:
+        """The rows quarantined so far: how many, why, and the file that lists them."""
+        return self._batches.quarantined
+
+    def place_of(self, epoch: int, step: int, row: int) -> str:
+        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
+        the row in it. Empty for a row that only fills the batch."""
+        return self._batches.place_of(epoch, step, row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
+        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
+        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
+        thing."""
+        self._batches.load_state_dict(state)
+
+    # ---- memory
+
+    def memory(self) -> dict[str, Any]:
+        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
+        is charged for, and how often work was held back, by reason."""
+        return self._batches.memory()
+
+    @property
+    def memory_need(self) -> str:
+        """The least limit and its parts, in words."""
+        return self._batches.memory_need
+
+    # ---- the end
+
+    def __enter__(self) -> Self:
+        self._batches.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tuned.failed(error[1])
+        self.close()
+
     def close(self) -> None:
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
         quarantined = self.quarantined
-        first = not self._closed
+        first = not self._batches.closed
         with self._page:
             try:
                 self._tuned.close()
             finally:
-                super().close()
+                self._batches.close()
         if first and quarantined["rows_set_aside"]:
             reasons = ", ".join(
                 f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()
@@ -318,22 +403,6 @@ class Loader(BatchLoader):
                 f"{quarantined['rows_set_aside']:,} rows were quarantined ({reasons}); {quarantined['file']} lists "
                 "them",
                 file=sys.stderr,
-            )
-
-    def __exit__(self, *error: Any) -> None:
-        self._tuned.failed(error[1])
-        super().__exit__(*error)
-
-    def _begin(self, iteration: int) -> Iterator[Ready]:
-        run = super()._begin(iteration)
-        self._tuned.start()
-        return run
-
-    def _count(self, batch: Batch) -> None:
-        super()._count(batch)
-        if not self._position.step:
-            self._tuned.record(
-                {"kind": "epoch", "epoch": self._position.epoch, "order_hash": self.order_hash}
             )
 
 

@@ -1,4 +1,4 @@
-"""Petastorm's own doors, for those who come from it: `make_batch_reader` and `make_spark_converter`.
+"""The functions of Petastorm, for its users: `make_batch_reader` and `make_spark_converter`.
 
     from sluice.petastorm import make_batch_reader
 
@@ -6,9 +6,10 @@
         for batch in reader:
             ...  # named tuples of arrays, a row group each
 
-What they give looks like Petastorm's Reader and is loaded by ours: tuned while it runs (`reader.tuning`), in an order
-that depends on files, seed and epoch alone, and resumable (`state_dict`). Options that have no meaning here are refused
-by their names. Petastorm itself can be imported after this module only: it is what today's Arrow is mended for.
+The result has the interface of Petastorm's Reader. Sluice loads the row groups: it tunes the reader while it runs
+(`reader.tuning`), and the order depends only on files, seed and epoch. A reader can be resumed (`state_dict`). Options
+that have no meaning here are refused by name. Import this module before petastorm, as it
+adapts petastorm to current Arrow.
 """
 
 from __future__ import annotations
@@ -56,24 +57,32 @@ __all__ = [
 ]
 
 _WORKERS = 10
-_REFUSED = {
-    "shuffle_row_drop_partitions": (1, "rows are shuffled whole, by shuffle_rows"),
+_ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "shuffle_row_drop_partitions": ((1,), "rows are shuffled whole, by shuffle_rows"),
     "results_queue_size": (
-        50,
-        "what is read ahead is bounded in bytes (knobs, memory_limit), and tuned",
+        (50,),
+        "read-ahead is limited in bytes (knobs, memory_limit), and tuned",
     ),
-    "shard_seed": (None, "take seed"),
-    "cache_location": (None, "take no cache"),
-    "cache_size_limit": (None, "take no cache"),
-    "cache_row_size_estimate": (None, "take no cache"),
-    "cache_extra_settings": (None, "take no cache"),
-    "hdfs_driver": ("libhdfs3", "files are opened by Arrow and fsspec"),
-    "filters": (None, "take a predicate, or give the list of files"),
-    "storage_options": (None, "put them after the URL, as in s3://bucket/file?region=eu-west-1"),
-    "zmq_copy_buffers": (True, "no batch goes through a socket"),
-    "filesystem": (None, "files are opened by Arrow and fsspec, by their URLs"),
+    "shard_seed": ((None,), "take seed"),
+    "cache_type": ((None, "null"), "Petastorm's cache unpickles files; take none"),
+    "cache_location": ((None,), "take no cache"),
+    "cache_size_limit": ((None,), "take no cache"),
+    "cache_row_size_estimate": ((None,), "take no cache"),
+    "cache_extra_settings": ((None,), "take no cache"),
+    "reader_pool_type": (
+        ("thread", "dummy"),
+        "row groups are decoded by threads, or with 'dummy' by one",
+    ),
+    "hdfs_driver": (("libhdfs3",), "files are opened by Arrow and fsspec"),
+    "filters": ((None,), "take a predicate, or give the list of files"),
+    "storage_options": (
+        (None,),
+        "put them after the URL, as in s3://bucket/file?region=eu-west-1",
+    ),
+    "zmq_copy_buffers": ((True,), "no batch goes through a socket"),
+    "filesystem": ((None,), "files are opened by Arrow and fsspec, by their URLs"),
 }
-"""The options that are taken with this value alone, and what to do instead."""
+"""The options that accept only these values, and what to do instead."""
 
 
 def make_batch_reader(  # noqa: PLR0917
@@ -109,54 +118,20 @@ def make_batch_reader(  # noqa: PLR0917
     run_dir: str | os.PathLike[str] | None = None,
     memory_limit: int | None = None,
 ) -> BatchReader:
-    """The batches of a Parquet folder, or of files, as `petastorm.make_batch_reader` has them: a row group each.
+    """Reads a Parquet folder or files, one batch for each row group, as `petastorm.make_batch_reader` does.
 
-    `workers_count` is where the tuning begins; `reader_pool_type="dummy"` is one worker, which nobody tunes. Without
-    `seed` it is 0. Arrays are made in the workers, whatever `convert_early_to_numpy` says. `tuning`, `run_dir` and
+    The tuning begins with `workers_count` workers. `reader_pool_type="dummy"` is one worker, without tuning. Without
+    `seed` it is 0. Workers make the arrays, whatever `convert_early_to_numpy` says. `tuning`, `run_dir` and
     `memory_limit` are those of `sluice.Loader`."""
     given = dict(locals())
-    for name, (only, instead) in _REFUSED.items():
-        if given[name] != only:
+    for name, (accepted, instead) in _ACCEPTED.items():
+        if given[name] not in accepted:
             raise PetastormError(
                 f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
             )
-    if cache_type not in (None, "null"):
-        raise PetastormError(
-            f"make_batch_reader: cache_type={cache_type!r} has no meaning here: Petastorm's own cache "
-            "unpickles what lies on the disk; take none"
-        )
-    if reader_pool_type not in ("thread", "dummy"):
-        raise PetastormError(
-            f"make_batch_reader: reader_pool_type={reader_pool_type!r} has no meaning here: row "
-            "groups are decoded by threads, or with 'dummy' by one"
-        )
-    (files, folders), opened = _files(dataset_url_or_urls), FileOpener()
-    stored = pa.schema(
-        [*first_schema(files, opened), *pa.table({k: [v] for k, v in folders[0].items()}).schema]
-    )
-    schema = unischema_of(stored)
-    view = schema.create_schema_view(list(schema_fields)) if schema_fields is not None else schema
-    names = [name for name in stored.names if name in view.fields]
-    if not names:
-        raise RuntimeError(
-            f"No fields matching the criteria '{schema_fields}' were found in the dataset "
-            f"{dataset_url_or_urls}."
-        )
-    if transform_spec is not None:
-        check_names(transform_spec, names)
+    groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
     options = PetastormOptions(
         transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
-    )
-    if predicate is not None and (lacking := sorted(set(predicate.get_fields()) - set(names))):
-        raise PetastormError(
-            f"predicate: no column {lacking[0]!r} is read; name it in schema_fields"
-        )
-    groups = RowGroupReader(
-        files,
-        names,
-        opened=opened,
-        folders=folders if folders[0] else (),
-        given=pa.schema([stored.field(name) for name in names]),
     )
     source = PetastormSource(
         groups, options, whole={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
@@ -177,6 +152,36 @@ def make_batch_reader(  # noqa: PLR0917
         workers=1 if dummy else workers_count,
         run_dir=run_dir,
         memory_limit=memory_limit,
+    )
+
+
+def _open_groups(
+    urls: str | Sequence[str], wanted: Sequence[str] | None, transform_spec: Any, predicate: Any
+) -> RowGroupReader:
+    """Opens the wanted columns of the files. Refuses columns that the files, or the options, do not have."""
+    (files, folders), opened = _files(urls), FileOpener()
+    stored = pa.schema(
+        [*first_schema(files, opened), *pa.table({k: [v] for k, v in folders[0].items()}).schema]
+    )
+    schema = unischema_of(stored)
+    view = schema.create_schema_view(list(wanted)) if wanted is not None else schema
+    names = [name for name in stored.names if name in view.fields]
+    if not names:
+        raise RuntimeError(
+            f"No fields matching the criteria '{wanted}' were found in the dataset {urls}."
+        )
+    if transform_spec is not None:
+        check_names(transform_spec, names)
+    if predicate is not None and (lacking := sorted(set(predicate.get_fields()) - set(names))):
+        raise PetastormError(
+            f"predicate: no column {lacking[0]!r} is read; name it in schema_fields"
+        )
+    return RowGroupReader(
+        files,
+        names,
+        opened=opened,
+        folders=folders if folders[0] else (),
+        given=pa.schema([stored.field(name) for name in names]),
     )
 
 
@@ -215,12 +220,11 @@ def _below(top: str) -> Iterator[str]:
 
 
 def _columns_of(levels: Sequence[Mapping[str, str]]) -> list[dict[str, int | str]]:
-    """The same columns with whole numbers where all folders have some."""
+    """Returns the columns, with whole numbers in columns where each folder has one."""
     names = levels[0].keys()
     if any(one.keys() != names for one in levels):
         raise PetastormError(
-            "some files lie in folders whose names hold other columns than those of others; give the "
-            "files of one kind"
+            "the names of the files' folders have different columns; give files of one kind"
         )
     whole = {name for name in names if all(re.fullmatch(r"-?\d+", one[name]) for one in levels)}
     return [
@@ -230,7 +234,7 @@ def _columns_of(levels: Sequence[Mapping[str, str]]) -> list[dict[str, int | str
 
 
 class BatchReader:
-    """What `petastorm.reader.Reader` is to those who use it, in an exact order, tuned, and resumable."""
+    """A reader with the interface of `petastorm.reader.Reader`, with an exact order, tuned and resumable."""
 
     batched_output = is_batched_reader = True
     ngram = None
@@ -318,7 +322,7 @@ class BatchReader:
     next = __next__
 
     def reset(self) -> None:
-        """Begins anew, with the epochs after those that came, once all row groups were consumed."""
+        """Begins the next epochs. All row groups of the epochs before must have been consumed."""
         if not self.last_row_consumed:
             raise NotImplementedError(
                 "Currently do not support resetting a reader while in the middle of iteration. "
@@ -332,11 +336,11 @@ class BatchReader:
     # ---- position and tuning
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next row group, as JSON holds it."""
+        """Returns the position of the next row group, for JSON."""
         return self._order.state(self._epoch, self._number)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on there. An error, if the state belongs to another order of row groups."""
+        """Continues from this position. Raises if the state belongs to another order of row groups."""
         self._epoch, self._number = self._order.position(state)
         self._row_groups.close()
         self._run, self.last_row_consumed = None, False
@@ -351,7 +355,7 @@ class BatchReader:
         return self._row_groups.knobs
 
     def apply(self, knobs: Knobs) -> None:
-        """Turns the knobs while running; the order stays. The agent leaves them alone from then on."""
+        """Changes the knobs while running. The order stays the same. The agent no longer changes them."""
         self._tuned.turn(knobs)
 
     @property
@@ -361,7 +365,7 @@ class BatchReader:
     # ---- the end
 
     def stop(self) -> None:
-        """Ends the agent and the workers; a second call does nothing."""
+        """Stops the agent and the workers. A second call does nothing."""
         if not self.stopped:
             self.stopped = True
             try:
@@ -372,7 +376,7 @@ class BatchReader:
                 self._groups.close()
 
     def join(self) -> None:
-        """Does nothing, as `stop` has waited; Petastorm's users call it."""
+        """Does nothing, because `stop` has waited. Petastorm's users call it."""
 
     def __enter__(self) -> Self:
         return self
@@ -391,9 +395,9 @@ def make_spark_converter(
     compression_codec: str | None = None,
     dtype: str | None = "float32",
 ) -> Any:
-    """What `petastorm.spark.make_spark_converter` gives, a frame written as Parquet by Spark, whose datasets and
-    DataLoaders read by this module's `make_batch_reader`, and take its options. Converting and caching are Petastorm's.
-    A `shuffling_queue_capacity` is Petastorm's too, and draws without a seed: `shuffle_rows` keeps the order exact."""
+    """Returns the converter of `petastorm.spark.make_spark_converter`. Spark writes the frame as Parquet. The
+    converter's datasets and DataLoaders read by this module's `make_batch_reader` and take its options. Petastorm
+    converts and caches. Its `shuffling_queue_capacity` draws without a seed; `shuffle_rows` keeps the order exact."""
     compat.install_local_files()
     from petastorm.spark import spark_dataset_converter
 

@@ -82,6 +82,11 @@ LIGHT = (
     "sluice.agent.policies",
     "sluice.agent.policies.opening.contract",
 )
+CIRCLES_OF_TYPES = (
+    ["sluice.dlrm.lookup_frequencies", "sluice.dlrm.options"],
+    ["sluice.dlrm.session.session", "sluice.dlrm.session.version_run"],
+)
+"""The files that import each other for types only. Remove a line here when its circle is gone."""
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
@@ -240,6 +245,8 @@ def place(module: str, path: Path) -> str:
 
 def test_no_file_and_no_folder_reaches_itself():
     known = modules()
+    with_types = {name: imports(path, known) & known.keys() for name, path in known.items()}
+    assert [group for group in circles(with_types) if group not in CIRCLES_OF_TYPES] == []
     files = {
         name: imports(path, known, with_types=False) & known.keys() for name, path in known.items()
     }

@@ -62,7 +62,7 @@ if OPTIONAL["serving"].is_there:
     NOT_A_USERS_MISTAKE |= {
         "BadValue": "a request's, which a server answers by a status",
         "ClientGone": "between a server and its answer, which nobody reads",
-        "Doubtful": "a request's, which a server answers by a status",
+        "AmbiguousRequest": "a request's, which a server answers by a status",
         "Full": "a server's queue, answered by a status",
         "NotEqual": "an exported program does not do what the model does",
         "Refusal": "a request's, which a server answers by a status",

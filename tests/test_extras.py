@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.small_table import small_table
 from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
 
 pytestmark = pytest.mark.slow
@@ -316,18 +317,19 @@ def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_lin
     )
 
 
-SMALL_TABLE = """
-from sluice.etl.synth.small_table import small_table
-from sluice import FeatureTable
-small_table("table", rows=4096)
-"""
+@pytest.fixture
+def table(tmp_path):
+    """A feature table in the folder where `run` works."""
+    work = tmp_path / "work"
+    work.mkdir()
+    return small_table(work / "table", rows=4096)
 
 
-def test_table_reads_feature_tables(site):
+def test_table_reads_feature_tables(site, table):
     run(
         site("table"),
-        SMALL_TABLE
-        + """
+        """
+from sluice import FeatureTable
 absent("petastorm", "torchrec", "pandas")
 assert FeatureTable.open("table").files
 code, out, err = called("show", "table")
@@ -367,11 +369,10 @@ for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
     )
 
 
-def test_trainer_trains_by_petastorms_reader_and_evaluates(site):
+def test_trainer_trains_by_petastorms_reader_and_evaluates(site, table):
     run(
         site("trainer"),
-        SMALL_TABLE
-        + """
+        """
 absent("uvicorn", "optuna", "scipy")
 helps("train", "evaluate", "export", "plan")
 refused("serve", "serve", "run", "--port", "0")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
@@ -22,7 +23,6 @@ from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEn
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
@@ -85,7 +85,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     with no_more_than(100):
         assert page.written(tmp_path / "run", say) is None
     assert (
-        "the report cannot be written (File too large); make room, then `sluice report"
+        "the report cannot be written (File too large); free some disk space, then run `sluice report"
         in capsys.readouterr().err
     )
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []

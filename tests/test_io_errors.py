@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.checkpoint.meta import CheckpointError, damage, latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.loader import BatchLoader
@@ -25,6 +25,7 @@ from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.sources import Reading
 from tests.dlrm.test_checkpoint import META, Alone, Weights
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
@@ -204,7 +205,7 @@ def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
 def test_a_packed_copy_that_cannot_be_used_costs_itself_alone(table, tmp_path, capsys, calls):
     def rows(folder):
         with BatchLoader(
-            table, batch_size=512, packed=PackedCopy(folder=str(tmp_path / folder))
+            table, batch_size=512, reading=Reading(packed=PackedCopy(folder=str(tmp_path / folder)))
         ) as loader:
             return [batch.dense.numpy().tobytes() for batch in loader], loader.store
 

@@ -23,8 +23,9 @@ from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunError
 from sluice.agent.tunable import Policy, Reason
 from sluice.common.errors import UsageError
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.stages.transform import TransformError
 from tests.ingest.twin import eventually, halve
@@ -215,14 +216,14 @@ class TestEnds:
         """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's."""
         code = (
             "import os, sys, threading\nfrom sluice import Knobs, Loader\n"
-            "from sluice.ingest.loader import LoaderError\n"
+            "from sluice.ingest.errors import LoaderError\n"
             "loader = Loader(sys.argv[1], batch_size=80, read_ahead_epochs=10**6,\n"
             "                roles='label=clicked;dense=price;sparse=item',\n"
             "                transforms=['sluice.dlrm.squash:squash'],\n"
             "                knobs=Knobs(backend={'squash': 'process'}))\n"
             "batches = iter(loader)\nnext(batches)\n"
-            "held, over, workers = threading.Event(), threading.Event(), loader.worker_pids\n"
-            "def hold():\n    with loader._pipeline._turning:\n        held.set()\n        over.wait()\n"
+            "held, over, workers = threading.Event(), threading.Event(), loader._batches.worker_pids\n"
+            "def hold():\n    with loader._batches._pipeline._turning:\n        held.set()\n        over.wait()\n"
             "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
             "child = os.fork()\n"
             "if not child:\n"
@@ -230,8 +231,8 @@ class TestEnds:
             "    except LoaderError as error:\n        print(error, flush=True)\n"
             "    loader.close()\n    sys.exit(0)\n"
             "assert os.waitpid(child, 0)[1] == 0\nover.set()\nthread.join()\n"
-            "assert workers and loader.worker_pids == workers\n"
-            "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\nloader.close()\n"
+            "assert workers and loader._batches.worker_pids == workers\n"
+            "print(sum(1 for _ in batches))\nassert not loader._batches.worker_restarts\nloader.close()\n"
         )
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code, clicks],
@@ -287,8 +288,8 @@ class TestWhatItSays:
         ):
             old = loader_of(clicks, epochs=2)
         with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
-            assert old._epochs == new._epochs == 2
-            assert one._epochs == 1
+            assert old._batches._read_ahead_epochs == new._batches._read_ahead_epochs == 2
+            assert one._batches._read_ahead_epochs == 1
             assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
     def test_a_memory_limit_may_be_a_text(self, clicks):
@@ -392,7 +393,7 @@ class TestTransforms:
                 "lambda": None,
                 "shifted": None,
             }
-            backends = loader.limits.backends
+            backends = loader._batches.limits.backends
             assert list(backends) == ["halve_price"], "what no process can import runs in threads"
 
     def test_a_notebooks_function_stays_in_this_process(self):
@@ -480,7 +481,7 @@ class TestElsewhere:
             f"loader = Loader({clicks!r}, batch_size=80, roles='label=clicked;dense=price;sparse=item', "
             "transforms=[double])\n"
             "seen = [batch.dense.sum().item() for batch in loader]\n"
-            "print(len(seen), len(loader), loader.tuning.mode, loader.limits.backends)\n"
+            "print(len(seen), len(loader), loader.tuning.mode, loader._batches.limits.backends)\n"
         )
         kernel = (
             "import asyncio, sys, types\n"

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
@@ -23,7 +24,6 @@ from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions

@@ -1,4 +1,4 @@
-"""`Forecast`: the rate that a setting should bring and the memory it needs, as far as the stages are known. Pure."""
+"""`Forecast`: predicts the rate and the memory of a setting from the known costs of the stages. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from sluice.ingest.knobs import MAX_WORKERS, REMOTE, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
 _MIB = 2**20
+Workers = Mapping[str, int]
+Ranges = Mapping[str, tuple[int, int]]
+"""Stage → its fewest and most workers."""
+Choice = tuple[Knobs, float]
+"""Knobs, and the predicted rows a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +31,11 @@ class Forecast:
     knobs: Knobs
     limits: Limits
     services: Mapping[str, StageCost]
-    """The stages that have reported, fused ones as one. Other stages keep their workers, as nothing is known of
-    them."""
+    """The stages with known costs, fused ones as one. Other stages keep their workers."""
     each: Mapping[str, StageCost]
     """The same stages, but fused ones separately."""
     cores: float
-    """The cores for everything. The stages get `stage_cores`, as other programs want some too."""
+    """All cores. The stages get `stage_cores`, because other programs use some too."""
     stage_cores: float
     other_cpu_s: float
     """Processor seconds a row that no stage accounts for: those of the trainer, on the same cores."""
@@ -40,16 +44,16 @@ class Forecast:
     base_bytes: float
     """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
     memory_limit: int
-    processes: Mapping[str, int]
+    processes: Workers
     """The workers on processes now, by stage."""
     free_bytes: float
-    """Memory that nobody uses now."""
+    """Unused memory."""
     slow: float = 1.0
     """How many times slower a core is than a free one, as other programs use it too."""
     buffers: float = 1.0
     """The share of the buffers' wanted bytes that they get."""
     requests_a_core: float = 0.0
-    """How many workers of stages that are done elsewhere hold a core there. 0: those cost nothing more."""
+    """How many remote workers share a core. 0: remote workers have no price."""
     settings: PlannerSettings = DEFAULT
 
     @classmethod
@@ -110,7 +114,7 @@ class Forecast:
     def contended(self) -> bool:
         return self.slow >= self.settings.contended
 
-    def cores_rate(self, workers: Mapping[str, int]) -> float:
+    def cores_rate(self, workers: Workers) -> float:
         """The rows a second for which the cores are enough."""
         stages = sum(s.cpu_s(workers[n]) for n, s in self.services.items())
         return min(
@@ -125,11 +129,11 @@ class Forecast:
             default=math.inf,
         )
 
-    def rate(self, workers: Mapping[str, int]) -> float:
+    def rate(self, workers: Workers) -> float:
         """The rows a second that this many workers are expected to bring."""
         return self.rate_around("", workers)
 
-    def rate_around(self, name: str, workers: Mapping[str, int]) -> float:
+    def rate_around(self, name: str, workers: Workers) -> float:
         """The same, if the stage of that name were never the narrowest; it takes its cores all the same."""
         return min(
             [
@@ -140,7 +144,7 @@ class Forecast:
         )
 
     @property
-    def elsewhere(self) -> list[str]:
+    def remote_stages(self) -> list[str]:
         """The stages whose workers hold cores of other hosts."""
         return [
             name
@@ -148,20 +152,20 @@ class Forecast:
             if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
         ]
 
-    def cores_elsewhere(self, workers: Mapping[str, int]) -> float:
-        return sum(workers[name] for name in self.elsewhere) / (self.requests_a_core or 1)
+    def remote_cores(self, workers: Workers) -> float:
+        return sum(workers[name] for name in self.remote_stages) / (self.requests_a_core or 1)
 
     @property
     def core_rows_per_s(self) -> float:
-        """The price of a core elsewhere, in rows a second."""
+        """The price of a remote core, in rows a second."""
         most = min(self.demand, self.cores_rate(self.knobs.workers))
         return self.settings.core_price * (
             most if math.isfinite(most) else self.rate(self.knobs.workers)
         )
 
-    def price(self, workers: Mapping[str, int]) -> float:
-        """The price of the cores that so many workers hold elsewhere, in rows a second."""
-        held = self.cores_elsewhere(workers)
+    def price(self, workers: Workers) -> float:
+        """Returns the price of the remote cores of these workers, in rows a second."""
+        held = self.remote_cores(workers)
         return held * self.core_rows_per_s if held else 0.0
 
     def bottleneck(self) -> str:
@@ -182,9 +186,7 @@ class Forecast:
         """Whether the knobs leave the margin of memory that a choice has to leave."""
         return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
 
-    def best(
-        self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False
-    ) -> tuple[Knobs, float]:
+    def best(self, ranges: Ranges, *, fewest: bool, tight: bool = False) -> Choice:
         """Finds the knobs of the highest rate within the `ranges` and memory, and that rate.
 
         A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
@@ -196,7 +198,7 @@ class Forecast:
             )
             if leaner[1] >= self.settings.worth_lean * chosen[1]:
                 chosen = leaner
-        if not self.elsewhere:
+        if not self.remote_stages:
             return chosen
         return max(
             [chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
@@ -205,23 +207,21 @@ class Forecast:
 
     def _cheaper(
         self,
-        chosen: tuple[Knobs, float],
-        ranges: Mapping[str, tuple[int, int]],
+        chosen: Choice,
+        ranges: Ranges,
         *,
         fewest: bool,
         tight: bool,
-    ) -> Iterator[tuple[Knobs, float]]:
-        """The best knobs for fewer rows: the last of them may cost more elsewhere than they are worth."""
-        for name in self.elsewhere:
+    ) -> Iterator[Choice]:
+        """Yields the best knobs for fewer rows, because the last rows may need too many remote cores."""
+        for name in self.remote_stages:
             least, most = ranges[name][0], chosen[0].workers[name]
             for count in range(least, most, max(1, (most - least) // self.settings.cheaper)):
                 aim = self.capacity(name, count) / self.settings.headroom
                 if aim < chosen[1]:
                     yield replace(self, demand=aim)._best(ranges, fewest=fewest, tight=tight)
 
-    def _best(
-        self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool
-    ) -> tuple[Knobs, float]:
+    def _best(self, ranges: Ranges, *, fewest: bool, tight: bool) -> Choice:
         requests = []
         for name, service in self.services.items():
             least, most = ranges[name]
@@ -384,7 +384,7 @@ class Forecast:
     def _worker_bytes(self, name: str) -> float:
         return self._item_bytes(name) + self._process_bytes(name)
 
-    def _buffers(self, workers: Mapping[str, int]) -> dict[str, int]:
+    def _buffers(self, workers: Workers) -> dict[str, int]:
         """The bytes that the two buffers need, in whole MiB and within their limits."""
 
         def item_bytes(name: str) -> float:
@@ -462,7 +462,7 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    workers: Mapping[str, int]
+    workers: Workers
     rows_per_s: float
     """The rate of the slowest stage, at most `enough`."""
 

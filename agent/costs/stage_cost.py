@@ -74,7 +74,7 @@ class StageCost:
     age: int = 0
     """Snapshots since the model last learned. Large: the stage idles, or hardly moves."""
     backend: str = ""
-    elsewhere: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
+    other_backends: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
     """The points of back ends that the stage has left."""
     settings: PlannerSettings = DEFAULT
     _anchor: StageStats | None = None  # counters where the present observation began
@@ -96,7 +96,11 @@ class StageCost:
             )
         earlier = self._anchor
         if latest.backend != self.backend:
-            left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
+            left = (
+                {**self.other_backends, self.backend: self.points}
+                if self.points
+                else self.other_backends
+            )
             return replace(
                 self,
                 backend=latest.backend,
@@ -104,7 +108,7 @@ class StageCost:
                 _anchor=latest,
                 _surprise=0.0,
                 _settled=None,
-                elsewhere={b: points for b, points in left.items() if b != latest.backend},
+                other_backends={b: points for b, points in left.items() if b != latest.backend},
             )
         if (
             starting
@@ -170,7 +174,7 @@ class StageCost:
             drifts=self.drifts + 1,
             leaps=self.leaps + (ratio >= self.settings.leap),
             residual=residual,
-            elsewhere={},
+            other_backends={},
             _settled=None,
             points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
         )
@@ -214,7 +218,7 @@ class StageCost:
             "residual": self.residual,
             "process_bytes": self.process_bytes,
             "points": _plain(self.points),
-            "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()},
+            "elsewhere": {b: _plain(points) for b, points in self.other_backends.items()},
         }
 
     @classmethod
@@ -229,21 +233,23 @@ class StageCost:
             residual=values["residual"],
             points=_points(values["points"]),
             process_bytes=values["process_bytes"],
-            elsewhere={b: _points(points) for b, points in values["elsewhere"].items()},
+            other_backends={b: _points(points) for b, points in values["elsewhere"].items()},
         )
 
     def on(self, backend: str) -> StageCost:
         """The stage as expected on another back end: as seen there, or else as with its fewest workers here, which
         hardly disturb each other."""
         least = min(self.points)
-        points = self.elsewhere.get(backend) or {least: self.points[least]}
+        points = self.other_backends.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
     @property
     def anywhere(self) -> StageCost:
         """The stage as far as anything is known of it: on another back end, if it was not seen on this one yet."""
         return (
-            self if self.points else replace(self, points=next(iter(self.elsewhere.values()), {}))
+            self
+            if self.points
+            else replace(self, points=next(iter(self.other_backends.values()), {}))
         )
 
     def joined(self, other: StageCost) -> StageCost:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sluice.agent import policies
 from sluice.agent.learn.intune_teacher import hardware_of
 from sluice.agent.policies.intune import FACTORS, STEPS, InTune, move
-from sluice.agent.simulator.oracle import Clairvoyant, Oracle, OracleState
+from sluice.agent.simulator.oracle import ForesightOracle, Oracle, OracleState
 from sluice.agent.simulator.physics import TrueCosts
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.tunable import Policy, Reason
@@ -28,7 +28,7 @@ class CeilingState:
     goal: OracleState
 
 
-class _WithinCores(Clairvoyant):
+class _WithinCores(ForesightOracle):
     """It plans for as many workers in all as there are cores."""
 
     def _most(self, cores: float) -> float:

@@ -1,45 +1,47 @@
-"""The rates at which rows flow through many simulated pipelines at once: `BatchTruth`, `BatchFlow`.
+"""Computes the rates of many simulated pipelines at once: `BatchTruth`, `BatchFlow`.
 
-The laws are those of `sluice.agent.simulator.physics`, for arrays of stage × pipeline instead of one pipeline's lists.
+The model is that of `sluice.agent.simulator.physics`, with arrays of stage × pipeline in place of lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.simulator.base import CHUNK_S
 from sluice.agent.simulator.physics import UNBOUNDED, TrueCosts
 
-_STAGE = {
-    "cost_s": 0.0,
-    "rows_per_item": 1.0,
-    "bytes_per_row": 0.0,
-    "cpu": 0.0,
-    "lock": 0.0,
-    "memory_bound": 0.0,
-    "sigma": 0.0,
-    "kappa": 0.0,
-    "cliff_workers": 0.0,
-    "cliff_factor": 1.0,
-    "cap_rows_per_s": 0.0,
-    "credit_rows": 0.0,
-    "tail": 0.0,
-    "burst_factor": 1.0,
-    "burst_every_s": 0.0,
-    "burst_s": 0.0,
-    "drift": 0.0,
-    "held_bytes": 0.0,
-    "worker_bytes": 0.0,
-    "process_bytes": 0.0,
-    "start_s": 0.0,
-    "process_start_s": 0.0,
-    "process_cost_s": 0.0,
-    "buffer_items": 0.0,
-}
-"""What is read of each stage, and the value where there is none."""
+_STAGE = dict.fromkeys(("rows_per_item", "cliff_factor", "burst_factor"), 1.0) | dict.fromkeys(
+    (
+        "cost_s",
+        "bytes_per_row",
+        "cpu",
+        "lock",
+        "memory_bound",
+        "sigma",
+        "kappa",
+        "cliff_workers",
+        "cap_rows_per_s",
+        "credit_rows",
+        "tail",
+        "burst_every_s",
+        "burst_s",
+        "drift",
+        "held_bytes",
+        "worker_bytes",
+        "process_bytes",
+        "start_s",
+        "process_start_s",
+        "process_cost_s",
+        "buffer_items",
+    ),
+    0.0,
+)
+"""The properties of a stage, and their values where there is no stage."""
 _MACHINE = (
     "cores",
     "neighbour_cores",
@@ -56,12 +58,12 @@ _MACHINE = (
     "timer_noise",
 )
 _CONSUMER = ("batch_rows", "step_s", "cpu", "cores", "interference")
-_ITERATIONS = 24  # of the search for the factors; what has not settled goes on in the next step
+_ITERATIONS = 24  # at most, of the search for the factors; the next step continues it
 
 
 class BatchTruth:
-    """How some pipelines truly are. A pipeline's last stage is in the last row; rows before its first one belong to no
-    stage."""
+    """The true costs of some pipelines. A pipeline's last stage is in the last row. Rows before its first stage are
+    empty."""
 
     def __init__(self, truths: Sequence[TrueCosts]) -> None:
         shape = max(len(truth.stages) for truth in truths), len(truths)
@@ -78,7 +80,7 @@ class BatchTruth:
         """Where each pipeline's first stage is."""
 
     def read(self, b: int, truth: TrueCosts) -> None:
-        """Takes over how a pipeline is from now on."""
+        """Sets the true costs of a pipeline from now on."""
         self.truths[b] = truth
         columns = zip(*map(attrgetter(*_STAGE), truth.stages), strict=True)
         for name, values in zip(_STAGE, columns, strict=True):
@@ -88,8 +90,36 @@ class BatchTruth:
                 column[b] = getattr(part, name)
 
 
+class _Factors(NamedTuple):
+    """How many times slower each shared resource makes its users: cores, bandwidth, lock and second threads."""
+
+    cores: ndarray
+    memory: ndarray
+    lock: ndarray
+    smt: ndarray
+
+
+class _Costs(NamedTuple):
+    """The seconds of an item in each stage and of the consumer's step, before any slow-down by a shared resource."""
+
+    cpu: ndarray
+    memory: ndarray
+    lock: ndarray
+    waiting: ndarray
+    handed: ndarray
+    """Seconds to pass the item on to the next stage."""
+    traffic: ndarray
+    """Bytes that an item moves through memory."""
+    crowd: ndarray
+    """The factor on the cost while all workers are busy."""
+    cap: ndarray
+    """The most rows a second."""
+    step_cpu: ndarray
+    step_wait: ndarray
+
+
 class BatchFlow:
-    """The rates of the present step, and the factors by which the next one's search begins."""
+    """The rates of the present step. The search for the next step's factors starts from the present ones."""
 
     def __init__(self, truth: BatchTruth) -> None:
         stages, count = truth.real.shape
@@ -97,148 +127,164 @@ class BatchFlow:
         self.rates = self.busy = np.zeros((stages + 1, count))
         """Rows a second of the stages and, last, of the consumers; the shares of their workers at work."""
         self.cpu_per_item, self.used_cores = np.zeros((stages, count)), np.zeros(count)
-        self.slow, self._slow_memory, self._slow_lock, self._smt = (
-            np.ones(count) for _ in range(4)
-        )
-        """`slow`: how many times slower than alone a thread is, as others want the cores as well."""
+        self._factors = _Factors(*(np.ones(count) for _ in _Factors._fields))
+
+    @property
+    def slow(self) -> ndarray:
+        """How many times slower a thread runs because others want the cores too."""
+        return self._factors.cores
 
     def settle(
         self,
         *,
-        workers: np.ndarray,
-        process: np.ndarray,
-        starting: np.ndarray,
-        factors: np.ndarray,
-        bursts: np.ndarray,
-        credit_rows: np.ndarray,
-        queue: np.ndarray,
-        limits: np.ndarray,
+        workers: ndarray,
+        process: ndarray,
+        starting: ndarray,
+        factors: ndarray,
+        bursts: ndarray,
+        credit_rows: ndarray,
+        queue: ndarray,
+        limits: ndarray,
     ) -> None:
-        """Works the rates out for so many workers at work, on threads or in processes, while so many more are
-        `starting`. `factors` are those on each stage's cost, `bursts` those on its waiting; `queue` rows wait behind
-        each stage, of `limits` that may."""
+        """Computes the rates for these workers, on threads or in processes.
+
+        `starting` more workers are starting. `factors` multiply each stage's cost, and `bursts` its waiting. `queue`
+        rows wait after each stage, of at most `limits`."""
         truth = self._truth
-        stage = truth.stage
-        machine = truth.machine
-        consumer = truth.consumer
+        machine, consumer = truth.machine, truth.consumer
         cores = np.maximum(0.05, machine["cores"] - machine["neighbour_cores"])
         overhead = np.minimum(starting, 0.5 * machine["cores"])
-        n, rows = np.where(truth.real, np.maximum(workers, 1e-6), 1.0), stage["rows_per_item"]
-        beyond = (stage["cliff_workers"] > 0) & (n > stage["cliff_workers"])
-        dearer = np.where(beyond, stage["cliff_factor"], 1.0) * factors
-        cost = (stage["cost_s"] + process * stage["process_cost_s"]) * dearer
-        computing = cost * stage["cpu"] / machine["speed"]
-        cpu, memory = computing * (1 - stage["memory_bound"]), computing * stage["memory_bound"]
-        lock = np.where(process, 0.0, computing * stage["lock"])
-        waiting = (
-            cost * (1 - stage["cpu"]) * bursts + stage["sigma"] * np.maximum(0.0, n - 1) * cost
-        )
-        waiting = np.where(truth.real, waiting, 1 / UNBOUNDED)
-        crowd, locks = 1 + stage["kappa"] * n * (n - 1), lock > 0
-        cap = np.where(
-            stage["cap_rows_per_s"] > 0, stage["cap_rows_per_s"] + credit_rows / CHUNK_S, UNBOUNDED
-        )
-        handed = machine["handover_s"] / machine["speed"] * truth.real
-        handed[truth.first] = 0.0
-        traffic = rows * stage["bytes_per_row"] * (stage["memory_bound"] > 0)
-        pressure = np.where(
-            consumer["cpu"] > 0,
-            np.maximum(
-                0.0,
-                (consumer["cores"] * consumer["cpu"] + (n * stage["cpu"]).sum(axis=0)) / cores - 1,
-            ),
-            0.0,
-        )
-        step_cpu = (
-            consumer["step_s"]
-            * consumer["cpu"]
-            / machine["speed"]
-            * (1 + consumer["interference"] * pressure)
-        )
-        step_wait = consumer["step_s"] * (1 - consumer["cpu"])
-        waits_before, room_behind = queue / CHUNK_S, (limits - queue) / CHUNK_S
-        others = machine["neighbour_threads"]
-        last, count = n.shape
-        capacity = np.empty((last + 1, count))
-        rates = np.empty_like(capacity)
-        stride, rising = np.full(count, 0.65), np.ones(count, bool)
-        slow = self.slow
-        slow_memory = self._slow_memory
-        slow_lock = self._slow_lock
-        smt = self._smt
-        item = used = cpu
+        n, rows = np.where(truth.real, np.maximum(workers, 1e-6), 1.0), truth.stage["rows_per_item"]
+        costs = self._costs(n, cores, process, factors, bursts, credit_rows)
+        arriving, space = queue / CHUNK_S, (limits - queue) / CHUNK_S
+        stride, rising = np.full(cores.shape, 0.65), np.ones(cores.shape, bool)
+        slow = self._factors
+        item = used = costs.cpu
+        rates = capacity = self.rates
         for _ in range(_ITERATIONS):
-            on_core = slow * smt
-            alone = cpu + memory * slow_memory
-            on_cpu = alone * crowd * on_core
-            wall = on_cpu + lock * ((slow_lock - 1) * slow) + waiting
-            capacity[:last] = np.minimum(n * rows / wall, cap)
-            step = step_wait + step_cpu * on_core
-            capacity[last] = np.where(
-                step > 0, consumer["batch_rows"] / np.maximum(step, 1e-12), UNBOUNDED
-            )
-            rates[:] = capacity
-            for i in range(1, last + 1):
-                np.minimum(rates[i], rates[i - 1] + waits_before[i - 1], out=rates[i])
-            for i in range(last - 1, -1, -1):
-                np.minimum(rates[i], rates[i + 1] + room_behind[i], out=rates[i])
-            np.maximum(rates, 0.0, out=rates)
-            active, per_s = n * rates[:last] / capacity[:last], rates[:last] / rows
-            item = alone * (1 + stage["kappa"] * np.maximum(0.0, active * (active - 1)))
-            used = (per_s * (item + handed)).sum(axis=0) * smt + (
-                rates[last] / consumer["batch_rows"] * step_cpu * consumer["cores"] * smt
+            alone = costs.cpu + costs.memory * slow.memory
+            on_cpu = alone * costs.crowd * (slow.cores * slow.smt)
+            wall = on_cpu + costs.lock * ((slow.lock - 1) * slow.cores) + costs.waiting
+            capacity = self._capacity(costs, n * rows / wall, slow)
+            rates = _limit_by_queues(capacity, arriving, space)
+            active, per_s = n * rates[:-1] / capacity[:-1], rates[:-1] / rows
+            crowd = 1 + truth.stage["kappa"] * np.maximum(0.0, active * (active - 1))
+            item = alone * crowd
+            used = (per_s * (item + costs.handed)).sum(axis=0) * slow.smt + (
+                rates[-1] / consumer["batch_rows"] * costs.step_cpu * consumer["cores"] * slow.smt
             )
             runnable = (active * on_cpu / wall).sum(axis=0)
-            locked, contenders = (per_s * lock).sum(axis=0), (active * locks).sum(axis=0)
-            shared = np.where(
-                others > 0,
-                np.maximum(cores - others, cores * runnable / np.maximum(1e-12, runnable + others)),
-                cores,
-            )
-            switching = machine["switch_cost"] * np.maximum(0.0, runnable / cores - 1)
-            available = np.maximum(0.02, shared - overhead) / (1 + switching)
-            ratio = used / available
+            ratio = used / self._available_cores(cores, overhead, runnable)
             stride = np.where(
                 (ratio > 1) == rising, np.minimum(8.0, stride * 1.6), np.maximum(0.6, stride * 0.4)
             )
             rising = ratio > 1
-            wanted = np.maximum(1.0, slow * np.maximum(ratio, 1e-9) ** stride)
-            wanted_memory = np.where(
-                machine["bandwidth"] > 0,
-                np.maximum(
-                    1.0,
-                    slow_memory
-                    * (per_s * traffic).sum(axis=0)
-                    / np.maximum(1e-9, machine["bandwidth"]),
-                ),
-                1.0,
+            wanted = self._wanted(slow, costs, active, per_s, 2 * used / cores - 1)._replace(
+                cores=np.maximum(1.0, slow.cores * np.maximum(ratio, 1e-9) ** stride)
             )
-            wanted_lock = np.maximum(
-                1.0,
-                slow_lock
-                * locked
-                * (1 + machine["convoy"] * np.minimum(np.maximum(0.0, contenders - 1), 8.0)),
-            )
-            upper = np.where(machine["smt"] < 1, np.clip(2 * used / cores - 1, 0.0, 1.0), 0.0)
-            wanted_smt = 1 + upper * (2 / (1 + machine["smt"]) - 1)
-            off = (
-                abs(wanted - slow)
-                + abs(wanted_memory - slow_memory)
-                + abs(wanted_lock - slow_lock)
-                + abs(wanted_smt - smt)
-            )
-            settled = bool((off < 2e-3 * slow).all())
-            slow = wanted
-            slow_memory = wanted_memory
-            slow_lock = wanted_lock
-            smt = smt + 0.5 * (wanted_smt - smt)
+            off = sum(abs(new - old) for new, old in zip(wanted, slow, strict=True))
+            settled = bool((off < 2e-3 * slow.cores).all())
+            slow = wanted._replace(smt=slow.smt + 0.5 * (wanted.smt - slow.smt))
             if settled:
                 break
-        self.slow = slow
-        self._slow_memory = slow_memory
-        self._slow_lock = slow_lock
-        self._smt = smt
-        self.rates = rates
-        self.busy = rates / capacity
-        self.cpu_per_item = item * smt
+        self._factors = slow
+        self.rates, self.busy = rates, rates / capacity
+        self.cpu_per_item = item * slow.smt
         self.used_cores = np.minimum(used, cores) + overhead
+
+    def _costs(  # noqa: PLR0917
+        self,
+        n: ndarray,
+        cores: ndarray,
+        process: ndarray,
+        factors: ndarray,
+        bursts: ndarray,
+        credit_rows: ndarray,
+    ) -> _Costs:
+        """Returns the costs with `n` workers in each stage."""
+        truth = self._truth
+        stage = truth.stage
+        machine, consumer = truth.machine, truth.consumer
+        beyond = (stage["cliff_workers"] > 0) & (n > stage["cliff_workers"])
+        dearer = np.where(beyond, stage["cliff_factor"], 1.0) * factors
+        cost = (stage["cost_s"] + process * stage["process_cost_s"]) * dearer
+        computing = cost * stage["cpu"] / machine["speed"]
+        waiting = (
+            cost * (1 - stage["cpu"]) * bursts + stage["sigma"] * np.maximum(0.0, n - 1) * cost
+        )
+        handed = machine["handover_s"] / machine["speed"] * truth.real
+        handed[truth.first] = 0.0
+        wanting = consumer["cores"] * consumer["cpu"] + (n * stage["cpu"]).sum(axis=0)
+        pressure = np.where(consumer["cpu"] > 0, np.maximum(0.0, wanting / cores - 1), 0.0)
+        slowed = 1 + consumer["interference"] * pressure
+        return _Costs(
+            cpu=computing * (1 - stage["memory_bound"]),
+            memory=computing * stage["memory_bound"],
+            lock=np.where(process, 0.0, computing * stage["lock"]),
+            waiting=np.where(truth.real, waiting, 1 / UNBOUNDED),
+            handed=handed,
+            traffic=stage["rows_per_item"] * stage["bytes_per_row"] * (stage["memory_bound"] > 0),
+            crowd=1 + stage["kappa"] * n * (n - 1),
+            cap=np.where(
+                stage["cap_rows_per_s"] > 0,
+                stage["cap_rows_per_s"] + credit_rows / CHUNK_S,
+                UNBOUNDED,
+            ),
+            step_cpu=consumer["step_s"] * consumer["cpu"] / machine["speed"] * slowed,
+            step_wait=consumer["step_s"] * (1 - consumer["cpu"]),
+        )
+
+    def _capacity(self, costs: _Costs, rates: ndarray, slow: _Factors) -> ndarray:
+        """Returns the rows a second that the stages and, last, the consumers can do with enough input."""
+        step = costs.step_wait + costs.step_cpu * (slow.cores * slow.smt)
+        batch_rows = self._truth.consumer["batch_rows"]
+        taken = np.where(step > 0, batch_rows / np.maximum(step, 1e-12), UNBOUNDED)
+        return np.concatenate([np.minimum(rates, costs.cap), taken[None]])
+
+    def _available_cores(self, cores: ndarray, overhead: ndarray, runnable: ndarray) -> ndarray:
+        """Returns the cores for the pipelines' work, next to other programs and starting workers."""
+        machine = self._truth.machine
+        others = machine["neighbour_threads"]
+        shared = np.where(
+            others > 0,
+            np.maximum(cores - others, cores * runnable / np.maximum(1e-12, runnable + others)),
+            cores,
+        )
+        switching = machine["switch_cost"] * np.maximum(0.0, runnable / cores - 1)
+        return np.asarray(np.maximum(0.02, shared - overhead) / (1 + switching))
+
+    def _wanted(
+        self,
+        slow: _Factors,
+        costs: _Costs,
+        active: ndarray,
+        per_s: ndarray,
+        upper: ndarray,
+    ) -> _Factors:
+        """Returns the factors that bandwidth, lock and second threads need now. `upper` is the used share of the second
+        threads."""
+        machine = self._truth.machine
+        moved = slow.memory * (per_s * costs.traffic).sum(axis=0)
+        contenders = (active * (costs.lock > 0)).sum(axis=0)
+        convoy = machine["convoy"] * np.minimum(np.maximum(0.0, contenders - 1), 8.0)
+        locked = (per_s * costs.lock).sum(axis=0)
+        upper = np.where(machine["smt"] < 1, np.clip(upper, 0.0, 1.0), 0.0)
+        return slow._replace(
+            memory=np.where(
+                machine["bandwidth"] > 0,
+                np.maximum(1.0, moved / np.maximum(1e-9, machine["bandwidth"])),
+                1.0,
+            ),
+            lock=np.maximum(1.0, slow.lock * locked * (1 + convoy)),
+            smt=1 + upper * (2 / (1 + machine["smt"]) - 1),
+        )
+
+
+def _limit_by_queues(capacity: ndarray, arriving: ndarray, space: ndarray) -> ndarray:
+    """Returns the rates that the queues before and after each stage allow."""
+    rates = capacity.copy()
+    for i in range(1, len(rates)):
+        np.minimum(rates[i], rates[i - 1] + arriving[i - 1], out=rates[i])
+    for i in range(len(rates) - 2, -1, -1):
+        np.minimum(rates[i], rates[i + 1] + space[i], out=rates[i])
+    return np.asarray(np.maximum(rates, 0.0, out=rates))

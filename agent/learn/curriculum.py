@@ -1,4 +1,4 @@
-"""What an opening is taught, and the course of it: `Curriculum`, `teach`. It goes on where it was interrupted."""
+"""The training plan of the policy for the initial setting: `Curriculum`, `teach`. An interrupted training continues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from sluice.agent.learn import opening_teacher
-from sluice.agent.learn.lives import Clairvoyance
+from sluice.agent.learn.episodes import OracleSettings
 from sluice.agent.learn.student import MOMENTS, Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES
 from sluice.agent.policies.opening.weights import WeightsError, read, write
 from sluice.agent.simulator.random_pipelines import pipeline
 
-_EXAM = 1_000_000  # the numbers of the training pipelines that are only for the exam begin here
+_EXAM = 1_000_000  # training pipelines from this number on are only for the exam
 _SAVED_EVERY = 50  # steps of policy gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """What is taught. The same curriculum gives the same weights."""
+    """The length of the training. The same curriculum gives the same weights."""
 
     seed: int = 0
     lives: int = 20_000
@@ -40,16 +40,16 @@ class Curriculum:
             or min(self.imitations, self.gradients + 1, self.exams) < 1
         ):
             raise ValueError(
-                f"{self}: each round has a life and a step of imitation, and an exam has a pipeline"
+                f"{self}: each round needs an episode and a step of imitation, and an exam needs a pipeline"
             )
 
     def numbers(self, round_: int) -> range:
-        """The training pipelines that are lived in a round."""
+        """Returns the numbers of the training pipelines of a round."""
         return range(round_ * self.lives // self.rounds, (round_ + 1) * self.lives // self.rounds)
 
 
 class _Progress:
-    """The curriculum's progress on disk: what was taught so far, and the student."""
+    """The student and the finished steps, on disk."""
 
     def __init__(self, plan: Curriculum, folder: Path) -> None:
         self.folder = folder
@@ -60,8 +60,8 @@ class _Progress:
             arrays, found = read(self._file, {**SHAPES, **MOMENTS})
             if found["plan"] != self.done["plan"]:
                 raise WeightsError(
-                    f"{self._file}: it was taught by {found['plan']}, not by "
-                    f"{self.done['plan']}; give another folder, or the same curriculum"
+                    f"{self._file}: this training has the plan {found['plan']}, not "
+                    f"{self.done['plan']}; give another folder, or the same plan"
                 )
             self.student, self.done = Student(arrays, found["count"]), found
 
@@ -70,7 +70,7 @@ class _Progress:
         self.done = {**self.done, **done, "count": count}
         write(self._file, arrays, self.done)
 
-    def kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+    def load_or_make(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """Returns the arrays of that name from the folder, and makes them if they are not there."""
         from safetensors.numpy import load_file
 
@@ -83,7 +83,7 @@ class _Progress:
 def teach(
     plan: Curriculum, folder: Path, say: Callable[[str], None]
 ) -> tuple[Arrays, dict[str, Any]]:
-    """The weights, and the record of how they were taught; `folder` keeps what is done."""
+    """Returns the weights and the record of their training. `folder` keeps the progress."""
     import torch
 
     torch.set_num_threads(1)  # so small a network is slower on several, and the sums differ
@@ -91,7 +91,9 @@ def teach(
     student, taught = progress.student, []
     for number in range(plan.rounds):
         taught.append(
-            progress.kept(f"round-{number}", functools.partial(_round, plan, number, student))
+            progress.load_or_make(
+                f"round-{number}", functools.partial(_round, plan, number, student)
+            )
         )
         if progress.done["rounds"] > number:
             continue
@@ -104,7 +106,7 @@ def teach(
         )
         progress.save(rounds=number + 1)
         say(
-            f"round {number + 1} of {plan.rounds}: {plan.numbers(number).stop:,} lives, loss {loss:.3f}"
+            f"round {number + 1} of {plan.rounds}: {plan.numbers(number).stop:,} episodes, loss {loss:.3f}"
         )
     brought = _improve(plan, progress, taught, say)
     tried = plan.gradients * opening_teacher.PIPELINES * opening_teacher.GROUP
@@ -129,25 +131,28 @@ def _round(plan: Curriculum, number: int, student: Student) -> Arrays:
 def _improve(
     plan: Curriculum, progress: _Progress, taught: list[Arrays], say: Callable[[str], None]
 ) -> list[float]:
-    """The steps of policy gradient; returns what openings bring in the exam, before and after."""
+    """Runs the steps of policy gradient. Returns the results in the exam before and after them."""
     units = np.ones(plan.lives)
     for one in taught:
         units[one["number"].astype(int)] = one["unit"]
-    student, anchor = progress.student, Student(progress.kept("anchor", progress.student.arrays))
+    student, anchor = (
+        progress.student,
+        Student(progress.load_or_make("anchor", progress.student.arrays)),
+    )
     exam = range(_EXAM, _EXAM + plan.exams)
-    best = progress.kept(
+    best = progress.load_or_make(
         "exam",
         lambda: {
-            "unit": Clairvoyance.of(
+            "unit": OracleSettings.of(
                 [pipeline("training", n) for n in exam], opening_teacher.STAGES
             ).rows_per_s
         },
     )["unit"]
     before, brought = (
-        float(opening_teacher.opened(anchor.arrays(), exam, best, plan.seed).mean()),
+        float(opening_teacher.initial_gains(anchor.arrays(), exam, best, plan.seed).mean()),
         [],
     )
-    say(f"imitation: openings bring {before:.3f} of the best in their first seconds")
+    say(f"imitation: the first seconds reach {before:.3f} of the best rate")
     for step in range(progress.done["gradients"], plan.gradients):
         brought.append(opening_teacher.improve(student, anchor, units, plan.seed, step))
         if (step + 1) % _SAVED_EVERY == 0 or step + 1 == plan.gradients:
@@ -155,13 +160,13 @@ def _improve(
             say(
                 f"policy gradient: {step + 1} of {plan.gradients} steps, {np.mean(brought[-_SAVED_EVERY:]):.3f}"
             )
-    after = float(opening_teacher.opened(student.arrays(), exam, best, plan.seed).mean())
-    say(f"policy gradient: openings bring {after:.3f} of the best in their first seconds")
+    after = float(opening_teacher.initial_gains(student.arrays(), exam, best, plan.seed).mean())
+    say(f"policy gradient: the first seconds reach {after:.3f} of the best rate")
     return [before, after]
 
 
 def _ranges(values: np.ndarray) -> list[list[float]]:
-    """The least and the most of each input."""
+    """Returns the least and the most of each input."""
     return [
         [float(low), float(high)]
         for low, high in zip(values.min(axis=0), values.max(axis=0), strict=True)

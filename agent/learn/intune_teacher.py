@@ -1,19 +1,19 @@
-"""Teaches `intune` in simulated pipelines of the training families, by deep Q-learning, and chooses its live variant.
+"""Trains `intune` in simulated pipelines by deep Q-learning, and chooses its live variant.
 
-Each episode is a random pipeline from a random start on a core of random speed; the reward is the published one, with
-the throughput in units of the best that the pipeline can do. The held-out pipelines of the evaluation are of other
-families and never shown.
+Each episode is a random pipeline of the training families, with random first knobs and a random core speed. The reward
+is the published one. Its throughput is in units of the pipeline's best rate. The evaluation uses other families.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.learn.adam import Adam
@@ -41,20 +41,18 @@ from sluice.agent.simulator.rollout import reference, run
 from sluice.agent.simulator.scenario import Scenario
 
 VARIANTS = {"not": 0.0, "slowly": 1e-4, "yes": 1e-3, "fast": 1e-2}
-"""How it may go on learning in a live pipeline: the rates of gradient descent."""
+"""The learning rates in a live pipeline, by variant."""
 _EPISODE = 60
 _BATCH = 256
 _EVERY = 4
 _MEMORY = 40_000
 _LEARNING_RATE = 5e-4
 _TARGET_RATE = 0.01
-_TAUGHT = (
-    90_000  # pipelines of lower numbers are taught, and variants are chosen on those from here on
-)
+_TAUGHT = 90_000  # lower numbers are for training; from here on, pipelines compare the variants
 
 
 def lesson(number: int) -> Scenario:
-    """A training pipeline with as many stages as the network has places for; every other one changes during its run."""
+    """Returns a training pipeline that fits the network. Every other pipeline changes during its run."""
     return pipeline("training", number, most_stages=STAGES, changing=number % 2 == 1)
 
 
@@ -64,13 +62,13 @@ def hardware_of(scenario: Scenario) -> Hardware:
 
 @dataclass(slots=True)
 class Replay:
-    """A memory of past decisions; the oldest are forgotten first."""
+    """The latest decisions."""
 
-    inputs: np.ndarray
-    steps: np.ndarray
-    rewards: np.ndarray
-    after: np.ndarray
-    present: np.ndarray
+    inputs: ndarray
+    steps: ndarray
+    rewards: ndarray
+    after: ndarray
+    present: ndarray
     count: int = 0
 
     @classmethod
@@ -84,7 +82,7 @@ class Replay:
         )
 
     def add(
-        self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int
+        self, inputs: ndarray, steps: ndarray, value: float, after: ndarray, stages: int
     ) -> None:
         i = self.count % len(self.rewards)
         self.inputs[i] = inputs
@@ -95,22 +93,20 @@ class Replay:
         self.present[i, STAGES:] = 1
         self.count += 1
 
-    def sample(self, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """Draws some of them, with the stages' places shuffled, as the order of stages means nothing."""
+    def sample(self, random: np.random.Generator) -> tuple[ndarray, ...]:
+        """Draws decisions. The stages' places are shuffled because their order has no meaning."""
         rows = random.integers(min(self.count, len(self.rewards)), size=(_BATCH, 1))
         stages = random.permuted(np.tile(np.arange(STAGES), (_BATCH, 1)), axis=1)
         places, wide = (
             np.concatenate([stages, np.tile(np.arange(STAGES, count), (_BATCH, 1))], axis=1)
             for count in (PLACES, INPUTS)
         )
-        return iter(
-            (
-                self.inputs[rows, wide],
-                self.steps[rows, places],
-                self.rewards[rows[:, 0]],
-                self.after[rows, wide],
-                self.present[rows, places],
-            )
+        return (
+            self.inputs[rows, wide],
+            self.steps[rows, places],
+            self.rewards[rows[:, 0]],
+            self.after[rows, wide],
+            self.present[rows, places],
         )
 
 
@@ -121,8 +117,8 @@ def learn(
     model_latency: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Layers, float]:
-    """The trained network and its mean reward over the last fifth of the decisions. The same seed gives the same
-    result."""
+    """Returns the trained network, and its mean reward over the last fifth of the decisions. The same seed gives the
+    same result."""
     import torch
 
     threads = torch.get_num_threads()
@@ -155,7 +151,7 @@ def _learn(
         steps[explore] = random.integers(len(STEPS), size=int(explore.sum()))
         before = pipeline.inputs
         value = pipeline.step(steps)
-        # Learned from the gains: their discounted sum ranks policies as that of the rewards does, with less noise.
+        # Gains rank policies in the same order as rewards do, with less noise.
         replay.add(
             before,
             steps,
@@ -168,23 +164,7 @@ def _learn(
         if pipeline.age >= _EPISODE:
             pipeline = _Episode(random, model_latency)
         if decision >= _BATCH and decision % _EVERY == 0:
-            inputs, taken, gained, after, present = (
-                torch.from_numpy(a) for a in replay.sample(random)
-            )
-            share = present / present.sum(1, keepdim=True)
-            with torch.no_grad():
-                ahead = target(after).reshape(-1, PLACES, len(STEPS)).amax(2)
-                goal = gained + DISCOUNT * (ahead * share).sum(1)
-            chosen = (
-                network(inputs)
-                .reshape(-1, PLACES, len(STEPS))
-                .gather(2, taken[:, :, None])[:, :, 0]
-            )
-            loss = (share * (chosen - goal[:, None]) ** 2).sum(1).mean()
-            with torch.no_grad():
-                optimiser.step(torch.autograd.grad(loss, optimiser.weights))
-                for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
-                    slow.lerp_(fast, _TARGET_RATE)
+            _descend(network, target, optimiser, replay.sample(random))
         if (decision + 1) % max(1, decisions // 10) == 0:
             say(
                 f"{decision + 1:,} of {decisions:,} decisions: mean reward {np.mean(rewards[-decisions // 10 :]):.3f}"
@@ -194,6 +174,24 @@ def _learn(
         tuple((m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear),
         float(np.mean(rewards[-max(1, len(rewards) // 5) :])),
     )
+
+
+def _descend(network: Any, target: Any, optimiser: Adam, batch: Iterable[ndarray]) -> None:
+    """Runs one step of Q-learning, and moves the target network towards the trained one."""
+    import torch
+
+    inputs, taken, gained, after, present = map(torch.from_numpy, batch)
+    share = present / present.sum(1, keepdim=True)
+    with torch.no_grad():
+        ahead = target(after).reshape(-1, PLACES, len(STEPS)).amax(2)
+        goal = gained + DISCOUNT * (ahead * share).sum(1)
+    values = network(inputs).reshape(-1, PLACES, len(STEPS))
+    chosen = values.gather(2, taken[:, :, None])[:, :, 0]
+    loss = (share * (chosen - goal[:, None]) ** 2).sum(1).mean()
+    with torch.no_grad():
+        optimiser.step(torch.autograd.grad(loss, optimiser.weights))
+        for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
+            slow.lerp_(fast, _TARGET_RATE)
 
 
 def _network() -> Any:
@@ -206,7 +204,7 @@ def _network() -> Any:
 
 
 class _Episode:
-    """A random pipeline from a random start, one decision a second."""
+    """A random pipeline with random first knobs, and one decision a second."""
 
     def __init__(self, random: np.random.Generator, model_latency: bool) -> None:
         scenario = lesson(int(random.integers(_TAUGHT)))
@@ -243,7 +241,7 @@ class _Episode:
         self.inputs = np.zeros(INPUTS, np.float32)
         self.last_reward = self.step(np.full(PLACES, STEPS.index(0)))
 
-    def step(self, chosen: np.ndarray) -> float:
+    def step(self, chosen: ndarray) -> float:
         simulator = self._simulator
         simulator.apply(
             move(
@@ -265,11 +263,11 @@ class _Episode:
         return reward(measured.rows_per_s / self._unit, measured.memory_used, measured.memory_limit)
 
 
-def judged(
+def compare_variants(
     layers: Layers, pipelines: int, variants: Sequence[str], *, model_latency: bool = True
 ) -> dict[str, dict[str, float]]:
-    """How each live variant does on pipelines of the training families that were not taught, as shares of the
-    clairvoyant's rows. The best of them is chosen here, and not on those of the evaluation."""
+    """Returns each live variant's rows, as shares of the oracle's. The pipelines are of the training families but not
+    used in training. The best variant is chosen by them and not by those of the evaluation."""
     found: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(_TAUGHT, _TAUGHT + pipelines):
         scenario = lesson(number)

@@ -1,5 +1,6 @@
-"""One pipeline whose knobs are set directly, as gymnasium has environments: `OpeningEnv`. It obeys the laws that the
-teacher's lives obey, and shows and rewards the same."""
+"""A gymnasium environment with one pipeline whose knobs are set directly: `OpeningEnv`.
+
+It uses the same simulator, inputs and rewards as the training."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sluice.agent.learn.lives import Clairvoyance, Lives
+from sluice.agent.learn.episodes import Episodes, OracleSettings
 from sluice.agent.learn.opening_teacher import STAGES
 from sluice.agent.policies.opening.policy import (
     FARTHEST,
@@ -28,10 +29,13 @@ _LOOKS = 8
 
 
 class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
-    """An observation is what a run's snapshots and schema show; an action corrects the plain estimate of each stage's
-    workers and of both buffers, as logarithms in units of the farthest correction, and says which stages run in
-    processes. The reward is the rows of the next second, in units of the best rate. An episode ends after eight
-    seconds, or when the pipeline is killed for memory. A pipeline's last stage is in the last of twelve places."""
+    """A pipeline that runs for eight seconds, or until it is killed for memory.
+
+    - An observation has what a run's snapshots and schema show. A pipeline's last stage is in the last of twelve
+      places.
+    - An action corrects the plain estimate of each stage's workers and of both buffers. Corrections are logarithms, in
+      units of the largest correction. The action also chooses the stages that run in processes.
+    - The reward is the rows of the next second, in units of the best rate."""
 
     metadata = {"render_modes": []}  # noqa: RUF012  gymnasium's own form
 
@@ -55,12 +59,15 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Opens a pipeline that chance chooses, or `options={"number": …}`."""
+        """Starts a random pipeline, or the one that `options={"number": …}` names."""
         super().reset(seed=seed)
         number = int((options or {}).get("number", self.np_random.integers(self._pipelines)))
         scenario = pipeline(self._split, number)
-        self._unit = float(Clairvoyance.of([scenario], STAGES).rows_per_s[0])
-        self._lives, self._looks = Lives([scenario], seed=int(self.np_random.integers(2**31))), 0
+        self._unit = float(OracleSettings.of([scenario], STAGES).rows_per_s[0])
+        self._episodes, self._looks = (
+            Episodes([scenario], seed=int(self.np_random.integers(2**31))),
+            0,
+        )
         return self._look(_FIRST_LOOK_S), {"number": number, "best_rows_per_s": self._unit}
 
     def step(
@@ -72,15 +79,15 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             FARTHEST * (2.0 * action["process"][None, own] - 1),
             FARTHEST * np.append(action["buffers"], 0.0)[None],
         )
-        self._lives.act(setting(self._glimpse, self._inputs, answers))
-        before = self._lives.rows[0]
+        self._episodes.act(setting(self._glimpse, self._inputs, answers))
+        before = self._episodes.rows[0]
         observation = self._look(1.0)
         self._looks += 1
-        brought = max(0.0, float(self._lives.rows[0] - before)) / self._unit
-        return observation, brought, bool(self._lives.killed[0]), self._looks >= _LOOKS, {}
+        brought = max(0.0, float(self._episodes.rows[0] - before)) / self._unit
+        return observation, brought, bool(self._episodes.killed[0]), self._looks >= _LOOKS, {}
 
     def _look(self, seconds: float) -> dict[str, Any]:
-        self._glimpse = self._lives.look(seconds)
+        self._glimpse = self._episodes.look(seconds)
         self._inputs: Inputs = observe(self._glimpse)
         empty = STAGES - self._glimpse.real.shape[1]
         return {

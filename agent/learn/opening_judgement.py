@@ -1,7 +1,8 @@
-"""Compares a learned initial setting with the planner alone, paired by pipeline and seed: `judge` → `OpeningTable`.
+"""Compares the learned initial setting with the planner alone: `judge` → `OpeningTable`.
 
-The metric, the variant and the cases are fixed before the run: rows of the first ten seconds and of the whole run as
-shares of the clairvoyant's, the planner going on after the opening, pipelines of families that were never taught.
+Both run on the same pipelines with the same seeds. The metric and the cases are fixed before the run. The metric is the
+rows of the first ten seconds and of the whole run, as shares of the oracle's rows. The pipelines belong to families
+that the training does not use. The planner continues after the initial setting.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from sluice.agent.tunable import Policy
 _START = 10
 _BACK, _IN_A_ROW = 0.95, 3
 _FRESH = 3_000
-"""The pipelines of a split with lower numbers were looked at during development."""
+"""Pipelines with lower numbers were used during development."""
 _WORSE = 0.01
-"""A pipeline that loses more than this share of its rows is worse …"""
+"""A pipeline that loses more than this share of its rows counts as worse."""
 _MOST_WORSE, _MOST_LOST = 0.08, 0.005
-"""… of which there may be this share; and this share of the rows may be lost in the mean, with what is uncertain."""
+"""The largest share of worse pipelines, and the largest mean loss of rows, at the lower end of its confidence
+interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A pipeline and what it draws."""
+    """A pipeline and its seed."""
 
     scenario: Scenario
     seed: int
@@ -44,24 +46,24 @@ def cases(split: str, count: int) -> list[Case]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What came of one policy in one case, as shares of the clairvoyant's rows."""
+    """The result of one policy in one case, as shares of the oracle's rows."""
 
     start: float
     """The share of the first ten seconds."""
     whole: float
     back_s: int
-    """Seconds until three in a row together reach 0.95."""
+    """Seconds until three seconds in a row together reach 0.95."""
     killed: bool
 
 
 def mean_between(gains: np.ndarray, draws: int = 2_000) -> tuple[float, float, float]:
-    """The mean, and between which values it lies in 95 of 100 draws of cases."""
+    """Returns the mean, and its 95 % confidence interval over draws of cases."""
     drawn = np.random.default_rng(0).choice(gains, (draws, len(gains))).mean(axis=1)
     return float(gains.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
 
 
 def course(case: Case, policy: Policy, best: Sequence[float]) -> Course:
-    """Lets a policy go through a case, in which the clairvoyant reached the rates `best`, second by second."""
+    """Runs a policy in a case. `best` are the oracle's rates, one for each second."""
     outcome = run(case.scenario, policy, seed=case.seed)
     each = outcome.rates
     back = next(
@@ -88,7 +90,7 @@ class OpeningTable:
     planner: tuple[Course, ...]
 
     def gain(self, name: str) -> tuple[float, float, float]:
-        """The mean gain, and between which values it lies in 95 of 100 draws of pipelines."""
+        """Returns the mean gain, and its 95 % confidence interval over draws of pipelines."""
         gains = np.array(
             [
                 getattr(a, name) - getattr(b, name)
@@ -108,7 +110,7 @@ class OpeningTable:
 
     @property
     def ships(self) -> bool:
-        """Whether it is not inferior over the whole run, and kills no more."""
+        """Whether the policy is not inferior over the whole run, and has no more killed pipelines."""
         return (
             self.gain("whole")[1] >= -_MOST_LOST
             and self.worse <= _MOST_WORSE
@@ -119,7 +121,7 @@ class OpeningTable:
         return (
             "not inferior over the whole run: it may ship"
             if self.ships
-            else "inferior over the whole run, or not surely as good: it does not ship"
+            else "may be inferior over the whole run: it does not ship"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ class OpeningTable:
     def text(self) -> str:
         figures = self.to_dict()
         lines = [
-            f"{len(self.opened)} pipelines; shares of the clairvoyant's rows: median/mean/5th percentile",
+            f"{len(self.opened)} pipelines; shares of the oracle's rows: median/mean/5th percentile",
             f"{'':<10}{'first 10 s':>18}{'whole run':>18}{'95 % after':>12}{'kills':>7}",
         ]
         for name in ("planner", "opened"):
@@ -174,7 +176,7 @@ class OpeningTable:
 def judge(
     opened: Callable[[], Policy], planner: Callable[[], Policy], some: Sequence[Case]
 ) -> OpeningTable:
-    """Lets both go through all cases; each course has a policy of its own."""
+    """Runs both in all cases. Each run makes its own policy."""
     pairs = []
     for case in some:
         best = reference(case.scenario, seed=case.seed).rates

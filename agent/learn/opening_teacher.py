@@ -1,21 +1,22 @@
-"""Teaches an opening: first to imitate the clairvoyant, then by what its own openings bring.
+"""Trains the policy for the initial setting: first it imitates the oracle, then it learns from its own results.
 
-Imitation (DAgger): in thousands of simulated lives the student is asked at each look what it would set, and is told
-what the clairvoyant, who knows the truth, would have set there. From the second round on the states are those that
-the student itself has brought about. Then policy gradient: each pipeline is opened several times at once around what
-the student would do, with the same chance; what an opening brings in its first eight seconds compared with the others
-of its group is its advantage. The student before is the anchor. All of it is a function of the curriculum, and goes
-on where it was interrupted.
+Imitation (DAgger): in thousands of simulated episodes, each look is paired with the oracle's setting. The oracle knows
+the true costs. From the second round on, the student's own settings decide the states.
+
+Policy gradient: each pipeline starts several times in parallel, with settings around the student's and with the same
+random events. The advantage of a setting is what it delivers in its first eight seconds, compared with its group. The
+student before this phase is the anchor. The curriculum decides everything, and an interrupted training continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
-from sluice.agent.learn.lives import Clairvoyance, Lives
+from sluice.agent.learn.episodes import Episodes, OracleSettings
 from sluice.agent.learn.student import Arrays, Student
 from sluice.agent.policies.opening.policy import (
     FARTHEST,
@@ -32,38 +33,38 @@ from sluice.agent.policies.opening.policy import (
 from sluice.agent.simulator.random_pipelines import pipeline
 
 STAGES = 12
-"""The most that a pipeline has, to which all are filled up."""
-_TOGETHER = 500  # lives that are simulated at once
+"""The most stages of a pipeline. Shorter pipelines are padded to this."""
+_TOGETHER = 500  # episodes that are simulated at once
 _LOOKS_S = (0.25, 0.25, 0.25, 0.25, 0.5, 1.0, 2.0)
 _LATER_LOOKS, _BETWEEN_S = 2, 2.0
 _BATCH = 128
 GROUP, PIPELINES = 8, 64
-"""How many openings are tried of how many pipelines in a step of policy gradient."""
-HELD_S, _SPREAD = (
-    8.0,
-    0.3,
-)  # seconds for which an opening is held; how far attempts lie around the student's
+"""The attempts for each pipeline, and the pipelines, in a step of policy gradient."""
+HELD_S = 8.0  # seconds for which an attempt's setting is kept
+_SPREAD = 0.3  # standard deviation of attempts around the student's setting
 _IMITATION_RATE, _GRADIENT_RATE = 2e-3, 3e-4
 
 
-def lessons(
-    weights: Mapping[str, np.ndarray] | None, numbers: range, seed: int
-) -> Iterator[Arrays]:
-    """Lets these training pipelines be lived by the student, or near the clairvoyant if there is none yet; yields what
-    was seen at each look, and what the clairvoyant would have set."""
+def lessons(weights: Arrays | None, numbers: range, seed: int) -> Iterator[Arrays]:
+    """Runs these training pipelines, and yields each look with the oracle's setting.
+
+    The student with these weights acts. Without weights, the settings are near the oracle's."""
     for first in range(numbers.start, numbers.stop, _TOGETHER):
         some = range(first, min(first + _TOGETHER, numbers.stop))
         draw, scenarios = (
             np.random.default_rng((seed, 1, first)),
             [pipeline("training", n) for n in some],
         )
-        lives, best = Lives(scenarios, seed=first + seed), Clairvoyance.of(scenarios, STAGES)
-        look = lives.look(float(draw.choice(_LOOKS_S)))
+        episodes, best = (
+            Episodes(scenarios, seed=first + seed),
+            OracleSettings.of(scenarios, STAGES),
+        )
+        look = episodes.look(float(draw.choice(_LOOKS_S)))
         for later in range(1 + _LATER_LOOKS):
             if later:
-                lives.look(_BETWEEN_S)
-                look = lives.look(float(draw.choice(_LOOKS_S)))
-            inputs, alive = observe(look), ~lives.killed
+                episodes.look(_BETWEEN_S)
+                look = episodes.look(float(draw.choice(_LOOKS_S)))
+            inputs, alive = observe(look), ~episodes.killed
             yield {
                 **lesson(look, inputs, best),
                 "number": np.array(some, np.float32),
@@ -74,21 +75,20 @@ def lessons(
                 near = best.workers[:, -width:] * np.exp(
                     0.7 * draw.standard_normal(look.real.shape)
                 )
-                lives.act(
+                episodes.act(
                     Setting(
                         near, best.process[:, -width:] > 0, *buffers(look, near), best.rows_per_s
                     )
                 )
             else:
-                lives.act(setting(look, inputs, answer(weights, inputs, look.real)))
+                episodes.act(setting(look, inputs, answer(weights, inputs, look.real)))
 
 
-def lesson(look: Glimpse, inputs: Inputs, best: Clairvoyance) -> Arrays:
-    """What was seen, as the student sees it, and what would have been best, as the student says it."""
+def lesson(look: Glimpse, inputs: Inputs, best: OracleSettings) -> Arrays:
+    """Returns the student's inputs for a look, and the best setting as the student's outputs."""
     width = look.real.shape[1]
-    ahead, fetch = buffers(
-        look, best.workers[:, -width:]
-    )  # the clairvoyant's are for rates that never vary
+    # The oracle's own buffer sizes are for rates that never vary.
+    ahead, fetch = buffers(look, best.workers[:, -width:])
     sizes = [
         np.log(np.maximum(1.0, best.read_ahead_bytes / ahead)),
         np.log(np.maximum(1.0, best.prefetch_bytes / fetch)),
@@ -125,7 +125,7 @@ def imitate(
     *,
     rate: float = _IMITATION_RATE,
 ) -> float:
-    """Steps of imitation in a round; returns the mean loss of the last of them."""
+    """Runs the steps of imitation of a round. Returns the mean loss of the last ones."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
@@ -153,33 +153,31 @@ def imitate(
     return float(np.mean(losses[-100:]))
 
 
-def opened(
-    weights: Mapping[str, np.ndarray], numbers: Sequence[int], units: np.ndarray, seed: int
-) -> np.ndarray:
-    """What the student's openings bring in their first seconds, in units of the best rate."""
-    lives = Lives([pipeline("training", n) for n in numbers], seed=seed)
-    look = lives.look(_LOOKS_S[0])
-    inputs, before = observe(look), lives.rows
-    lives.act(setting(look, inputs, answer(weights, inputs, look.real)))
-    lives.pass_time(HELD_S)
-    return np.asarray(np.maximum(0.0, lives.rows - before) / (units * HELD_S))
+def initial_gains(weights: Arrays, numbers: Sequence[int], units: ndarray, seed: int) -> ndarray:
+    """Returns the rate after the student's initial settings in their first seconds, in units of the best rate."""
+    episodes = Episodes([pipeline("training", n) for n in numbers], seed=seed)
+    look = episodes.look(_LOOKS_S[0])
+    inputs, before = observe(look), episodes.rows
+    episodes.act(setting(look, inputs, answer(weights, inputs, look.real)))
+    episodes.pass_time(HELD_S)
+    return np.asarray(np.maximum(0.0, episodes.rows - before) / (units * HELD_S))
 
 
 class Attempts(NamedTuple):
-    """Openings of some pipelines around what the student would do, and what came of them. Arrays are pipeline ×
-    attempt, and stage or buffer; each pipeline's first attempt is what the student would do."""
+    """Initial settings around the student's, and their results. Each pipeline's first attempt is the student's own
+    setting. Arrays are pipeline × attempt, and stage or buffer."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    sizes: np.ndarray
-    brought: np.ndarray
-    """The rows of the first seconds, in units of the best rate; nothing where the pipeline was killed."""
-    pace: np.ndarray
-    """The rate that the first attempt came to, as a share of the bound; pipeline alone."""
+    workers: ndarray
+    process: ndarray
+    sizes: ndarray
+    brought: ndarray
+    """The rows of the first seconds, in units of the best rate; 0 if the pipeline was killed."""
+    pace: ndarray
+    """The rate that the first attempt reached, as a share of the bound. One value for each pipeline."""
 
     @property
-    def better(self) -> np.ndarray:
-        """What each attempt brought, compared with the others of its pipeline."""
+    def advantage(self) -> ndarray:
+        """The result of each attempt, compared with the others of its pipeline."""
         spread = self.brought.std(axis=1, keepdims=True)
         return np.where(
             spread < 1e-3,
@@ -189,50 +187,53 @@ class Attempts(NamedTuple):
 
 
 def attempt(
-    lives: Lives,
+    episodes: Episodes,
     look: Glimpse,
     inputs: Inputs,
-    said: Answers,
+    answers: Answers,
     *,
-    units: np.ndarray,
+    units: ndarray,
     draw: np.random.Generator,
 ) -> Attempts:
-    """Opens each pipeline in all its lives, the first as `said`, the others around that."""
+    """Sets the knobs of each pipeline: `answers` in its first episode, settings around them in the others."""
     first = np.arange(len(units) * GROUP) % GROUP == 0
 
-    def around(values: np.ndarray, tried: int) -> np.ndarray:
+    def around(values: ndarray, tried: int) -> ndarray:
         values = values.repeat(GROUP, axis=0)
         noise = _SPREAD * draw.standard_normal(values.shape) * (np.arange(values.shape[1]) < tried)
         return np.where(first[:, None], values, values + noise)
 
-    workers, sizes = (
-        around(said.workers, look.real.shape[1]),
-        around(said.pipelines, 2),
-    )  # a promise is not tried
-    process = said.process.repeat(GROUP, axis=0)
+    workers = around(answers.workers, look.real.shape[1])
+    sizes = around(answers.pipelines, 2)  # the promised rate is not varied
+    process = answers.process.repeat(GROUP, axis=0)
     chance = draw.random(process.shape) < 1 / (1 + np.exp(-process))
     moved = np.where(first[:, None], process > np.where(look.process, -SURE, SURE), chance)
-    before = lives.rows
-    lives.act(setting(look, inputs, Answers(workers, np.where(moved, FARTHEST, -FARTHEST), sizes)))
-    lives.pass_time(HELD_S / 2)
-    half = lives.rows
-    lives.pass_time(HELD_S / 2)
-    brought = np.maximum(0.0, lives.rows - before) / (units.repeat(GROUP) * HELD_S)
-    pace = np.maximum(0.0, lives.rows - half) / (HELD_S / 2) / inputs.bound
+    before = episodes.rows
+    episodes.act(
+        setting(look, inputs, Answers(workers, np.where(moved, FARTHEST, -FARTHEST), sizes))
+    )
+    episodes.pass_time(HELD_S / 2)
+    half = episodes.rows
+    episodes.pass_time(HELD_S / 2)
+    brought = np.maximum(0.0, episodes.rows - before) / (units.repeat(GROUP) * HELD_S)
+    pace = np.maximum(0.0, episodes.rows - half) / (HELD_S / 2) / inputs.bound
     tried = [values.reshape(len(units), GROUP, -1) for values in (workers, moved, sizes)]
     return Attempts(tried[0], tried[1], tried[2], brought.reshape(-1, GROUP), pace[::GROUP])
 
 
-def improve(student: Student, anchor: Student, units: np.ndarray, seed: int, step: int) -> float:
-    """A step of policy gradient; returns what the student's own openings brought. `units` are the best rates of the
-    pipelines that were lived."""
+def improve(student: Student, anchor: Student, units: ndarray, seed: int, step: int) -> float:
+    """Runs a step of policy gradient. Returns the mean result of the student's own settings.
+
+    `units` are the best rates of the training pipelines."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
     draw = np.random.default_rng((seed, 3, step))
     numbers = draw.integers(len(units), size=PIPELINES)
-    lives = Lives([pipeline("training", int(n)) for n in numbers], seed=seed + step, alike=GROUP)
-    look = lives.look(float(draw.choice(_LOOKS_S)))
+    episodes = Episodes(
+        [pipeline("training", int(n)) for n in numbers], seed=seed + step, alike=GROUP
+    )
+    look = episodes.look(float(draw.choice(_LOOKS_S)))
     inputs = observe(look)
     seen = [
         torch.from_numpy(values[::GROUP].copy())
@@ -242,10 +243,10 @@ def improve(student: Student, anchor: Student, units: np.ndarray, seed: int, ste
     with torch.no_grad():
         was = anchor.answers(*seen)
     made = attempt(
-        lives,
+        episodes,
         look,
         inputs,
-        Answers(*(said.detach().numpy() for said in (workers, process, sizes))),
+        Answers(*(one.detach().numpy() for one in (workers, process, sizes))),
         units=units[numbers],
         draw=draw,
     )
@@ -263,7 +264,7 @@ def improve(student: Student, anchor: Student, units: np.ndarray, seed: int, ste
         process[:, None].expand_as(tried[1]), tried[1], reduction="none"
     )
     likely = -near / (2 * _SPREAD**2) - (moves * movable[:, None]).sum(2)
-    gain = (torch.from_numpy(made.better).float() * likely).mean()
+    gain = (torch.from_numpy(made.advantage).float() * likely).mean()
     away = (
         0.5 * (((workers - was[0]) ** 2 * real).sum(1) / real.sum(1)).mean()
         + 0.05 * ((process - was[1]) ** 2 * movable).mean()

@@ -1,10 +1,12 @@
-"""`sluice learn RUN…`: goes on teaching the learned policy with the results of your own runs.
+"""`sluice learn RUN…`: trains the learned policy further, on the results of your own runs.
 
-A run that asked for an opening has left a record of it, in numbers, without data or names: what was seen at the first
-look, and on what the planner settled. The weights learn to open with that; a run counts the more, the nearer its rate
-came to the best of its pipeline. A quarter of the records is kept apart, and judges: the new weights are installed in
-the user's cache, where every run looks first, only if they are nearer there to what was settled on than those before,
-surely. `--out` writes them elsewhere, for `--agent-weights`.
+A run with `--tuning auto` leaves a record of its first look and of the knobs on which the planner settled. The record
+holds numbers only, no data and no names. The policy learns to choose the settled knobs at the start. A run counts more
+if its rate is near the best rate of its pipeline.
+
+A quarter of the records is held out for the comparison. The new weights are installed in the user's cache only if they
+are significantly nearer to the settled knobs there. Every run looks for weights in this cache first. `--out` writes the
+weights to another file, for `--agent-weights`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from sluice.agent.learn.lives import Clairvoyance
+from sluice.agent.learn.episodes import OracleSettings
 from sluice.agent.learn.opening_judgement import mean_between
 from sluice.agent.learn.opening_teacher import STAGES, imitate, lesson
 from sluice.agent.learn.student import Arrays, Student
@@ -31,25 +34,23 @@ from sluice.common.program import say
 from sluice.common.settings import parse, setting
 
 _LEAST = 12
-"""Records below which nothing can be judged."""
-_APART = 4  # each fourth record is kept apart
+"""The fewest records that allow a comparison."""
+_HELD_OUT = 4  # each fourth record is held out
 _RATE = 3e-4
 _SHARPNESS = 4.0
-"""By this power of its rate, as a share of the best of its pipeline, a record counts."""
+"""The weight of a record is this power of its rate, as a share of the best rate of its pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRuns:
-    """The run folders that are learned from, and how."""
+    """The run folders to learn from, and how."""
 
     runs: tuple[str, ...] = setting(
         help="run folders", metavar="RUN", positional=True, several=True
     )
-    weights: Path | None = setting(
-        None, "weights to go on from (default: those in use)", metavar="FILE"
-    )
+    weights: Path | None = setting(None, "initial weights (default: those in use)", metavar="FILE")
     out: Path | None = setting(
-        None, "where better weights are written (default: the user's cache)", metavar="FILE"
+        None, "file for better weights (default: the user's cache)", metavar="FILE"
     )
     steps: int = setting(300, "steps of imitation", least=1)
     seed: int = setting(0, "decides the order of the lessons")
@@ -60,12 +61,12 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     found = in_use() if options.weights is None else options.weights
     if found is None:
         raise UsageError(
-            "no weights to go on from: none came with this package; --weights names some, and `sluice "
-            "teach --policy opening` makes them"
+            "no weights to start from: this package has none; name a file with --weights, or make weights with "
+            "`sluice teach --policy opening`"
         )
     before, how = read(found, SHAPES)
-    taught, apart = parted(records(options.runs))
-    after = learned(before, taught, options.steps, options.seed)
+    taught, apart = split_lessons(records(options.runs))
+    after = train(before, taught, options.steps, options.seed)
     gain = errors(before, apart) - errors(after, apart)
     _, low, _ = mean_between(gain)
     better, out = low > 0, options.out or installed()
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
             after,
             {
                 **how,
-                "ranges": widened(how["ranges"], taught),
+                "ranges": widen(how["ranges"], taught),
                 "own_runs": {
                     **figures,
                     "command": shlex.join(["sluice", "learn", *argv]),
@@ -92,16 +93,19 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
             },
         )
     say(
-        f"{found}: {figures['error_before']:.3f} off in {len(gain)} records kept apart, {figures['error_after']:.3f} "
-        f"after {len(taught['weight'])} others were learned from: "
-        + (f"{out} has the new weights" if better else "not surely better, so nothing is changed")
+        f"{found}: error {figures['error_before']:.3f} in {len(gain)} held-out records, {figures['error_after']:.3f} "
+        f"after training on {len(taught['weight'])} others: "
+        + (
+            f"{out} has the new weights"
+            if better
+            else "not significantly better, so nothing is changed"
+        )
     )
     return {**figures, "better": better, "weights": str(out) if better else str(found)}
 
 
 def records(runs: Sequence[str]) -> list[OpeningRecord]:
-    """The records that these runs have left, of openings after which something was settled on in the shape that was
-    opened."""
+    """Returns the records of these runs whose planner settled, with the same fused stages as at the start."""
     events = [event for run in runs for event in Run.read(run).of("opening")]
     found = [OpeningRecord.from_dict(event["record"]) for event in events]
     useful = [
@@ -114,14 +118,14 @@ def records(runs: Sequence[str]) -> list[OpeningRecord]:
     ]
     if len(useful) < _LEAST:
         raise UsageError(
-            f"{len(runs)} runs have left {len(useful)} records of openings to learn from, and at least "
-            f"{_LEAST} are needed; runs with `--tuning auto` leave them in their run folders"
+            f"{len(runs)} runs have {len(useful)} usable records of initial settings, and at least {_LEAST} are "
+            "needed; runs with `--tuning auto` write them in their run folders"
         )
     return useful
 
 
-def parted(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
-    """The lessons that are learned, and those that are kept apart."""
+def split_lessons(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
+    """Returns the lessons for training, and those held out."""
     best: dict[Any, float] = {}
     for one in some:
         best[_pipeline(one)] = max(best.get(_pipeline(one), 0.0), one.rows_per_s or 0.0)
@@ -130,11 +134,14 @@ def parted(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
     def together(part: Sequence[Arrays]) -> Arrays:
         return {name: np.concatenate([one[name] for one in part]) for name in part[0]}
 
-    return (together([one for i, one in enumerate(each) if i % _APART]), together(each[::_APART]))
+    return (
+        together([one for i, one in enumerate(each) if i % _HELD_OUT]),
+        together(each[::_HELD_OUT]),
+    )
 
 
 def _pipeline(one: OpeningRecord) -> Any:
-    """The values that runs of one pipeline on one machine have in common."""
+    """Returns values that are equal in all runs of one pipeline on one machine."""
     return (
         tuple(one.given.limits.workers.values()),
         one.given.known.row_bytes,
@@ -143,17 +150,17 @@ def _pipeline(one: OpeningRecord) -> Any:
 
 
 def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
-    """What was seen, with what was settled on in the clairvoyant's place."""
+    """Returns a lesson with the settled knobs in place of the oracle's."""
     settled, rate = one.settled, one.rows_per_s
     assert settled is not None, "the run has ended"
     assert rate is not None, "and its rate is known"
     look = Glimpse.of(one.given)
-    own = [stage.name for stage in one.given.seen.stages if stage.name not in one.given.knobs.fused]
+    own = one.given.own_stages
 
-    def wide(values: Sequence[float]) -> np.ndarray:
+    def wide(values: Sequence[float]) -> ndarray:
         return np.pad(np.array([values], float), [(0, 0), (STAGES - len(own), 0)])
 
-    goal = Clairvoyance(
+    goal = OracleSettings(
         wide([settled.workers[name] for name in own]),
         wide([settled.backend.get(name) == "process" for name in own]),
         np.array([float(settled.read_ahead_bytes)]),
@@ -166,7 +173,7 @@ def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
     }
 
 
-def learned(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
+def train(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
     import torch
 
     torch.set_num_threads(1)  # so small a network is slower on several, and the sums differ
@@ -175,30 +182,32 @@ def learned(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
     return student.arrays()
 
 
-def errors(weights: Mapping[str, np.ndarray], some: Arrays) -> np.ndarray:
-    """How far from what was settled on these weights would open, for each record: the mean of the stages' logarithms
-    of workers, half the share of wrong back ends, and a tenth of the buffers' logarithms and the rate's."""
-    said = _said(weights, some)
+def errors(weights: Arrays, some: Arrays) -> ndarray:
+    """Returns for each record how far the policy's setting is from the settled knobs.
+
+    The error has three parts: the mean difference of the stages' log workers, half the share of wrong back ends, and a
+    tenth of the differences of the logarithms of buffers and rate."""
+    answers = _answers(weights, some)
     real, movable = some["real"] > 0, some["movable"] > 0
-    workers = (abs(said.workers - some["workers"]) * real).sum(axis=1) / real.sum(axis=1)
-    wrong = (((said.process > 0) != (some["process"] > 0)) * movable).sum(axis=1) / np.maximum(
+    workers = (abs(answers.workers - some["workers"]) * real).sum(axis=1) / real.sum(axis=1)
+    wrong = (((answers.process > 0) != (some["process"] > 0)) * movable).sum(axis=1) / np.maximum(
         1, movable.sum(axis=1)
     )
-    sizes = abs(said.pipelines - some["sizes"]).sum(axis=1)
+    sizes = abs(answers.pipelines - some["sizes"]).sum(axis=1)
     return np.asarray(workers + 0.5 * wrong + 0.1 * sizes)
 
 
-def _said(weights: Mapping[str, np.ndarray], some: Arrays) -> Answers:
+def _answers(weights: Arrays, some: Arrays) -> Answers:
     nothing = np.zeros(len(some["unit"]))
     return answer(
         weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0
     )
 
 
-def widened(ranges: Mapping[str, Any], taught: Arrays) -> dict[str, Any]:
-    """What counts as taught now: what did before, and what these lessons showed."""
+def widen(ranges: Mapping[str, Any], taught: Arrays) -> dict[str, Any]:
+    """Returns the training ranges, extended by these lessons."""
 
-    def more(old: Sequence[Sequence[float]], new: np.ndarray) -> list[list[float]]:
+    def more(old: Sequence[Sequence[float]], new: ndarray) -> list[list[float]]:
         return [
             [min(low, float(least)), max(high, float(most))]
             for (low, high), least, most in zip(old, new.min(axis=0), new.max(axis=0), strict=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.batch_flow import BatchFlow, BatchTruth
 from sluice.agent.simulator.base import CHUNK_S, GOVERNOR_FILLS
@@ -27,26 +28,26 @@ from sluice.ingest.stats import Snapshot, StageStats
 class BatchKnobs:
     """The knobs of all pipelines."""
 
-    workers: np.ndarray
-    process: np.ndarray
+    workers: ndarray
+    process: ndarray
     """Whether a stage runs in processes."""
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
 
 
 class PipelineBatch:
-    """The pipelines of some scenarios, whose counters are those of a `Snapshot`, as arrays. One seed gives one
-    course."""
+    """The pipelines of some scenarios. Their counters are those of a `Snapshot`, as arrays. One seed always gives the
+    same course."""
 
     def __init__(
         self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True, alike: int = 1
     ) -> None:
-        """So many neighbouring scenarios each time meet the same chance, whatever their knobs: they show what
-        another setting would have brought."""
+        """Each group of `alike` neighbouring scenarios has the same random events, whatever their knobs. So a group
+        compares settings."""
         fused = [s.name for s in scenarios if s.first_knobs.fused]
         if fused or not scenarios:
             raise ValueError(
-                f"{', '.join(fused) or 'no scenario'}: a batch has pipelines whose stages are not fused"
+                f"{', '.join(fused) or 'no scenario'}: a batch needs pipelines without fused stages"
             )
         if len(scenarios) % alike:
             raise ValueError(f"alike: {len(scenarios)} scenarios are not groups of {alike}")
@@ -89,7 +90,7 @@ class PipelineBatch:
         self._flow = BatchFlow(self._truth)
         slowest = max(float(self._stage[name].max()) for name in ("start_s", "process_start_s"))
         self._joining = np.zeros((2 + math.ceil(slowest / CHUNK_S), *self._shape))
-        """The workers that start, by the step from which on they are ready."""
+        """The starting workers, by the step at which they are ready."""
         self._coming, self._step = np.zeros(self._shape), 0
         self.knobs = self.knobs_of([s.first_knobs for s in scenarios])
         self.ready = self.knobs.workers.copy()
@@ -97,15 +98,15 @@ class PipelineBatch:
         self.peak = self.memory.copy()
 
     @property
-    def cores(self) -> np.ndarray:
+    def cores(self) -> ndarray:
         return self._machine["cores"]
 
     @property
-    def memory_limit(self) -> np.ndarray:
+    def memory_limit(self) -> ndarray:
         return self._machine["memory_limit"]
 
     @property
-    def rows_per_item(self) -> np.ndarray:
+    def rows_per_item(self) -> ndarray:
         return self._stage["rows_per_item"]
 
     def knobs_of(self, each: Sequence[Knobs]) -> BatchKnobs:
@@ -150,7 +151,7 @@ class PipelineBatch:
         )
 
     def advance(self, seconds: float) -> None:
-        """Lets so many seconds pass, a multiple of a quarter."""
+        """Lets time pass. `seconds` is a multiple of a quarter."""
         steps = round(seconds / CHUNK_S)
         if not math.isclose(steps * CHUNK_S, seconds):
             raise ValueError(f"seconds: {seconds!r} is no multiple of {CHUNK_S:g}")
@@ -196,21 +197,21 @@ class PipelineBatch:
             held_back=int(self.held_back[b]),
         )
 
-    def _drawn(self, mean: np.ndarray) -> np.ndarray:
-        return np.asarray(mean * self._chance_of(self._random.standard_exponential))
+    def _drawn(self, mean: ndarray) -> ndarray:
+        return np.asarray(mean * self._draw_for_stages(self._random.standard_exponential))
 
-    def _chance_of(self, draw: Callable[[tuple[int, ...]], np.ndarray], *times: int) -> np.ndarray:
-        """What is drawn for each stage, the same for pipelines that are alike."""
+    def _draw_for_stages(self, draw: Callable[[tuple[int, ...]], ndarray], *times: int) -> ndarray:
+        """Draws a number for each stage. Pipelines of one group get the same."""
         rows, count = self._shape
         return np.repeat(draw((*times, rows, count // self._alike)), self._alike, axis=-1)
 
-    def _leave(self, some: np.ndarray) -> None:
-        """Drops the workers of some stages that have not started yet."""
+    def _leave(self, some: ndarray) -> None:
+        """Removes the workers of these stages that are still starting."""
         if (some & (self._coming > 0)).any():
             self._joining[:, some] = 0.0
             self._coming[some] = 0.0
 
-    def queue_limits(self) -> np.ndarray:
+    def queue_limits(self) -> ndarray:
         """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         rows, first = self._stage["rows_per_item"], self._truth.first
         limits = self._stage["buffer_items"] * rows
@@ -220,13 +221,13 @@ class PipelineBatch:
         after = np.concatenate([rows[1:], self._truth.consumer["batch_rows"][None]])
         return np.asarray(np.where(self.real, np.maximum(np.maximum(limits, rows), after), 0.0))
 
-    def _own_bytes(self) -> np.ndarray:
+    def _own_bytes(self) -> ndarray:
         """The bytes that a worker of each stage holds for itself."""
         return np.where(
             self.knobs.process, self._stage["process_bytes"], self._stage["worker_bytes"]
         )
 
-    def _memory_wanted(self) -> np.ndarray:
+    def _memory_wanted(self) -> ndarray:
         held = (
             self.active * self._item_bytes
             + self.queue * self._row_bytes
@@ -234,27 +235,27 @@ class PipelineBatch:
         )
         return np.asarray(self._machine["base_bytes"] + (held * self.real).sum(axis=0))
 
-    def _governed(self, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of workers that the governor lets work, and the share of the queues' limits that it leaves."""
+    def _governed(self, limits: ndarray) -> tuple[ndarray, ndarray]:
+        """Returns the workers that the governor admits, and the share of the queues' limits that it allows."""
         everything = np.ones(self._shape[1])
         if not self._governor:
             return self.ready, everything
         sizes = np.maximum(self._item_bytes, self._stage["held_bytes"])
         queued = (self.queue * self._row_bytes).sum(axis=0)
         waiting = (limits * self._stage["bytes_per_row"]).sum(axis=0)
-        room = (
+        free = (
             GOVERNOR_FILLS * self._machine["memory_limit"]
             - self._machine["base_bytes"]
             - (self.ready * self._own_bytes() * self.real).sum(axis=0)
         )
-        fits = (self.ready * sizes).sum(axis=0) + np.maximum(queued, waiting) <= room
+        fits = (self.ready * sizes).sum(axis=0) + np.maximum(queued, waiting) <= free
         if fits.all():
             return self.ready, everything
         self.governor_acted |= ~fits
         asking = np.minimum(self.ready, self.active + 1)  # a worker without input needs nothing
-        share = np.clip((room - queued) / np.maximum(1.0, (asking * sizes).sum(axis=0)), 0.0, 1.0)
+        share = np.clip((free - queued) / np.maximum(1.0, (asking * sizes).sum(axis=0)), 0.0, 1.0)
         admitted = np.maximum(np.minimum(1.0, asking), asking * share)
-        left = np.clip((room - (admitted * sizes).sum(axis=0)) / np.maximum(1.0, waiting), 0.0, 1.0)
+        left = np.clip((free - (admitted * sizes).sum(axis=0)) / np.maximum(1.0, waiting), 0.0, 1.0)
         return np.where(fits, self.ready, admitted), np.where(fits, 1.0, left)
 
     def _pass_step(self) -> None:
@@ -271,12 +272,12 @@ class PipelineBatch:
         joining[:] = 0.0
         self._step += 1
         limits = self.queue_limits()
-        admitted, room = self._governed(limits)
+        admitted, queue_share = self._governed(limits)
         self.held_back += ((self.ready - admitted) * self.real).sum(axis=0) * CHUNK_S * ~self.killed
         limits = np.where(
-            room < 1, np.where(self.real, np.maximum(1.0, limits * room), 0.0), limits
+            queue_share < 1, np.where(self.real, np.maximum(1.0, limits * queue_share), 0.0), limits
         )
-        factors, bursts = self._chance()
+        factors, bursts = self._draw_costs()
         self._flow.settle(
             workers=admitted,
             process=self.knobs.process,
@@ -290,9 +291,9 @@ class PipelineBatch:
         self._account(admitted, limits)
         self.now += CHUNK_S
 
-    def _chance(self) -> tuple[np.ndarray, np.ndarray]:
-        """The factors on each stage's cost, and those on its waiting, that bursts, tails and drift draw now."""
-        stage, normal = self._stage, self._chance_of(self._random.standard_normal, 2)
+    def _draw_costs(self) -> tuple[ndarray, ndarray]:
+        """Draws the factors on each stage's cost (tails, drift) and on its waiting (bursts)."""
+        stage, normal = self._stage, self._draw_for_stages(self._random.standard_normal, 2)
         self._walk += stage["drift"] * math.sqrt(CHUNK_S) * normal[0]
         finished = np.maximum(1.0, self.ready * CHUNK_S / np.maximum(1e-9, stage["cost_s"]))
         spread = np.sqrt(np.log1p(stage["tail"] ** 2 / finished))
@@ -307,7 +308,7 @@ class PipelineBatch:
             )
         return factors, np.where(self.now < self._burst_until, stage["burst_factor"], 1.0)
 
-    def _account(self, admitted: np.ndarray, limits: np.ndarray) -> None:
+    def _account(self, admitted: ndarray, limits: ndarray) -> None:
         stage = self._stage
         real = self.real
         alive = ~self.killed
@@ -334,7 +335,9 @@ class PipelineBatch:
         used = np.minimum(items * flow.cpu_per_item, useful)
         waited = np.minimum(used * (flow.slow - 1), useful - used)
         noise = np.maximum(
-            0.5, 1 + self._machine["timer_noise"] * self._chance_of(self._random.standard_normal, 2)
+            0.5,
+            1
+            + self._machine["timer_noise"] * self._draw_for_stages(self._random.standard_normal, 2),
         )
         self.busy_s += useful * noise[0]
         self.cpu_s += used * noise[1]

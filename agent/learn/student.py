@@ -1,4 +1,4 @@
-"""The network of an opening while it is taught: `Student`, its twin in torch with an optimiser."""
+"""The policy's network during training: `Student`, in torch and with an optimiser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Student:
-    """Made of weights, or of all that `saved` returned."""
+    """The network, made from weights or from the result of `saved`."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], count: int = 0) -> None:
         import torch
@@ -47,7 +47,7 @@ class Student:
         return {name: tensor.detach().numpy().copy() for name, tensor in self.weights.items()}
 
     def saved(self) -> tuple[Arrays, int]:
-        """All that `Student` takes to go on from here."""
+        """Returns all that `Student` needs to continue from here."""
         moments = {
             f"{kind}.{name}": tensor.numpy().copy()
             for kind, own in (("mean", self._adam.means), ("square", self._adam.squares))
@@ -56,7 +56,7 @@ class Student:
         return {**self.arrays(), **moments}, self._adam.count
 
     def answers(self, stages: Any, pipelines: Any, real: Any) -> tuple[Any, Any, Any]:
-        """What `sluice.agent.policies.opening.policy.answer` says, with gradients."""
+        """Returns the same as `sluice.agent.policies.opening.policy.answer`, with gradients."""
         import torch
 
         def layer(name: str, values: Any) -> Any:

@@ -41,12 +41,14 @@ class OpeningLearning:
     """How `opening` learns."""
 
     title = "opening"
-    lives: int = setting(20_000, "pipelines that are lived", least=1)
+    lives: int = setting(20_000, "simulated pipelines to imitate on", least=1)
     rounds: int = setting(4, "rounds of imitation; from the second on, the student acts", least=1)
     imitations: int = setting(2_000, "steps of imitation in each round", least=1)
     gradients: int = setting(100, "steps of policy gradient", least=0)
     folder: Path = setting(
-        Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER"
+        Path("build/opening"),
+        "folder for the progress; an interrupted training continues there",
+        metavar="FOLDER",
     )
     judged: int = setting(
         100, "held-out pipelines on which it is compared with the planner", least=2
@@ -70,7 +72,7 @@ class TeachingOptions:
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(TeachingOptions, argv=argv, prog="sluice teach", description=__doc__)
-    import safetensors  # noqa: F401  what writes the weights is missed now, and not after an hour
+    import safetensors  # noqa: F401  fails now, not after an hour of training
 
     began = time.monotonic()
     if options.policy == "intune":
@@ -92,12 +94,12 @@ def _intune(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[st
     layers, mean = intune_teacher.learn(
         learning.decisions, options.seed, model_latency=seen, say=say
     )
-    table = intune_teacher.judged(
+    table = intune_teacher.compare_variants(
         layers, learning.validated, list(intune_teacher.VARIANTS), model_latency=seen
     )
     for name, one in table.items():
         say(
-            f"learns on in a live pipeline: {name:<10} median {one['median']:.3f}, mean {one['mean']:.3f}, "
+            f"learning rate in the live pipeline: {name:<10} median {one['median']:.3f}, mean {one['mean']:.3f}, "
             f"5th percentile {one['p5']:.3f}"
         )
     tensors = {
@@ -137,9 +139,9 @@ def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[s
         gradients=learning.gradients,
     )
     weights, record = curriculum.teach(plan, learning.folder, say)
-    opener = NetworkPolicy(weights, record)
+    learned = NetworkPolicy(weights, record)
     table = opening_judgement.judge(
-        lambda: Auto(opener), Planner, opening_judgement.cases("held out", learning.judged)
+        lambda: Auto(learned), Planner, opening_judgement.cases("held out", learning.judged)
     )
     say(table.text())
     write(
@@ -152,7 +154,7 @@ def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[s
             "command": shlex.join(["sluice", "teach", *argv]),
         },
     )
-    say(f"{out}: taught in {record['lives']:,} lives, and {table.verdict()}")
+    say(f"{out}: trained in {record['lives']:,} episodes; {table.verdict()}")
     return {
         "lives": record["lives"],
         "exam": record["exam"],

@@ -1,7 +1,7 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has five. Tuners that others have published, to be compared with, are optional: they lie in
-`benchmarks/rivals` of the repository, and are added here when one of them is first asked for.
+The product has five. Published tuners for comparison are in `benchmarks/rivals` of the repository. They are registered
+here when one of them is first requested.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from sluice.agent.policies.shadow import Shadow
 from sluice.agent.tunable import Policy
 from sluice.ingest.knobs import KnobError, nearest
 
-_OPENER = "sluice.agent.policies.opening.policy"
+_LEARNED = "sluice.agent.policies.opening.policy"
 
 
 def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """The learned opening with the planner behind it; the planner alone where there are no weights of an opening.
-    `known` is what is known of the pipeline before its first row; a file of `weights` replaces those in use."""
-    opener: LearnedPolicy | None = None
-    if weights or importlib.util.find_spec(_OPENER) is not None:
-        kind = importlib.import_module(_OPENER).NetworkPolicy
-        opener = kind.load(Path(weights)) if weights else kind.in_use()
-    return Planner(name="auto") if opener is None else Auto(opener, known=known)
+    """Returns the learned policy with the planner after it. Without weights: the planner.
+
+    `known` is what is known of the pipeline before its first row. A file of `weights` replaces those in use."""
+    learned: LearnedPolicy | None = None
+    if weights or importlib.util.find_spec(_LEARNED) is not None:
+        kind = importlib.import_module(_LEARNED).NetworkPolicy
+        learned = kind.load(Path(weights)) if weights else kind.in_use()
+    return Planner(name="auto") if learned is None else Auto(learned, known=known)
 
 
 PRODUCT: dict[str, Callable[[], Policy]] = {
@@ -41,7 +42,7 @@ PRODUCT: dict[str, Callable[[], Policy]] = {
     "intune": InTune,
 }
 MODES = ("auto", "planner", "shadow", "fixed", "intune")
-"""Those that training, and anyone's loop, may be tuned by."""
+"""The policies that may tune a training or a loop."""
 RIVALS = (
     "autotune",
     "autotune-adaptive",
@@ -56,12 +57,12 @@ RIVALS = (
     "plumber-adaptive",
     "trident",
 )
-"""What `benchmarks/rivals` registers: so a program without it can say what is missing."""
+"""The policies of `benchmarks/rivals`, for the error message of a program without them."""
 _registered: dict[str, Callable[[], Policy]] = {}
 
 
 def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
-    """Adds policies to those that `make` finds."""
+    """Adds policies for `make`."""
     taken = sorted(PRODUCT.keys() & rivals.keys())
     if taken:
         raise ValueError(
@@ -71,19 +72,18 @@ def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
 
 
 def names() -> list[str]:
-    """The names of all policies that can be made here: the rivals' among them where the repository has them."""
+    """Returns the names of all available policies, with the rivals if the repository has them."""
     find_rivals()
     return [*PRODUCT, *sorted(_registered)]
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """The policy of that name, for a pipeline of which so much is known before its first row; `auto` opens by
-    `weights`, or by those in use."""
+    """Returns the policy of that name. `auto` uses `known` and `weights`, or the weights in use."""
     if name in PRODUCT:
         return auto(known, weights) if name == "auto" else PRODUCT[name]()
     if not find_rivals() and name in RIVALS:
         raise KnobError(
-            f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
+            f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "
             f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}"
         )
     if name not in _registered:
@@ -92,7 +92,7 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
 
 
 def find_rivals() -> bool:
-    """Registers the rivals where the repository has them; returns whether it does."""
+    """Registers the rivals if the repository has them. Returns whether it does."""
     try:
         import sluice.benchmarks.rivals  # noqa: F401  it registers them
     except ModuleNotFoundError as error:

@@ -42,7 +42,7 @@ from sluice.ingest.stats import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoState:
-    """The planner's state, and what became of the initial setting."""
+    """The planner's state, and the result of the initial setting."""
 
     planner: PlannerState
     begun: Snapshot | None = None
@@ -50,11 +50,15 @@ class AutoState:
     settled_before: bool = False
     """Whether an earlier run has settled on knobs for this schema."""
     record: OpeningRecord | None = None
-    """What the learned policy was given and chose, and what has come since; None until it was asked."""
-    said: str = ""
-    """What the learned policy was asked and what became of it, in a sentence."""
+    """The learned policy's input and setting, and the rows since then. None until it was asked."""
+    explanation: str = ""
+    """Whether the learned policy's setting was used, and why, in a sentence."""
     challenge: InitialSetting | None = None
     """The setting that is tried once against the knobs of an earlier run."""
+
+
+_Decision = tuple[Knobs, AutoState, Reason]
+"""The knobs from now on, the next state, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class _FirstLook:
 
 
 class Auto(Policy):
-    """The planner, with a `learned` policy for the initial setting. `known` is known before the first row."""
+    """The planner, with a `learned` policy for the initial setting. `known` is what is known before the first row."""
 
     name = "auto"
 
@@ -110,7 +114,7 @@ class Auto(Policy):
         if state.record is None or state.planner.last is None:
             return None
         return {
-            "text": state.said,
+            "text": state.explanation,
             "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict(),
         }
 
@@ -120,7 +124,7 @@ class Auto(Policy):
         asking = state.record is None and planner.age == planner.tick < self._settings.patience
         return self._settings.glance_s if asking else self._planner.next_look_s(planner)
 
-    def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
+    def decide(self, snapshot: Snapshot, state: AutoState) -> _Decision:
         before = state.planner
         knobs, after, reason = self._planner.decide(snapshot, before)
         if before.last is None:
@@ -150,8 +154,8 @@ class Auto(Policy):
             return knobs, state, reason
         return self._ask(state, look)
 
-    def _ask(self, state: AutoState, look: _FirstLook) -> tuple[Knobs, AutoState, Reason]:
-        """Asks the learned policy. Its setting goes on trial, unless something speaks for the planner's choice."""
+    def _ask(self, state: AutoState, look: _FirstLook) -> _Decision:
+        """Asks the learned policy. Its setting goes on trial, unless the planner's choice is preferred."""
         given = self._policy_input(state, look)
         setting = self._learned.choose(given)
         known = _keep_unknown_stages(setting.knobs, look.before.knobs, look.forecast.services)
@@ -195,7 +199,7 @@ class Auto(Policy):
         setting: InitialSetting,
         fitting: Knobs | None,
     ) -> str:
-        """Returns why the setting is not tried; empty if nothing is in the way."""
+        """Returns why the setting is not tried. Empty if it may be tried."""
         if look.unknown:
             stages = ", ".join(sorted(look.unknown))
             return f"learned policy not used: {stages} has not been measured yet"
@@ -208,7 +212,7 @@ class Auto(Policy):
         if look.recent.stall <= self._settings.smooth:
             return "learned policy not used: the trainer does not wait"
         if _is_similar(fitting, look.knobs, self._settings):
-            return "the learned policy would set much the same"
+            return "the learned policy chose almost the same setting"
         return ""
 
     def _challenge(
@@ -218,7 +222,7 @@ class Auto(Policy):
         recent: PipelineRates,
         knobs: Knobs,
         reason: Reason,
-    ) -> tuple[Knobs, AutoState, Reason]:
+    ) -> _Decision:
         """Tries the learned policy's setting once against the knobs of an earlier run.
 
         It is tried when the planner makes no change although the trainer waits, and only if the setting promises more
@@ -244,7 +248,7 @@ class Auto(Policy):
         setting: InitialSetting,
         recent: PipelineRates,
         own: tuple[Knobs, float] | None = None,
-    ) -> tuple[Knobs, AutoState, Reason]:
+    ) -> _Decision:
         """Puts the setting in force, on trial against the recent rate and against the planner's `own` choice with the
         rate that it promises."""
         assert setting.rows_per_s is not None, "the input is within the training range"
@@ -276,18 +280,16 @@ class Auto(Policy):
                 state,
                 planner=replace(planner, trial=trial),
                 record=replace(state.record, tried=True),
-                said=reason.text,
+                explanation=reason.text,
             ),
             reason,
         )
 
 
-def _keep_own_choice(
-    state: AutoState, look: _FirstLook, text: str
-) -> tuple[Knobs, AutoState, Reason]:
+def _keep_own_choice(state: AutoState, look: _FirstLook, text: str) -> _Decision:
     """Returns the planner's own choice, and why the learned policy's setting is not tried."""
     reason = replace(look.reason, text=f"{look.reason.text} ({text})")
-    return look.knobs, replace(state, said=text), reason
+    return look.knobs, replace(state, explanation=text), reason
 
 
 def _own_promise(look: _FirstLook, fitting: Knobs) -> tuple[Knobs, float] | None:

@@ -1,4 +1,4 @@
-"""`fixed`: the knobs stay as they were given. Every tuned run is compared with this."""
+"""`fixed`: the knobs never change. Every tuned run is compared with this."""
 
 from __future__ import annotations
 

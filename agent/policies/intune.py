@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.policies.opening.weights import read
@@ -55,7 +56,7 @@ _COUNTED, _COUNTED_S = (
     200_000,
     0.01,
 )  # additions in Python, and the seconds that a core of speed 1 takes for them
-Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
+Layers = tuple[tuple[ndarray, ndarray], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def observe(
     machine: Hardware,
     *,
     model_latency: bool = True,
-) -> np.ndarray:
+) -> ndarray:
     """The network's inputs. Latencies are in units of the slowest stage's, so the balance shows and not the scale."""
     batch = snapshot.rows / max(1, snapshot.batches)
     latencies = [
@@ -146,10 +147,10 @@ def move(knobs: Knobs, limits: Limits, steps: Sequence[int], factor: float, core
 class Transition:
     """One decision and what followed: inputs, the choice at each place, the gain of reward, the inputs after it."""
 
-    inputs: np.ndarray
-    chosen: np.ndarray
+    inputs: ndarray
+    chosen: ndarray
     gain: float
-    after: np.ndarray
+    after: ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,8 +159,8 @@ class IntuneState:
     knobs: Knobs
     layers: Layers
     last: Snapshot | None = None
-    inputs: np.ndarray | None = None
-    chosen: np.ndarray | None = None
+    inputs: ndarray | None = None
+    chosen: ndarray | None = None
     """The inputs of the last decision, and the choices that it made."""
     reward: float = 0.0
     """The last one, in rows a second."""
@@ -214,9 +215,7 @@ class InTune(Policy):
             ),
         )
 
-    def _learn(
-        self, state: IntuneState, inputs: np.ndarray, now: float, best: float
-    ) -> IntuneState:
+    def _learn(self, state: IntuneState, inputs: ndarray, now: float, best: float) -> IntuneState:
         """What followed the last decision, and one step of learning from all that was seen of late."""
         gain = GAIN_SCALE * (now - state.reward) / max(best, 1e-9)
         state = replace(state, reward=now, best=best)
@@ -227,12 +226,12 @@ class InTune(Policy):
         return replace(state, seen=seen, layers=learned(state.layers, seen, present, self._rate))
 
 
-def values(layers: Layers, inputs: np.ndarray) -> np.ndarray:
+def values(layers: Layers, inputs: ndarray) -> ndarray:
     """The worth of each choice at each place: inputs × place × choice."""
     return _forward(layers, inputs)[-1].reshape(-1, PLACES, len(STEPS))
 
 
-def _forward(layers: Layers, inputs: np.ndarray) -> list[np.ndarray]:
+def _forward(layers: Layers, inputs: ndarray) -> list[ndarray]:
     """The input of each layer, and last the output."""
     passed = [inputs]
     for weight, bias in layers[:-1]:
@@ -241,7 +240,7 @@ def _forward(layers: Layers, inputs: np.ndarray) -> list[np.ndarray]:
     return [*passed, passed[-1] @ weight.T + bias]
 
 
-def learned(layers: Layers, seen: Sequence[Transition], present: np.ndarray, rate: float) -> Layers:
+def learned(layers: Layers, seen: Sequence[Transition], present: ndarray, rate: float) -> Layers:
     """The layers after one step of gradient descent on the squared errors of Q-learning, averaged over the places that
     are present. A steeper gradient goes no further than one of length 1, or a surprise would undo what was taught."""
     share = present / present.sum()

@@ -1,4 +1,4 @@
-"""`shadow`: decides as the planner would and says so, but changes nothing."""
+"""`shadow`: makes the planner's decisions and reports them, but changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.ingest.stats import Snapshot
 
 
 class Shadow(Policy):
-    """Puts what the planner would do into its reasons (`proposal`), which the controller logs."""
+    """Returns the planner's decision as a `proposal`, which the controller logs."""
 
     name = "shadow"
 

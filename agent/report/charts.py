@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-MOST_POINTS = 600  # points of a series in the page; more could not be distinguished
-FEW_POINTS = 120  # of one in a small chart
+MOST_POINTS = 600  # of a series in the page; more cannot be distinguished
+FEW_POINTS = 120  # of a series in a small chart
 COLOURS = 8
 
 Points = list[tuple[float, float]]
@@ -48,7 +48,7 @@ SCORE = Axis(form="score", from_zero=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Some series over one axis. The panels of a chart lie one above the other and share their times."""
+    """Some series over one axis. The panels of a chart are stacked and share their times."""
 
     axis: Axis
     series: Sequence[Series]
@@ -56,23 +56,23 @@ class Panel:
 
 
 def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
-    """Reduces a series to about `max_points`: the lowest and highest of each stretch, so that no peak is lost."""
+    """Reduces a series to about `max_points`: the lowest and highest point of each group, so that no peak is lost."""
     if len(points) <= max_points:
         return points
     size = math.ceil(2 * len(points) / max_points)
     extremes = []
     for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        extremes += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+        group = points[start : start + size]
+        extremes += sorted({min(group, key=lambda p: p[1]), max(group, key=lambda p: p[1])})
     return extremes
 
 
 def chart(
-    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = ""
+    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", corner: str = ""
 ) -> str:
     """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
-    `aside` is HTML at the end of the head line, in place of the series' names."""
-    # A series has its colour by its name's place, whether the ones before it have points or not.
+    `corner` is HTML at the end of the head line, in place of the series' names."""
+    # The place of a name decides its colour, even if earlier series have no points.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
     placed = [
         (panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels
@@ -116,13 +116,13 @@ def chart(
     about = f"<small>{escape(note)}</small>" if note else ""
     return (
         f'<figure class="{kind}"><figcaption><h2>{escape(title)}</h2>{about}'
-        f'{aside or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
+        f'{corner or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
         f'<div class="plot" role="img" aria-label="{escape(title)}"></div></figure>\n'
     )
 
 
 def embedded(data: Any, kind: str = "") -> str:
-    """Data for the page's script. Nothing in it can end the element that holds it."""
+    """Returns data for the page's script, escaped so that it cannot end its element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>'
 

@@ -1,34 +1,34 @@
-"""The charts of a run's page: `hero`, which says it all, `stages`, `training` and `machine`."""
+"""The charts of a run's page: `hero` (the overview), `stages`, `training` and `machine`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
 from sluice.agent.report.incidents import WELL, Incident
 from sluice.agent.report.narrative import HARDLY, DecisionEffect, RunOutcome, mean
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
-_OFF_SCALE = 3.0  # times the highest use: a limit above that would flatten the curves
-_BUSY = 0.9  # of its workers' time: the bottleneck, where the trainer waits
+_OFF_SCALE = 3.0  # times the highest use: a higher limit would flatten the curves
+_BUSY = 0.9  # of its workers' time: a stage is the bottleneck if the trainer waits
 
 
 def hero(
     run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
 ) -> str:
-    """The chart that says it all, after what happened when, which all charts show."""
+    """Returns the overview chart, after the decisions and incidents that all charts show."""
     looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
     rate, decisions = figures.rows_per_s_first, run.of("decision")
     before = Series(name="before tuning", points=[])
     if figures.changes_faster and rate is not None:
-        alone = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
+        one_each = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
         before = Series(
-            name="with one worker a stage" if alone else "before tuning",
+            name="with one worker a stage" if one_each else "before tuning",
             style="level",
             points=[(0.0, rate), (end, rate)],
         )
@@ -55,21 +55,15 @@ def hero(
             name="rows a second",
             axis=charts.ROWS,
             series=[
-                Series(
-                    name="taken by the trainer", points=_points(looks, "rows_per_s"), style="area"
-                ),
-                Series(
-                    name="what it would take without waiting",
-                    points=_headroom(looks),
-                    style="limit",
-                ),
+                _series("taken by the trainer", "area", looks, "rows_per_s"),
+                Series(name="possible without waiting", points=_headroom(looks), style="limit"),
                 before,
             ],
         ),
         Panel(
             name="time that the trainer waits for input",
             axis=charts.SHARE,
-            series=[Series(name="waiting", points=_points(looks, "stall"), style="area")],
+            series=[_series("waiting", "area", looks, "stall")],
         ),
         end=end,
         kind="hero",
@@ -77,65 +71,28 @@ def hero(
     )
 
 
+class _Stage(NamedTuple):
+    name: str
+    workers: Points
+    shares: Points
+    """The share of its workers' time at useful work."""
+    busy: float | None
+    """The mean of `shares` in the settled part of the run. None: not measured."""
+
+
 def stages(run: Run, figures: RunOutcome) -> str:
-    """A small chart for each stage: its workers, and how much of their time they were at useful work."""
-    loader, end = run.of("loader"), _last(run.of("loader"), figures)
-    turned = _turned(run)
-    last = (turned[-1].get("knobs") or {}) if turned else {}
+    """Returns a small chart for each stage: its workers, and the share of their time at useful work."""
+    knobs = _knobs_over_time(run)
+    last = (knobs[-1].get("knobs") or {}) if knobs else {}
     names = dict.fromkeys(
-        name for line in turned for name in (line.get("knobs") or {}).get("workers", ())
+        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
     )
-    settled, parts = run.looks()[-max(1, len(run.looks()) // 3) :], {}
-    for name in names:
-        workers = _points(turned, "knobs", "workers", name)
-        shares = [
-            (at, min(1.0, value / n))
-            for (at, value), (_, n) in zip(
-                _points(loader, "stages", name, "busy"),
-                _points(loader, "stages", name, "workers"),
-                strict=False,
-            )
-            if n
-        ]
-        parts[name] = (
-            workers,
-            shares,
-            mean(
-                [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]],
-                "busy",
-            ),
-        )
+    found = [_stage(run, knobs, name) for name in names]
     waits = figures.stall_last is not None and figures.stall_last > HARDLY
-    slowest = max((busy or 0.0, name) for name, (_, _, busy) in parts.items())[1] if parts else ""
-    drawn = []
-    for name, (workers, shares, busy) in parts.items():
-        if not workers:
-            continue
-        first, now = int(workers[0][1]), int(workers[-1][1])
-        unit = "process" if (last.get("backend") or {}).get(name) == "process" else "worker"
-        if now != 1:
-            unit += "es" if unit == "process" else "s"
-        said = (
-            ["by the workers before it"]
-            if name in (last.get("fused") or ())
-            else [f"{first} → {now} {unit}" if first != now else f"{now} {unit}"]
-        )
-        said += [f"busy {percent(busy)}"] if busy is not None else []
-        drawn.append(
-            chart(
-                name,
-                Panel(
-                    axis=charts.WHOLE, series=[Series(name="workers", points=workers, style="step")]
-                ),
-                Panel(axis=charts.SHARE, series=[Series(name="at work", points=shares)]),
-                end=end,
-                kind="part",
-                note=", ".join(said),
-                aside=verdict("the bottleneck", "bad")
-                if waits and name == slowest and (busy or 0.0) >= _BUSY
-                else " ",
-            )
-        )
+    busiest = max(((one.busy or 0.0, one.name) for one in found), default=(0.0, ""))
+    bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
+    end = _last(run.of("loader"), figures)
+    drawn = [_stage_chart(one, last, end, one.name == bottleneck) for one in found if one.workers]
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
@@ -145,6 +102,45 @@ def stages(run: Run, figures: RunOutcome) -> str:
         )
         if drawn
         else ""
+    )
+
+
+def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
+    loader, looks = run.of("loader"), run.looks()
+    shares = [
+        (at, min(1.0, value / n))
+        for (at, value), (_, n) in zip(
+            _points(loader, "stages", name, "busy"),
+            _points(loader, "stages", name, "workers"),
+            strict=False,
+        )
+        if n
+    ]
+    settled = looks[-max(1, len(looks) // 3) :]
+    late = [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]]
+    workers = _points(knobs, "knobs", "workers", name)
+    return _Stage(name, workers, shares, mean(late, "busy"))
+
+
+def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
+    first, now = int(stage.workers[0][1]), int(stage.workers[-1][1])
+    unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
+    if now != 1:
+        unit += "es" if unit == "process" else "s"
+    if stage.name in (knobs.get("fused") or ()):
+        note = "by the workers before it"
+    else:
+        note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
+    return chart(
+        stage.name,
+        Panel(
+            axis=charts.WHOLE, series=[Series(name="workers", points=stage.workers, style="step")]
+        ),
+        Panel(axis=charts.SHARE, series=[Series(name="at work", points=stage.shares)]),
+        end=end,
+        kind="part",
+        note=note if stage.busy is None else f"{note}, busy {percent(stage.busy)}",
+        corner=verdict("the bottleneck", "bad") if bottleneck else " ",
     )
 
 
@@ -159,7 +155,7 @@ def training(run: Run, figures: RunOutcome) -> str:
                 "Training loss",
                 Panel(
                     axis=charts.SCORE,
-                    series=[Series(name="loss", points=_points(run.of("train"), "loss"))],
+                    series=[_series("loss", "line", run.of("train"), "loss")],
                 ),
                 end=end,
             ),
@@ -168,12 +164,11 @@ def training(run: Run, figures: RunOutcome) -> str:
                 Panel(
                     axis=charts.SCORE,
                     series=[
-                        Series(
-                            name=split or "AUC",
-                            style="dots",
-                            points=_points(
-                                [e for e in evaluations if str(e.get("split", "")) == split], "auc"
-                            ),
+                        _series(
+                            split or "AUC",
+                            "dots",
+                            [e for e in evaluations if str(e.get("split", "")) == split],
+                            "auc",
                         )
                         for split in splits
                     ],
@@ -185,97 +180,65 @@ def training(run: Run, figures: RunOutcome) -> str:
 
 
 def machine(run: Run, figures: RunOutcome) -> str:
-    """What the loader takes of the machine."""
-    end = _last(run.of("loader"), figures)
-    loader = run.of("loader")
-    turned = _turned(run)
-    whose = _of_each(run)
-    used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
-    memory, note = [Series(name="in use", points=used, style="area")], ""
-    if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
-        memory.append(Series(name="limit", points=limit, style="limit"))
-    elif limit:
-        note = f"limit {format_bytes(limit[-1][1])}, beyond the scale"
-    if held_back := loader[-1].get("held_back") if loader else 0:
-        pressed = loader[-1].get("held_back_pressure", 0)
-        waited = (
-            f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} as the system "
-            "was short of memory"
-        )
-        note = f"{note}; {waited}" if note else waited
-    drawn = [
-        chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note=note),
-        chart(
-            "Buffers",
-            Panel(
-                axis=charts.BYTES,
-                series=[
-                    Series(
-                        name="read-ahead",
-                        points=_points(turned, "knobs", "read_ahead_bytes"),
-                        style="step",
-                    ),
-                    Series(
-                        name="prefetch",
-                        points=_points(turned, "knobs", "prefetch_bytes"),
-                        style="step",
-                    ),
-                ],
-            ),
-            end=end,
-            note=whose,
-        ),
-        chart(
-            "Cores",
-            Panel(
-                axis=charts.WHOLE,
-                series=[
-                    Series(name="in use", points=_points(loader, "cpu"), style="area"),
-                    Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit"),
-                ],
-            ),
-            end=end,
-            note=whose,
-        ),
+    """Returns the charts of memory, buffers, cores and remote workers."""
+    loader, each = run.of("loader"), _of_each(run)
+    knobs = _knobs_over_time(run)
+    end = _last(loader, figures)
+    buffers = [
+        _series("read-ahead", "step", knobs, "knobs", "read_ahead_bytes"),
+        _series("prefetch", "step", knobs, "knobs", "prefetch_bytes"),
     ]
-    if there := loader[-1].get("elsewhere") if loader else None:
+    cores = [
+        _series("in use", "area", loader, "cpu"),
+        _series("available", "limit", loader, "cpu_quota"),
+    ]
+    drawn = [
+        _memory_chart(loader, end),
+        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), end=end, note=each),
+        chart("Cores", Panel(axis=charts.WHOLE, series=cores), end=end, note=each),
+    ]
+    if remote := loader[-1].get("elsewhere") if loader else None:
+        workers = [
+            _series(name, "step", loader, "elsewhere", name) for name in ("workers", "starting")
+        ]
+        note = (
+            f"they sent {format_bytes(remote['bytes'])} for {remote['core_s']:,.0f} core-seconds; "
+            f"{remote['retries']:,} requests were repeated, and {remote['hedges']:,} also went to a second worker "
+            "because the first was slow"
+        )
         drawn.append(
-            chart(
-                "Workers elsewhere",
-                Panel(
-                    axis=charts.WHOLE,
-                    series=[
-                        Series(
-                            name="workers",
-                            points=_points(loader, "elsewhere", "workers"),
-                            style="step",
-                        ),
-                        Series(
-                            name="starting",
-                            points=_points(loader, "elsewhere", "starting"),
-                            style="step",
-                        ),
-                    ],
-                ),
-                end=end,
-                note=(
-                    f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
-                    f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as "
-                    f"the first "
-                    "was slow"
-                ),
-            )
+            chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), end=end, note=note)
         )
     return _side_by_side("Memory and cores", drawn)
 
 
-def _last(lines: Sequence[Mapping[str, Any]], figures: RunOutcome) -> float:
-    """The moment of the last of these lines, where the axis of their charts ends."""
+def _memory_chart(loader: Sequence[Line], end: float) -> str:
+    used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
+    memory, notes = [Series(name="in use", points=used, style="area")], []
+    if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
+        memory.append(Series(name="limit", points=limit, style="limit"))
+    elif limit:
+        notes.append(f"limit {format_bytes(limit[-1][1])}, beyond the scale")
+    if held_back := loader[-1].get("held_back") if loader else 0:
+        pressed = loader[-1].get("held_back_pressure", 0)
+        notes.append(
+            f"work waited for memory {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
+            "system was short of memory"
+        )
+    return chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note="; ".join(notes))
+
+
+def _series(name: str, style: str, lines: Sequence[Line], *path: str) -> Series:
+    return Series(name=name, style=style, points=_points(lines, *path))
+
+
+def _last(lines: Sequence[Line], figures: RunOutcome) -> float:
+    """Returns the time of the last of these lines, at which their charts end."""
     return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
-def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
-    """The points (at, value) of all lines that have a value at this path."""
+def _points(lines: Sequence[Line], *path: str) -> Points:
+    """Returns a point (at, value) for each line that has a value at this path."""
     points = []
     for line in lines:
         value: Any = line
@@ -286,9 +249,9 @@ def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
     return points
 
 
-def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
-    """The rate that the trainer would take, from its latest computing times; empty if that is far beyond what it
-    gets."""
+def _headroom(loader: Sequence[Line]) -> Points:
+    """Returns the rate that the trainer could take, from its latest computing times. Empty if that is far above the
+    present rate."""
     demand = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not demand or demand[-1][1] > _OFF_SCALE * most:
@@ -300,23 +263,23 @@ def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
-    """Each incident, and until when it made itself felt: until the rate was back, or until the next one. It is a
-    moment where too little came after it to say."""
+    """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
+    incident ends at once."""
     following = [*(one.at for one in incidents[1:]), end]
     found = []
     for one, until in zip(incidents, following, strict=False):
         if not one.result:
-            felt_until = one.at
+            until_s = one.at
         elif one.result in WELL and one.recovered_s is not None:
-            felt_until = min(until, one.at + one.recovered_s)
+            until_s = min(until, one.at + one.recovered_s)
         else:
-            felt_until = until
-        found.append((one, felt_until))
+            until_s = until
+        found.append((one, until_s))
     return found
 
 
-def _turned(run: Run) -> list[Mapping[str, Any]]:
-    """The knobs as they were: a decision changes them at once; measurements show them only a tick later."""
+def _knobs_over_time(run: Run) -> list[Line]:
+    """Returns the knobs over time. A decision changes them at once, and measurements show them a tick later."""
     return sorted(
         [
             *run.of("loader"),
@@ -327,7 +290,7 @@ def _turned(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _whose(run: Run) -> str:
-    """Whose rows are counted: a Loader writes down its own rank's alone."""
+    """Returns whose rows are counted. A Loader records only its own rank."""
     ranks = run.config.get("ranks")
     if run.ranks > 1:
         return f"of all {run.ranks} ranks"

@@ -1,4 +1,4 @@
-"""Events in a run that no decision caused, what the agent did, and how long recovery took: `occasions`. Pure."""
+"""Finds events in a run that no decision caused, the agent's reaction and the time to recover: `occasions`. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 
 RECOVERED = 0.95  # of the rate that a run settles at afterwards
-_AS_BEFORE = 0.9  # of the rate before: noise, but no more than that, may be missing
-_ALL_CORES = 0.9  # of the cores in use: then more cores are what the rate wants
+_AS_BEFORE = 0.9  # of the rate before: a smaller loss counts as noise
+_ALL_CORES = 0.9  # of the cores in use: from here on, the cores limit the rate
 _TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
 _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
 _HIDDEN_S: Mapping[str, float] = {"workload": 10.0, "store": 10.0}
-"""For so long, buffers may hide what an event costs: the rate before a decision may be that of full buffers."""
-_MOST_SAID = 4  # changes of knobs in a sentence
+"""Buffers may hide an event's cost for this time, so the rate before a decision may be that of full buffers."""
+_MOST_SHOWN = 4  # changes of knobs in a sentence
 _MEAN_OF = 3  # a rate is the mean of so many metrics
-SMOOTH = 0.02  # up to this share of waiting, the trainer's own pace is all that bounds the rate
-_SAME_WAIT = 0.05  # a lower peak of waiting is not worth a word
+SMOOTH = 0.02  # up to this share of waiting, the trainer limits the rate
+_SAME_WAIT = 0.05  # a lower peak of waiting is not mentioned
 _WHAT = {
     "slow-transform": "workload",
     "slow-store": "workload",
@@ -32,9 +32,8 @@ _WHAT = {
     "corrupt": "store",
 }
 
+Waits = tuple[float, float, float]
 WELL = ("recovered", "the input keeps up")
-
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +47,17 @@ class Incident:
     did: tuple[str, ...]
     """The knobs that the agent changed from then on until the next occasion."""
     noticed_s: float | None
-    """Seconds until the agent noticed; None where nobody knows when the event happened."""
+    """Seconds until the agent noticed. None if the time of the event is unknown."""
     noticed: str
-    """What it noticed, in words; empty where the event itself says it."""
+    """What it noticed, in words. Empty if the event itself says it."""
     before: float | None
     """Rows a second before the event; `after` is the rate at which they settled."""
     after: float | None
-    waited: tuple[float, float, float] | None
-    """Share of its time that the trainer waited for input: before the event, at its worst after it, and once settled;
-    None if too little of it was measured."""
+    waited: Waits | None
+    """Share of its time that the trainer waited for input: before the event, at its worst after it, and once settled.
+    None if the run is too short."""
     recovered_s: float | None
-    """Seconds until that rate was reached for good; None if too little of it was measured."""
+    """Seconds until that rate was reached for good. None if the run is too short."""
     result: str = ""
     """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`; empty if too little was measured."""
 
@@ -68,7 +67,7 @@ class Incident:
         noticed += f" ({self.noticed})" if self.noticed else ""
         turned = (
             self.did
-            if len(self.did) <= _MOST_SAID
+            if len(self.did) <= _MOST_SHOWN
             else (self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
         )
         if turned:
@@ -119,12 +118,12 @@ def occasions(run: Run) -> list[Incident]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDecision:
-    """A decision, the effect that was measured of it, and what came between that no decision caused."""
+    """A decision, its measured effect, and a disturbance in between."""
 
     decision: Line
     effect: Line | None
     disturbance: str | None
-    """What happened before the effect was measured, so that it says nothing of the decision; None: nothing."""
+    """An event before the measurement, which makes the effect meaningless. None: there was none."""
 
 
 def measured(run: Run) -> list[MeasuredDecision]:
@@ -153,7 +152,7 @@ def measured(run: Run) -> list[MeasuredDecision]:
 
 
 def fault_times(run: Run) -> list[float]:
-    """When the faults on purpose came."""
+    """Returns the times of the injected faults."""
     return [
         float(event["at"])
         for event in run.events
@@ -185,7 +184,7 @@ def _read(event: Line) -> dict[str, Any] | None:
             for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
             if old
         ]
-        text = f"version {event['after']} of the table was taken up ({'; '.join(names) or 'the same columns'})"
+        text = f"version {event['after']} of the table was adopted ({'; '.join(names) or 'the same columns'})"
         return {"at": at, "what": "schema", "text": text, "noticed": None, "seen": ""}
     return None
 
@@ -211,7 +210,7 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
+def _occasion(run: Run, event: Line, label: str, begin: float, end: float) -> Incident:
     at = event["at"]
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
@@ -249,9 +248,7 @@ def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end:
     )
 
 
-def _waited(
-    before: Sequence[float], following: Sequence[float], last: int
-) -> tuple[float, float, float]:
+def _waited(before: Sequence[float], following: Sequence[float], last: int) -> Waits:
     """Returns the share of waiting before an event, at its worst, and in the last looks."""
     return (
         _mean(before),
@@ -267,7 +264,7 @@ def _mean(values: Sequence[float]) -> float:
 def _result(
     before: float | None,
     after: float | None,
-    waited: tuple[float, float, float] | None,
+    waited: Waits | None,
     last: Sequence[Line],
 ) -> str:
     """Returns what became of the rate. `last` are the looks at which it had settled."""
@@ -303,7 +300,7 @@ def recovery(
         (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
         for n in range(len(rates) - _MEAN_OF + 1)
     ]
-    for course in (smooth, rates):  # a dip of a single look is a dip all the same
+    for course in (smooth, rates):  # a dip in a single look counts too
         lowest = min(range(len(course)), key=lambda n: course[n][1])
         if course[lowest][1] < RECOVERED * settled:
             return settled, next(

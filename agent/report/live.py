@@ -1,7 +1,7 @@
-"""`sluice live RUN …` and `--live PORT`: the page of a run while it grows, on this machine alone, read only.
+"""`sluice live RUN …` and `--live PORT`: the page of a growing run, on this machine only, read only.
 
-A browser that shows a page is sent a word (a server-sent event) when its run has written something, and takes the page
-anew. The page is made by a process of its own, at most a tenth of the time, so that the run is not slowed down.
+When a run writes something, the server sends an event to the browser, and the browser reloads the page. A separate
+process makes the page. It works at most a tenth of the time, so that it does not slow the run down.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ new EventSource("changes").onmessage = async () => {
 
 
 def _following(text: str) -> str:
-    """A page that takes itself anew when something was written."""
+    """Returns the page with a script that reloads it when the run has written something."""
     return text.replace("</head>", f"{_FOLLOW}</head>")
 
 
 class Kept:
-    """What is made of a growing run: anew when the run has grown, but at most a tenth of the time."""
+    """A cached result of a growing run. It is made again when the run has grown, at most a tenth of the time."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Kept:
         self._not_before = 0.0
 
     def get(self) -> str:
-        """It as it is now, or as it was a moment ago where making it takes long."""
+        """Returns the present result, or a recent one if making it takes long."""
         with self._lock:
             stamp, began = self._stamp(), self._clock()
             if self._made is None or (self._made[0] != stamp and began >= self._not_before):
@@ -75,7 +75,7 @@ class Kept:
 
 
 class LiveRun:
-    """One run's page and verdict, each made anew when its folder has grown."""
+    """One run's page and verdict. Each is made again when the run folder has grown."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class LiveRun:
         self.verdict = Kept(self._verdict, self.stamp, clock).get
 
     def stamp(self) -> tuple[int, ...]:
-        """The sizes of the run's files: they change with every line that it writes."""
+        """Returns the sizes of the run's files. They change with every line."""
         return tuple(
             file.stat().st_size if (file := self.path / name).exists() else -1
             for name in ("config.json", "events.jsonl", "metrics.jsonl")
@@ -111,7 +111,7 @@ class LiveRun:
 
 
 class LivePages(http.server.ThreadingHTTPServer):
-    """Serves the pages of some runs: `/` that of the only one, or a list of all; `/1/` that of the first."""
+    """Serves the pages of some runs. `/` is the page of a single run, or a list of all; `/1/` is the first run."""
 
     daemon_threads = True
 
@@ -143,11 +143,11 @@ class LivePages(http.server.ThreadingHTTPServer):
         )
 
     def stamp(self) -> tuple[int, ...]:
-        """Those of all runs."""
+        """Returns the sizes of the files of all runs."""
         return tuple(size for run in self.runs.values() for size in run.stamp())
 
     def end(self) -> None:
-        """Lets browsers take the page once more, then ends."""
+        """Lets browsers load the page once more, then ends."""
         self.over.set()
         time.sleep(_LAST_S)
         self.shutdown()
@@ -159,9 +159,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        # A page of somebody else's site may lead its own name to this address: it is not answered.
+        # Another site may point its own name at this address. Such requests are refused.
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
-            self.send_error(403, "this page is for 127.0.0.1 alone")
+            self.send_error(403, "this page is only for 127.0.0.1")
             return
         runs, path = self.server.runs, self.path.partition("?")[0]
         if len(runs) > 1 and path == "/":
@@ -201,8 +201,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _changes(self, run: LiveRun | LivePages) -> None:
-        """Sends an event whenever the run, or one of all, has written something, until the browser goes or the server
-        ends."""
+        """Sends an event whenever a run has written something, until the browser leaves or the server ends."""
         seen, over = run.stamp(), False
         self.close_connection = True
         self.send_response(200)
@@ -221,11 +220,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             seen = now
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing: requests are not what the terminal is for."""
+        """Writes nothing: requests do not belong on the terminal."""
 
 
 def serve(descriptor: str, run: str) -> None:
-    """Serves a run's page on this socket until standard input ends: the other process of a run."""
+    """Serves a run's page on this socket until standard input ends, in a process of its own."""
     with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()
         os.read(0, 1)

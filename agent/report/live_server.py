@@ -1,5 +1,4 @@
-"""Shows a run's page during the run, by another process: `shown`. The code of that process is in
-`sluice.agent.report.live`, which a run does not load."""
+"""Shows a run's page during the run, from another process: `shown`. That process runs `sluice.agent.report.live`."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _LEAVE_S = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
-    """Where a run's page is shown while it grows."""
+    """The port for the page of a growing run."""
 
     title = "page"
     live: int | None = setting(
@@ -32,19 +31,19 @@ class PageOptions:
 
 
 class LiveError(UsageError):
-    """A page that cannot be served: the message says why and what would do."""
+    """A page that cannot be served. The message gives the reason and what to do."""
 
 
 def listening(port: int) -> socket.socket:
-    """A socket on this machine's own address; LiveError if the port is taken."""
+    """Returns a socket on 127.0.0.1. Raises LiveError if the port is taken."""
     if not 0 <= port < 2**16:
         raise LiveError(f"--live {port}: a port is a number from 0 (any that is free) to 65535")
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
         raise LiveError(
-            f"--live {port}: this port cannot be had ({error.strerror or error}); give another, or 0 for "
-            "any that is free"
+            f"--live {port}: this port is not available ({error.strerror or error}); choose another, or 0 for "
+            "any free port"
         ) from None
 
 
@@ -52,8 +51,7 @@ def listening(port: int) -> socket.socket:
 def shown(
     run: str | os.PathLike[str], port: int | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Shows a run on this port for as long as the context lasts; None: nowhere. Raises LiveError if the port is
-    taken."""
+    """Shows a run on this port while the context lasts. None: no page. Raises LiveError if the port is taken."""
     if port is None:
         yield
         return
@@ -66,7 +64,7 @@ def shown(
             stdout=subprocess.DEVNULL,
             pass_fds=(sock.fileno(),),
             process_group=0,
-        )  # an interrupt is the run's: this ends with it
+        )  # an interrupt is for the run; this process ends with the run
         say(f"http://{HOST}:{sock.getsockname()[1]}/ shows this run while it lasts")
     assert child.stdin is not None
     try:

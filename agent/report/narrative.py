@@ -1,8 +1,8 @@
-"""A run in words and numbers: its outcome, and each change with its reason and effect. For the report and `explain`."""
+"""Describes a run in text and numbers: its outcome, and each change with its reason and effect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from sluice.agent.report.incidents import (
     settled_of,
 )
 from sluice.agent.report.operator_placement import placement
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 
-HARDLY = 0.1  # up to this stall, more could be gained elsewhere
+HARDLY = 0.1  # up to this stall, the input is not the bottleneck
 _SAME = 0.05  # of the rate: a smaller difference counts as none
 FASTER = "faster"
 _JUST_BEFORE_S = 1.5
-_LEAST = 3  # looks at a run that has started; fewer say nothing
+_LEAST = 3  # the fewest looks at a run that has started
 _AFTER = ("end", "opening")
 """Events that are written when the run is over."""
 _SAME_RATE = 0.05  # of the rate: a smaller difference counts as none
@@ -41,8 +41,8 @@ class DecisionEffect:
     effect: str
     """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
     result: str = "not measured"
-    """`faster`, `slower` or `as before`; `trainer faster` where more rows came although the trainer had not waited; or
-    why nothing can be said."""
+    """`faster`, `slower` or `as before`. `trainer faster` if more rows came although the trainer had not waited.
+    Otherwise why there is no result."""
     opens: bool = False
     """Whether it is the initial setting of the learned policy."""
 
@@ -70,103 +70,72 @@ def changes(run: Run) -> list[DecisionEffect]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The figures of a run, each None if it was not measured. What is settled is that of its undisturbed part: up to
-    the first fault on purpose, where there is one. Page, `explain` and the programs' last lines have them from here."""
+    """The figures of a run, each None if it was not measured. The page, `explain` and the last lines use them.
+
+    Settled figures are those of the undisturbed part of the run, up to the first injected fault."""
 
     rows_per_s_first: float | None = None
-    """The rate just before the first decision; without one, in the whole run. The start is left out, here and below."""
+    """The rate just before the first decision. Without a decision: of the whole run. All rates skip the start."""
     rows_per_s_settled: float | None = None
-    """The rate in the last third of the loader's time; None for a run that is too short for that."""
+    """The rate in the last third of the loader's time. None if the run is too short."""
     stall_first: float | None = None
     stall_settled: float | None = None
     settled_s: float | None = None
-    """Seconds from the look that saw the first rows until the settled rate was reached for good; None without a change
-    before that."""
+    """Seconds from the first rows until the settled rate was reached for good. None without a change before that."""
     changes_settling: int = 0
-    """The decisions in the undisturbed part; `decisions` counts all."""
+    """The decisions in the undisturbed part. `decisions` counts all."""
     changes_faster: int = 0
-    """Those of them after which more rows came, as far as that could be compared."""
+    """Those of them after which measurably more rows came."""
     decisions: int = 0
     peak_memory: int | None = None
     memory_limit: int | None = None
     auc: float | None = None
     bayes_auc: float | None = None
     rows_per_s_last: float | None = None
-    """The rate in the last third of the time after the last fault on purpose and the last change; without a fault, the
+    """The rate in the last third of the time after the last injected fault and the last change. Without a fault: the
     settled rate. `stall_last` is its stall."""
     stall_last: float | None = None
     rows_per_s_whole: float | None = None
-    """The rate that the consumer itself counted at the end of the run; `stall_whole` is its stall."""
+    """The rate of the whole run, as the consumer counted it. `stall_whole` is its stall."""
     stall_whole: float | None = None
     looks: int = 0
     """How many times the loader was measured."""
     seconds: float = 0.0
-    """How long it took, but for what summing it up took in the end."""
+    """The duration, without the summary at the end."""
     ended: bool = False
     faults: tuple[str, ...] = ()
-    """The faults of the tuning itself; injected ones are occasions."""
+    """The faults of the tuning itself. Injected faults are incidents."""
 
 
 def outcome(run: Run) -> RunOutcome:
-    looks = run.of("loader")
-    decisions = run.of("decision")
-    faults = fault_times(run)
-    loader, fault = started(run.looks()), min(faults, default=float("inf"))
-    if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
-        calm, fault = list(loader), float("inf")
-    settling = [d for d in decisions if d["at"] <= fault]
-    first_change = settling[0]["at"] if settling else float("inf")
-    before = [m for m in calm if m["at"] <= first_change]
-    if settling:  # compilers, first files and connections are part of the first looks
-        before = [m for m in before if m["at"] > first_change - _JUST_BEFORE_S] or before[-1:]
-    settled = calm[2 * len(calm) // 3 :] if len(calm) >= _LEAST else []
-    after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
-    changed = float(decisions[-1]["at"]) if decisions else 0.0
-    last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
-    came = next((m["at"] for m in looks if m.get("rows_per_s")), 0.0)
-    _, settled_s = (
-        recovery(came, [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
-    )
+    looks, decisions = run.of("loader"), run.of("decision")
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
-    # A start that found nothing left to train ends, too, but says nothing of the run.
-    counted: Mapping[str, Any] = next(
+    # A resumed run with nothing left to train also ends, but has no figures.
+    counted: Line = next(
         (e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {}
     )
-    alone = counted if run.ranks == 1 else {}  # the looks are of one rank, these sums of all
-    lines = (*run.events, *run.metrics)
+    of_rank = counted if run.ranks == 1 else {}  # looks are of one rank, these sums of all ranks
+    memory = [m.get("memory_used") for m in looks] + [of_rank.get("peak_bytes")]
     return RunOutcome(
-        rows_per_s_first=mean(before, "rows_per_s"),
-        rows_per_s_settled=mean(settled, "rows_per_s"),
-        stall_first=mean(before, "stall"),
-        stall_settled=mean(settled, "stall"),
-        settled_s=(settled_s or None) if settling else None,
-        changes_settling=len(settling),
-        changes_faster=sum(
-            _result(one.effect, one.disturbance) == FASTER for one in measured(run)[: len(settling)]
-        ),
-        rows_per_s_last=mean(last, "rows_per_s"),
-        stall_last=mean(last, "stall"),
+        **_rates(run, decisions),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"),
         looks=len(looks),
         decisions=len(decisions),
-        peak_memory=max(
-            (
-                m["memory_used"]
-                for m in (*looks, {"memory_used": alone.get("peak_bytes")})
-                if m.get("memory_used")
-            ),
-            default=None,
-        ),
-        memory_limit=alone.get("memory", {}).get("limit")
+        peak_memory=max(filter(None, memory), default=None),
+        memory_limit=of_rank.get("memory", {}).get("limit")
         or (looks[-1].get("memory_limit") if looks else None),
         auc=evaluations[-1]["auc"] if evaluations else None,
         bayes_auc=next(
             (e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None
         ),
         seconds=max(
-            (float(line.get("at", 0.0)) for line in lines if line.get("kind") not in _AFTER),
+            (
+                float(line.get("at", 0.0))
+                for line in (*run.events, *run.metrics)
+                if line.get("kind") not in _AFTER
+            ),
             default=0.0,
         ),
         ended=bool(ends),
@@ -176,9 +145,44 @@ def outcome(run: Run) -> RunOutcome:
     )
 
 
-def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The outcome, what happened, and the headline, as a program's last line has them. `end` is the run's last event,
-    if that is about to be written."""
+def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
+    """Returns the fields of `RunOutcome` that come from the rates of the loader."""
+    faults = fault_times(run)
+    loader, fault = started(run.looks()), min(faults, default=float("inf"))
+    if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
+        calm, fault = list(loader), float("inf")
+    settling = [d for d in decisions if d["at"] <= fault]
+    before = calm
+    if settling:  # the first looks include compilers, first files and connections
+        change = settling[0]["at"]
+        before = [m for m in calm if m["at"] <= change]
+        before = [m for m in before if m["at"] > change - _JUST_BEFORE_S] or before[-1:]
+    settled = calm[2 * len(calm) // 3 :] if len(calm) >= _LEAST else []
+    after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
+    changed = float(decisions[-1]["at"]) if decisions else 0.0
+    last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
+    settled_s = None
+    if settled and settling:
+        came = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
+        _, settled_s = recovery(came, [(m["at"], m["rows_per_s"]) for m in calm])
+    results = [_result(one.effect, one.disturbance) for one in measured(run)[: len(settling)]]
+    return {
+        "rows_per_s_first": mean(before, "rows_per_s"),
+        "rows_per_s_settled": mean(settled, "rows_per_s"),
+        "stall_first": mean(before, "stall"),
+        "stall_settled": mean(settled, "stall"),
+        "settled_s": settled_s or None,
+        "changes_settling": len(settling),
+        "changes_faster": results.count(FASTER),
+        "rows_per_s_last": mean(last, "rows_per_s"),
+        "stall_last": mean(last, "stall"),
+    }
+
+
+def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
+    """Returns the outcome, the incidents and the headline for a program's last line.
+
+    `end` is the run's last event, if it is not yet written."""
     if end is not None:
         run = replace(run, events=(*run.events, {"at": 0.0, "kind": "end", **end}))
     return {
@@ -188,9 +192,8 @@ def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The looks at the loader without those before and at the arrival of the first rows, at each of the run's
-    starts."""
+def started(loader: Sequence[Line]) -> Sequence[Line]:
+    """Returns the looks at the loader after its first rows, for each start of the run."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
     return [
         look
@@ -200,24 +203,24 @@ def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 
 def verdict(run: Run) -> str:
-    """The run in a few sentences, the most important first."""
+    """Returns the run in a few sentences, the most important first."""
     return " ".join(sentences(run))
 
 
 def sentences(run: Run) -> list[str]:
-    """The sentences of the verdict, one by one."""
+    """Returns the sentences of the verdict."""
     figures = outcome(run)
     many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
     parts = []
     if not figures.looks:
         parts.append(
-            "No loader metrics were written, so nothing can be said of the input."
+            "The run has no loader metrics, so the input cannot be judged."
             if figures.ended
-            else "Nothing is measured yet: the first look comes a second after the first batch."
+            else "Nothing is measured yet. The first measurement comes a second after the first batch."
         )
     elif figures.rows_per_s_settled is None or figures.stall_settled is None:
         parts.append(
-            "Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
+            "Too short to judge the input: only its start was measured. Let it run for ten seconds or "
             "more (more epochs, or more rows)."
         )
         if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
@@ -238,39 +241,41 @@ def sentences(run: Run) -> list[str]:
             f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
             "trainer's time spent waiting for input"
             + (
-                f"; {many} brought no more that could be measured."
+                f"; {many} brought no measurable gain."
                 if figures.changes_settling
                 else "; the knobs were not changed"
                 + (" before the first fault." if figures.decisions else ".")
             )
         )
     if figures.stall_last is not None:
-        said = _bottleneck(figures.stall_last)
-        parts.append(f"After the faults, {said[0].lower()}{said[1:]}" if fault_times(run) else said)
+        text = _bottleneck(figures.stall_last)
+        parts.append(f"After the faults, {text[0].lower()}{text[1:]}" if fault_times(run) else text)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         parts.append(f"AUC {figures.auc:.4f}{of}.")
     if figures.faults:
-        parts.append(f"Tuning met a fault: {figures.faults[0]}.")
+        parts.append(f"The tuning failed: {figures.faults[0]}.")
     if not figures.ended:
-        parts.append("The run has not ended, or was broken off.")
+        parts.append("The run has not ended, or was interrupted.")
     return parts
 
 
 def _bottleneck(stall: float) -> str:
-    """Says what the bottleneck was in the end, from the share of its time that the trainer waited."""
+    """Returns the last bottleneck, from the share of its time that the trainer waited."""
     if stall <= SMOOTH:
         return "The trainer is the bottleneck now."
     if stall <= HARDLY:
-        return f"The trainer is the bottleneck now, but for the {percent(stall)} of its time that it still waits."
+        return (
+            f"The trainer is the bottleneck now. It waits for input {percent(stall)} of its time."
+        )
     return f"The input is still the bottleneck: the trainer waits {percent(stall)} of its time."
 
 
 def tell(run: Run) -> str:
-    """The story of a run as text for a terminal."""
+    """Returns a description of the run for a terminal."""
     decided = changes(run)
     opened = [
-        f"at {seconds(one.at)} the agent opened with {one.moves}; {one.reason}; effect: {one.effect}"
+        f"at {seconds(one.at)} the agent set {one.moves}; {one.reason}; effect: {one.effect}"
         for one in decided
         if one.opens
     ]
@@ -288,7 +293,7 @@ def tell(run: Run) -> str:
         reason = proposal.get("reason") or {}
         turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
         lines += [
-            f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
+            f"  –  at {seconds(float(proposal['at']))} it would have changed: {turned}",
             f"     why: {reason.get('text') or 'no reason given'}",
         ]
     if incidents := occasions(run):
@@ -298,12 +303,12 @@ def tell(run: Run) -> str:
     return "\n".join(lines)
 
 
-def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def mean(lines: Sequence[Line], name: str) -> float | None:
     values = [float(line[name]) for line in lines if line.get(name) is not None]
     return sum(values) / len(values) if values else None
 
 
-def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
+def _effect(effect: Line | None, disturbance: str | None) -> str:
     if effect is None:
         return "not measured"
     if disturbance is not None:
@@ -327,8 +332,8 @@ def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
     )
 
 
-def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
-    """What a change brought, in a word or two."""
+def _result(effect: Line | None, disturbance: str | None) -> str:
+    """Returns the result of a change in a word or two."""
     if effect is None:
         return "not measured"
     if disturbance is not None:
@@ -340,25 +345,26 @@ def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
         return "as before"
     if times < 1:
         return "slower"
-    # Where the trainer did not wait, no input can have made it faster.
+    # If the trainer did not wait, faster input cannot be the cause.
     return FASTER if effect["stall_before"] > SMOOTH else "trainer faster"
 
 
 def advice(run: Run, rate: float | None) -> list[str]:
-    """The advice as sentences; none if the run ended without a verdict. `rate` is the run's, in its last third: what
-    other resources would bring is told in parts of it."""
+    """Returns the advice as sentences; none if the run ended without a verdict.
+
+    `rate` is the rate in the last third of the run. The effect of other resources is given relative to it."""
     verdicts = run.of("verdict")
     if not verdicts:
         return []
     details, text = (
         verdicts[-1].get("details") or {},
-        verdicts[-1].get("text") or "nothing was said",
+        verdicts[-1].get("text") or "no reason given",
     )
     proposed = any(
         (proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal")
     )
     return [
-        f"At its last looks the agent said: {text}.",
+        f"The agent's last verdict: {text}.",
         *_cases(details.get("what_if") or {}, proposed, rate),
         *placement(run),
         *_models(details.get("stages") or {}),
@@ -366,8 +372,8 @@ def advice(run: Run, rate: float | None) -> list[str]:
     ]
 
 
-def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list[str]:
-    """What other resources would bring, compared with the setting in force or with one that was only `proposed`."""
+def _cases(cases: Line, proposed: bool, rate: float | None) -> list[str]:
+    """Returns the effect of other resources, compared with the present or with a `proposed` setting."""
     present_rate = (cases.get("as it is") or {}).get("rows_per_s")
     if not present_rate:
         return []
@@ -384,14 +390,14 @@ def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list
     return lines
 
 
-def _models(stages: Mapping[str, Any]) -> list[str]:
+def _models(stages: Line) -> list[str]:
     lines = []
     for name, model in stages.items():
         old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
         lines.append(
             f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
-            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; expectations were "
-            f"{_off(model['residual'])} off{old}."
+            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; prediction error "
+            f"{_off(model['residual'])}{old}."
         )
     return lines
 
@@ -409,8 +415,8 @@ def _prediction(run: Run) -> list[str]:
     changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"
     return [
         (
-            f"What was predicted of {changes} was {_off(errors[len(errors) // 2])} off in the middle, "
-            f"{_off(errors[-1])} at worst."
+            f"Prediction error of {changes}: median {_off(errors[len(errors) // 2])}, "
+            f"largest {_off(errors[-1])}."
         )
     ]
 

@@ -1,7 +1,7 @@
-"""Where each column's operators belong, in the ETL or in the loader, by what a run measured: `choose`. Pure.
+"""Chooses for each column's operators between the ETL and the loader, from measured costs: `choose`. Pure.
 
-Rows a second come first. Where they are the same either way, the smaller table wins, and otherwise the ETL, which does
-the work once and not in each epoch."""
+The choice with more rows a second wins. If both are equal, the smaller table wins. If the sizes are equal too, the ETL
+wins, because it does the work once and not in each epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = 0.005
 
 
 class StoredForm(Protocol):
-    """One way to store a column, with what it costs whoever reads it."""
+    """One way to store a column, with its cost for a reader."""
 
     @property
     def left(self) -> tuple[str, ...]: ...
@@ -35,8 +35,10 @@ Plan = Mapping[str, StoredForm]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where the operators of one column are applied. `etl` and `loader` have the rows a second and the bytes a row of
-    the whole table for each choice, with all other columns as chosen."""
+    """The side that applies the operators of one column.
+
+    `etl` and `loader` are the rows a second and the bytes a row of the whole table for each choice. All other columns
+    are as chosen."""
 
     column: str
     left: tuple[str, ...]
@@ -53,13 +55,13 @@ class Choice:
         if rows > theirs * (1 + SAME):
             return f"{where}: {percent(rows / theirs - 1)} more rows/s"
         if size < larger:
-            return f"{where}: as fast, and {larger - size:.1f} bytes a row less"
-        return f"{where}: as fast and as small, and there it is done once"
+            return f"{where}: equally fast, and {larger - size:.1f} bytes a row less"
+        return f"{where}: equally fast and small, and done only once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """All choices, and what the whole table is then expected to bring."""
+    """All choices, and the predicted rate and size of the whole table."""
 
     choices: tuple[Choice, ...]
     plan: Plan
@@ -67,8 +69,8 @@ class Outlook:
     row_bytes: float
 
 
-class Foretold:
-    """Foretells a plan, from what a row cost in a run and from the plan that this run had."""
+class Prediction:
+    """Predicts the rate and size of a plan, from the costs of a row in a run and from that run's plan."""
 
     def __init__(
         self, costs: RowCosts, now: Plan, measured_s: Mapping[str, float], row_bytes: float
@@ -77,11 +79,11 @@ class Foretold:
         self._costs = costs
         self._now = now
         self._row_bytes = row_bytes
-        self._scale = self._dearer(measured_s) or self._dearer_decoding()
+        self._scale = self._operator_factor(measured_s) or self._decoding_factor()
 
-    def _dearer(self, measured_s: Mapping[str, float]) -> float:
-        """How much dearer operators were in the run than in the sample: its cores were slower, or busier. 0 if the run
-        had none of them."""
+    def _operator_factor(self, measured_s: Mapping[str, float]) -> float:
+        """Returns how many times more operators cost in the run than in the sample, because its cores were slower or
+        busier. 0 if the run had none of them."""
         both = [name for name, form in self._now.items() if measured_s.get(name) and form.apply_s]
         return (
             sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both)
@@ -89,8 +91,8 @@ class Foretold:
             else 0.0
         )
 
-    def _dearer_decoding(self) -> float:
-        """Returns how much dearer decoding was. These columns' share of the stage's time is their share of the
+    def _decoding_factor(self) -> float:
+        """Returns how many times more decoding cost. These columns' share of the stage's time is their share of the
         bytes."""
         sampled = sum(form.decode_s for form in self._now.values())
         share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)
@@ -100,10 +102,10 @@ class Foretold:
         return took / sampled if took and sampled else 1.0
 
     def rate(self, plan: Plan) -> float:
-        return self._costs.rate(self.then(plan))
+        return self._costs.rate(self.costs_of(plan))
 
-    def then(self, plan: Plan) -> RowCosts:
-        """What a row would cost in a run like that one over a table of this plan."""
+    def costs_of(self, plan: Plan) -> RowCosts:
+        """Returns the costs of a row in the same run on a table of this plan."""
         more = sum(_takes_s(form) - _takes_s(self._now[name]) for name, form in plan.items())
         return self._costs.with_work({READ.name: self._scale * more})
 
@@ -112,7 +114,7 @@ class Foretold:
 
 
 def _takes_s(form: StoredForm) -> float:
-    """Processor seconds a row where row groups are decoded."""
+    """Returns the processor seconds a row of the stage that decodes row groups."""
     return form.decode_s + form.apply_s
 
 
@@ -124,20 +126,22 @@ def choose(
     measured_s: Mapping[str, float],
     row_bytes: float,
 ) -> Outlook:
-    """The choices for all columns that have several `forms`, the first of each with nothing left to the loader. The
-    run's table had those that leave what `now` says; `row_bytes` are those of a row of that table."""
+    """Returns the choices for all columns that have several `forms`.
+
+    The first form of each column leaves nothing to the loader. `now` gives the operators that the run's table leaves to
+    it. `row_bytes` are the bytes of a row of that table."""
     had = {
         name: next(form for form in some if form.left == now[name]) for name, some in forms.items()
     }
-    foretold = Foretold(costs, had, measured_s, row_bytes)
+    prediction = Prediction(costs, had, measured_s, row_bytes)
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
     others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:
-        if _takes_s(form) < _takes_s(plan[name]) and foretold.rate({**plan, name: form}) > (
+        if _takes_s(form) < _takes_s(plan[name]) and prediction.rate({**plan, name: form}) > (
             1 + SAME
-        ) * foretold.rate(plan):
+        ) * prediction.rate(plan):
             plan[name] = form
-    best = foretold.rate(plan)
+    best = prediction.rate(plan)
     smaller = [
         (name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes
     ]
@@ -149,12 +153,12 @@ def choose(
     for name, form in smaller:
         if (
             form.bytes < plan[name].bytes
-            and foretold.rate({**plan, name: form}) >= (1 - SAME) * best
+            and prediction.rate({**plan, name: form}) >= (1 - SAME) * best
         ):
             plan[name] = form
 
     def either(name: str, form: StoredForm) -> tuple[float, float]:
-        return foretold.rate({**plan, name: form}), foretold.bytes({**plan, name: form})
+        return prediction.rate({**plan, name: form}), prediction.bytes({**plan, name: form})
 
     choices = []
     for name, (etl, *left) in forms.items():
@@ -170,13 +174,13 @@ def choose(
     return Outlook(
         choices=tuple(choices),
         plan=plan,
-        rows_per_s=foretold.rate(plan),
-        row_bytes=foretold.bytes(plan),
+        rows_per_s=prediction.rate(plan),
+        row_bytes=prediction.bytes(plan),
     )
 
 
 def table_of(choices: Sequence[Choice], chains: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The choices as rows of a table, with a head."""
+    """Returns the choices as rows of a table, after a header."""
     lines: list[tuple[str, ...]] = [
         (
             "column",
@@ -185,7 +189,7 @@ def table_of(choices: Sequence[Choice], chains: Mapping[str, str]) -> list[tuple
             "loader",
             "bytes a row, ETL",
             "loader",
-            "where, and why",
+            "choice and reason",
         )
     ]
     for one in choices:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sluice.agent.report.format import percent
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.row_costs import RowCosts
 
 _MOST = 3  # at most so many columns are named
@@ -38,14 +36,14 @@ class Move:
 
 
 def moves(run: Run) -> list[Move]:
-    """The moves that would help, the best first; none where operators or stages were not measured."""
+    """Returns the moves that would help, the best first. None if operators or stages were not measured."""
     recorded, costs = run.of("operators"), RowCosts.of_looks(run.of("loader"))
     if not recorded or costs is None:
         return []
     present_rate, measured = costs.rate(costs), recorded[-1]
     stored = measured["row_bytes"]
 
-    def move(operators: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
+    def move(operators: list[Line], what: str, to_etl: bool) -> Move:
         more_s: dict[str, float] = {}
         for operator in operators:
             stage, cpu_s = operator["stage"], operator["cpu_s"]
@@ -79,7 +77,7 @@ def placement(run: Run) -> list[str]:
         rest = [m.sentence for m in suggestions if not m.to_etl]
         return [
             (
-                "The operators left to the loader cost no rows now: in the ETL they would bring nothing."
+                "The operators in the loader do not limit the rate. Moving them into the ETL would bring nothing."
             ),
             *rest,
         ]

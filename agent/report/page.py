@@ -1,4 +1,4 @@
-"""A run folder as one HTML page that opens offline: `write(run)`. Everything is inline; nothing is fetched."""
+"""Writes a run folder as one HTML page that works offline: `write(run)`. Everything is inline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PARTS = (
 
 
 def write(run_path: str | os.PathLike[str]) -> Path:
-    """Makes `report.html` in the run folder from whatever is there so far."""
+    """Writes `report.html` in the run folder from the present content. Returns its path."""
     run = Run.read(run_path)
     path = run.path / "report.html"
     replace_text(path, page(run))
@@ -44,13 +44,13 @@ def write(run_path: str | os.PathLike[str]) -> Path:
 
 
 def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Path | None:
-    """Writes the report and returns where it is; None if it could not be written, which does the run no harm."""
+    """Writes the report and returns its path. None if it cannot be written; the run is not affected."""
     try:
         return write(run_path)
     except OSError as error:
         say(
-            f"{error.filename or run_path}: the report cannot be written ({error.strerror or error}); make room, then "
-            f"`sluice report {run_path}` writes it"
+            f"{error.filename or run_path}: the report cannot be written ({error.strerror or error}); free some disk "
+            f"space, then run `sluice report {run_path}`"
         )
         return None
 
@@ -102,7 +102,7 @@ def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **pa
 
 
 def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -> str:
-    """What is to be said of the run, each in a word or three, in colour."""
+    """Returns short coloured labels for the result of the run."""
     words, when = [], " after the faults" if faulted else ""
     if found.stall_last is None:
         words.append(verdict("too short to judge" if found.looks else "input not measured"))
@@ -119,7 +119,7 @@ def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -
         )
         words.append(verdict(f"{what}: {result}", TONES[result]))
     if found.faults:
-        words.append(verdict("tuning met a fault", "bad"))
+        words.append(verdict("tuning failed", "bad"))
     if not found.ended:
         words.append(verdict("has not ended", "warn"))
     return f'<p class="verdicts">{"".join(words)}</p>'

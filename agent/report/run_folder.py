@@ -1,4 +1,4 @@
-"""The folder that a training or bench run leaves behind: who may write it, and how it is read.
+"""Writes and reads the folder of a training or bench run.
 
 config.json     what was asked for
 events.jsonl    decisions, their effects, epochs, checkpoints, faults
@@ -31,15 +31,19 @@ _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
 
+Line = Mapping[str, Any]
+"""An event, a measurement or a part of one, as JSON."""
+
+
 class RunError(UsageError):
-    """A run folder that cannot be used or read: its message names the path and what to do."""
+    """A run folder that cannot be used or read. The message names the path and what to do."""
 
 
 class RunFolder:
-    """A run folder that this process writes. When a call returns, its line is complete and on its way to the disk; if
-    the disk has no room for a line, the call raises OSError and leaves nothing of it.
+    """A run folder that this process writes.
 
-    The lock is the kernel's (flock), so that a crash frees it. Several threads may write safely."""
+    When a call returns, its line is completely written. If the disk is full, the call raises OSError and writes
+    nothing. The lock is a kernel lock (flock), so a crash frees it. Several threads may write safely."""
 
     def __init__(self, path: Path, lock: TextIO, begun: float, clock: Callable[[], float]) -> None:
         self.path = path
@@ -54,7 +58,7 @@ class RunFolder:
     def create(
         cls,
         path: str | os.PathLike[str],
-        config: Mapping[str, Any],
+        config: Line,
         resume: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> RunFolder:
@@ -104,15 +108,15 @@ class RunFolder:
         """Counts the time from now on, before anything is written."""
         self._begun = self._clock()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: Line) -> None:
         """Writes a line in events.jsonl, with `at` (seconds since the start) added."""
         self._write("events", event)
 
-    def metric(self, metric: Mapping[str, Any]) -> None:
+    def metric(self, metric: Line) -> None:
         """Writes a line in metrics.jsonl, with `at` added."""
         self._write("metrics", metric)
 
-    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+    def _write(self, name: str, line: Line) -> None:
         with self._mutex:
             stamped = {"at": round(self._clock() - self._begun, 3), **_plain(line)}
             _append(self._files[name], json.dumps(stamped) + "\n")
@@ -133,12 +137,12 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder as it is read: finished, broken off or still being written. Rates are of all ranks together."""
+    """A run folder to read: finished, interrupted or still being written. Rates are of all ranks together."""
 
     path: Path
-    config: Mapping[str, Any]
-    events: tuple[Mapping[str, Any], ...]
-    metrics: tuple[Mapping[str, Any], ...]
+    config: Line
+    events: tuple[Line, ...]
+    metrics: tuple[Line, ...]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Run:
@@ -169,35 +173,35 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        """How many ranks trained; 1 for any other run."""
+        """The number of ranks of a training run; 1 for any other run."""
         return _ranks(self.config)
 
-    def looks(self) -> list[Mapping[str, Any]]:
-        """The looks at the loader while its batches were taken: not those during an evaluation."""
+    def looks(self) -> list[Line]:
+        """Returns the looks at the loader without those during an evaluation."""
         return [look for look in self.of("loader") if look.get("away", 0.0) <= _AWAY]
 
-    def of(self, kind: str) -> list[Mapping[str, Any]]:
-        """The events and metrics of one kind, in order of time."""
+    def of(self, kind: str) -> list[Line]:
+        """Returns the events and metrics of one kind, in order of time."""
         return sorted(
             (line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
             key=lambda line: float(line.get("at", 0.0)),
         )
 
 
-def _ranks(config: Mapping[str, Any]) -> int:
+def _ranks(config: Line) -> int:
     ranks = config.get("ranks")
     return ranks if config.get("kind") == "train" and isinstance(ranks, int) else 1
 
 
-def _of_all(line: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
-    """A line whose rates are those of all ranks: the agent measures the mean of its host's, the trainer counts all."""
+def _of_all(line: Line, ranks: int) -> Line:
+    """Returns the line with the rates of all ranks. The agent measures the mean of its host; the trainer counts all."""
     if ranks == 1 or line.get("kind") not in _OF_ONE_RANK:
         return line
     return {**line, **{name: line[name] * ranks for name in _RATES if line.get(name) is not None}}
 
 
 def check(path: Path) -> None:
-    """Raises RunError for what cannot be a run folder: a file, or a folder of something else."""
+    """Raises RunError for a file, or for a folder with other content."""
     if path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose a folder for the run")
     held = {entry.name for entry in path.iterdir()} if path.exists() else set()
@@ -208,13 +212,12 @@ def check(path: Path) -> None:
 
 
 def has_run(path: Path) -> bool:
-    """Whether anything was measured or saved there. A run that failed before that, for example by a misspelt knob, is
-    begun anew."""
+    """Returns whether the run has measured or saved anything. If not, another run may use the folder."""
     return any((path / "checkpoints").glob("*")) or bool(read_lines(path / "metrics.jsonl"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file; [] if there is none. A torn last line (a crash, a writer at work) is left out.
+    """Returns the objects of a JSON lines file; [] if there is none. An incomplete last line is skipped.
 
     Any other line that is not an object raises RunError with its number."""
     if not path.exists():
@@ -255,7 +258,7 @@ def _lock(path: Path) -> TextIO:
 
 
 def _append_to(path: Path) -> FileIO:
-    """Opens for appending, after cutting off a line that a crash tore."""
+    """Opens a file for appending. Removes an incomplete last line first."""
     if path.exists():
         data = path.read_bytes()
         if data and not data.endswith(b"\n"):
@@ -264,7 +267,7 @@ def _append_to(path: Path) -> FileIO:
 
 
 def _append(file: FileIO, line: str) -> None:
-    """Writes the whole line, or raises OSError and leaves nothing of it."""
+    """Writes the whole line, or raises OSError and writes nothing."""
     data, before = line.encode(), os.fstat(file.fileno()).st_size
     try:
         while data:
@@ -275,7 +278,7 @@ def _append(file: FileIO, line: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole, or not at all. The draft has a random name, so no link can be planted there."""
+    """Writes a file completely or not at all. The draft has a random name, so it cannot be a planted link."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(new, "x", encoding="utf-8") as draft:
@@ -286,7 +289,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as strict JSON allows it: infinities and NaN become null, and paths and other objects their text."""
+    """Returns a value for strict JSON. Infinities and NaN become null; paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -11,10 +11,10 @@ from typing import Any
 from sluice.agent.report.format import count, seconds
 from sluice.agent.report.incidents import Incident
 from sluice.agent.report.narrative import DecisionEffect
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.knobs import format_bytes
 
-_GLANCE = 15  # rows of a table that are shown at once
+_GLANCE = 15  # the most rows of a table that is not folded
 _BAR = 120  # width of a ladder's longest bar
 _LADDER = (
     "lever",
@@ -74,13 +74,11 @@ def occasions(incidents: Sequence[Incident]) -> str:
     if not incidents:
         return ""
     rows = [
-        [one.label, verdict(one.result or "too short to say"), escape(one.sentence)]
+        [one.label, verdict(one.result or "too short to judge"), escape(one.sentence)]
         for one in incidents
     ]
-    inside = table(
-        ("", "result", "what came of it"), rows, kind="story", row="occasion", classes=("o", "v")
-    )
-    results = [one.result or "too short to say" for one in incidents]
+    inside = table(("", "result", "effect"), rows, kind="story", row="occasion", classes=("o", "v"))
+    results = [one.result or "too short to judge" for one in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 
 
@@ -98,7 +96,7 @@ def decisions(story: Sequence[DecisionEffect]) -> str:
     ]
     inside = (
         table(
-            ("", "when", "result", "change", "why", "what came of it"),
+            ("", "when", "result", "change", "why", "effect"),
             rows,
             kind="story",
             row="decision",
@@ -153,7 +151,7 @@ def ladder(run: Run) -> str:
     events = run.of("ladder")
     if not events:
         return ""
-    steps: Sequence[Mapping[str, Any]] = events[-1]["steps"]
+    steps: Sequence[Line] = events[-1]["steps"]
     most = max((s["samples_per_s"] for s in steps if s.get("samples_per_s")), default=1.0)
     note = escape(
         "One lever a step. A step that is kept stays for those below it; each of the others is tried alone."
@@ -164,7 +162,7 @@ def ladder(run: Run) -> str:
     )
 
 
-def _cells(step: Mapping[str, Any], most: float) -> list[str]:
+def _cells(step: Line, most: float) -> list[str]:
     rate = step.get("samples_per_s")
     bar = f'<div class="bar" style="width:{_BAR * rate / most:.0f}px"></div>' if rate else ""
     return [
@@ -182,7 +180,7 @@ def _cells(step: Mapping[str, Any], most: float) -> list[str]:
 
 
 def config(run: Run) -> str:
-    def flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:
+    def flat(settings: Line, before: str = "") -> list[list[str]]:
         return [
             row
             for name, value in settings.items()
@@ -203,7 +201,7 @@ def config(run: Run) -> str:
 
 
 def _folded(rows: str, results: Sequence[str]) -> str:
-    """The table, behind its sum if it is long."""
+    """Returns the table. A long one is folded under its totals."""
     if len(results) <= _GLANCE:
         return rows
     words = " ".join(
@@ -214,7 +212,7 @@ def _folded(rows: str, results: Sequence[str]) -> str:
 
 
 def _text(value: Any, name: str = "") -> str:
-    """A setting as a person reads it."""
+    """Returns a setting for display."""
     if value is None or value in ("", []):
         return "–"
     if isinstance(value, bool):

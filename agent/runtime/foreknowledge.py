@@ -1,4 +1,4 @@
-"""What a loader knows of its pipeline before the first row, as the learned policy takes it: `foreknowledge`."""
+"""`foreknowledge`: what a loader knows of its pipeline before the first row, for the learned policy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sluice.agent.tunable import Tunable
 from sluice.ingest.row_order import RowsPlan
 
 
-class Foreseeing(Tunable, Protocol):
-    """What is asked of a loader."""
+class LoaderFacts(Tunable, Protocol):
+    """The properties of a loader that are known before the first row."""
 
     @property
     def dense_names(self) -> Sequence[str]: ...
@@ -31,9 +31,9 @@ class Foreseeing(Tunable, Protocol):
     def plan(self) -> RowsPlan: ...
 
 
-def foreknowledge(loader: Foreseeing) -> Foreknowledge:
-    """Columns by the type that they have in a batch, where the files lie, and how large row groups are. The table's own
-    operators are vectorised; of a user's function nobody knows."""
+def foreknowledge(loader: LoaderFacts) -> Foreknowledge:
+    """Returns the columns by their type in a batch, where the files lie, and how large row groups are. Nothing is known
+    of a user's function before it runs."""
     dense = len(loader.dense_names)
     sparse = len(loader.sparse_names)
     number = struct.calcsize("f")

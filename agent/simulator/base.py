@@ -1,5 +1,5 @@
-"""The state of a simulated pipeline: what `sluice.agent.simulator.fluid` and its slower twin
-`tests.agent.event_by_event` have in common."""
+"""The state of a simulated pipeline. `sluice.agent.simulator.fluid` and the slower `tests.agent.event_by_event` share
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operator import mul
 import numpy as np
 
 from sluice.agent.simulator.physics import TrueCosts
-from sluice.ingest.knobs import SIZES, KnobError, Knobs, Limits
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 CHUNK_S = 0.25  # noise, drift and the truth's changes are updated this often
@@ -19,7 +19,9 @@ GOVERNOR_FILLS = 0.97  # of the memory limit
 
 
 class SimulatedPipeline:
-    """The state of a simulated pipeline: time, truth, starting workers, queues, counters. One seed gives one course."""
+    """The state of a simulated pipeline: time, true costs, starting workers, queues, counters.
+
+    One seed always gives the same course."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class SimulatedPipeline:
         self.killed = False
         self.held_back = 0.0
         self.governor_acted = False
-        """Whether the governor has stepped in; without it the course would then be different."""
+        """Whether the governor has limited the work. If not, the course without it is the same."""
         names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
         self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
@@ -47,7 +49,7 @@ class SimulatedPipeline:
         self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self._weighed = [0] * count
-        """The memory of a stage's process, once one has worked."""
+        """The memory of each stage's process. 0 until one has worked."""
         self.queue = [0.0] * count
         self.done, self.bytes = [0.0] * count, [0.0] * count
         self.busy_s = [0.0] * count
@@ -107,16 +109,15 @@ class SimulatedPipeline:
         self._knobs = knobs
         self._changed()
 
-    def man(self, i: int, workers: float) -> None:
-        """Says how many workers a stage has from now on, where others than this host decide that."""
+    def set_workers(self, i: int, workers: float) -> None:
+        """Sets a stage's ready workers, if another host decides their number."""
         if self.ready[i] != workers:
             self.ready[i] = workers
             self._changed()
 
     @staticmethod
     def _workers_of(name: str, knobs: Knobs) -> int:
-        """The workers of a stage; 1 for a fused one, which passes rows on at once, as by a worker that takes no
-        time."""
+        """Returns the workers of a stage. A fused stage has 1, which passes rows on without taking time."""
         return 1 if name in knobs.fused else knobs.workers[name]
 
     def snapshot(self) -> Snapshot:
@@ -162,8 +163,7 @@ class SimulatedPipeline:
         return snapshot
 
     def true_at(self, seconds: float) -> TrueCosts:
-        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth). An oracle uses
-        it."""
+        """Returns the true costs at a moment, with the drift so far in steps of a tenth. An oracle uses it."""
         truth = self._truth_at(seconds)
         steps = tuple(
             round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True)
@@ -185,7 +185,7 @@ class SimulatedPipeline:
         self.bytes[i] += rows * self._row_bytes[i]  # with the present size of rows
 
     def _changed(self) -> None:
-        """Works out again what follows from the truth, knobs, workers and the sizes of rows, as they change rarely."""
+        """Recomputes what depends on true costs, knobs, workers and row sizes. These change rarely."""
         stages = self.truth.stages
         machine = self.truth.machine
         last = len(self.names) - 1
@@ -204,13 +204,16 @@ class SimulatedPipeline:
             for i in range(last + 1)
         ]
         self.queue_limits: list[float] = []
-        """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
+        """The most rows that may wait after each stage. A queue takes at least one item of either neighbour."""
         for i, stage in enumerate(stages):
             after = (
                 stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
             )
-            if stage.room in SIZES:
-                rows = getattr(self._knobs, stage.room) / max(1e-9, self._row_bytes[i])
+            width = max(1e-9, self._row_bytes[i])
+            if stage.buffer_limit == "read_ahead_bytes":
+                rows = self._knobs.read_ahead_bytes / width
+            elif stage.buffer_limit == "prefetch_bytes":
+                rows = self._knobs.prefetch_bytes / width
             else:
                 rows = stage.buffer_items * stage.rows_per_item
             self.queue_limits.append(max(rows, stage.rows_per_item, after))
@@ -219,7 +222,7 @@ class SimulatedPipeline:
         self._waiting = sum(
             q * s.bytes_per_row for q, s in zip(self.queue_limits, stages, strict=True)
         )
-        self._room = GOVERNOR_FILLS * machine.memory_limit - (
+        self._free_bytes = GOVERNOR_FILLS * machine.memory_limit - (
             machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes))
         )
 
@@ -233,7 +236,7 @@ class SimulatedPipeline:
             self.core_wait_s[j] += waited * cpu
 
     def _memory(self, seconds: float, in_flight: list[float]) -> float:
-        """The bytes in use now; freed memory is given back slowly."""
+        """Returns the bytes in use now. Freed memory is returned slowly."""
         target = self.truth.machine.base_bytes
         for n, size, rows, width, ready, own in zip(
             in_flight,
@@ -251,25 +254,25 @@ class SimulatedPipeline:
         return target + (last - target) * math.exp(-seconds / lag)
 
     def governed(self) -> tuple[list[float], float]:
-        """The numbers of workers that the governor lets work, and the share of the queues' limits that it leaves."""
+        """Returns the workers that the governor admits, and the share of the queues' limits that it allows."""
         workers = self.ready
         if not self.governor:
             return workers, 1.0
         queued = sum(map(mul, self.queue, self._row_bytes))
-        if self._in_hand + max(queued, self._waiting) <= self._room:
+        if self._in_hand + max(queued, self._waiting) <= self._free_bytes:
             return workers, 1.0
         self.governor_acted = True
         # A worker without input needs nothing.
         asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
         share = min(
-            1.0, max(0.0, self._room - queued) / max(1.0, sum(map(mul, asking, self._sizes)))
+            1.0, max(0.0, self._free_bytes - queued) / max(1.0, sum(map(mul, asking, self._sizes)))
         )
         admitted = [max(min(1.0, n), n * share) for n in asking]
         held = sum(map(mul, admitted, self._sizes))
-        return admitted, min(1.0, max(0.0, self._room - held) / max(1.0, self._waiting))
+        return admitted, min(1.0, max(0.0, self._free_bytes - held) / max(1.0, self._waiting))
 
     def _look(self, seconds: float) -> list[float]:
-        """Updates what changed by itself in the last `seconds`; returns the factor on each stage's cost from now on."""
+        """Applies drift, tails and bursts of the last `seconds`. Returns the factor on each stage's cost."""
         truth = self._truth_at(self.now)
         if truth is not self.truth:
             self.truth = truth
@@ -306,7 +309,7 @@ class SimulatedPipeline:
         ]
 
     def _uncapped(self) -> list[int]:
-        """The stages whose store still gives credit."""
+        """Returns the stages whose store still gives credit."""
         return [i for i, stage in self._throttled if self._bucket[i] > 1e-6 * stage.credit_rows]
 
     def _spend_credit(self, rates: list[float], seconds: float) -> None:
@@ -315,7 +318,7 @@ class SimulatedPipeline:
             self._bucket[i] = min(stage.credit_rows, max(0.0, left))
 
     def _start(self) -> float:
-        """Lets workers that are ready join; returns the cores that the starting ones use."""
+        """Adds the workers that are ready. Returns the cores that starting workers use."""
         if not self._starting:
             return 0.0
         joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]

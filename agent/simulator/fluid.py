@@ -1,8 +1,8 @@
 """A simulated pipeline: a `Tunable` with its own clock, for training and judging policies.
 
-`advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
-a burst begins): the rates of each stretch come from `sluice.agent.simulator.physics.flow`.
-`tests.agent.event_by_event` is its slower twin that moves every item. One seed gives one course.
+`advance(seconds)` lets time pass. Between two events, rows flow as a fluid with the rates of
+`sluice.agent.simulator.physics.flow`. An event is a queue that becomes empty or full, a worker that is ready, or a
+burst that begins. `tests.agent.event_by_event` is slower and moves every item. One seed always gives the same course.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Simulator(SimulatedPipeline):
             1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)
         ).tolist()
         bursts = self._bursts()
-        stretches = 0
+        events = 0
         while self.now < end - 1e-9:
-            stretches += 1
+            events += 1
             overhead = self._start()
-            admitted, room = self.governed()
+            admitted, queue_share = self.governed()
             load = self._loaded(admitted, factors, bursts)
             limits = (
                 self.queue_limits
-                if room == 1
-                else [max(1.0, rows * room) for rows in self.queue_limits]
+                if queue_share == 1
+                else [max(1.0, rows * queue_share) for rows in self.queue_limits]
             )
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
@@ -66,7 +66,7 @@ class Simulator(SimulatedPipeline):
             self._account(
                 current,
                 load,
-                self._stretch(current, limits, end, stretches),
+                self._seconds_to_event(current, limits, end, events),
                 limits,
                 noise,
                 admitted,
@@ -81,7 +81,7 @@ class Simulator(SimulatedPipeline):
         self._load = None
 
     def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
-        """The load; the last one is used again as long as nothing has changed."""
+        """Returns the load. The last one is used again if nothing has changed."""
         uncapped = self._uncapped()
         key = (tuple(admitted), factors, bursts, uncapped)
         if self._load is None or self._load[0] != key:
@@ -93,14 +93,16 @@ class Simulator(SimulatedPipeline):
         return self._load[1]
 
     def _flowing(self, load: Load, empty: list[bool], full: list[bool], overhead: float) -> Flow:
-        """The flow; the last one is used again as long as nothing has changed."""
+        """Returns the flow. The last one is used again if nothing has changed."""
         key = (load, empty, full, overhead, self._guess)
         if self._flow is None or self._flow[0] != key:
             self._flow = (key, flow(load, empty, full, overhead, self._guess))
             self._guess = self._flow[1].factors
         return self._flow[1]
 
-    def _stretch(self, current: Flow, limits: list[float], end: float, stretches: int) -> float:
+    def _seconds_to_event(
+        self, current: Flow, limits: list[float], end: float, events: int
+    ) -> float:
         """The seconds until the next event."""
         seconds = end - self.now
         for at, _, _ in self._starting:
@@ -109,9 +111,7 @@ class Simulator(SimulatedPipeline):
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        if (
-            stretches > 12
-        ):  # a queue switches to and fro at its limit: finish the chunk at these rates
+        if events > 12:  # a queue alternates at its limit, so the chunk ends with these rates
             return seconds
         for i, waiting in enumerate(self.queue):
             gain = current.rates[i] - current.rates[i + 1]
@@ -140,7 +140,7 @@ class Simulator(SimulatedPipeline):
             queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
             active = admitted[i] * shares[i]
             useful = active * seconds
-            if stage.sigma:  # fewer at work disturb each other less: only those at work count
+            if stage.sigma:  # only workers at work disturb each other
                 calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * current.cpu_per_item[i], useful)

@@ -1,4 +1,4 @@
-"""Finds the best setting of a pipeline whose truth is known. The clairvoyant uses it; others are compared with that."""
+"""Finds the best setting of a pipeline whose true costs are known. The oracles use it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class _Search:
         return _steady(self.truth, tuple(workers), tuple(backends), tuple(bursts))
 
     def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
-        """The bytes of read-ahead and prefetch: enough to smooth variation, or a quarter of the memory between them."""
+        """Returns the bytes of read-ahead and prefetch that smooth variation: at most an eighth of the memory each."""
         first = truth.stages[0]
         last = truth.stages[-1]
-        room = truth.machine.memory_limit / 8
+        most = truth.machine.memory_limit / 8
         low_a, high_a = self.limits.read_ahead_bytes
         low_p, high_p = self.limits.prefetch_bytes
-        ahead = min(room, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
+        ahead = min(most, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
         fetch = min(
-            room,
+            most,
             _AHEAD_BATCHES
             * max(truth.consumer.batch_rows, last.rows_per_item)
             * last.bytes_per_row,
@@ -53,8 +53,8 @@ class _Search:
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
-        """Whether memory is enough. Workers hold an item while they work; queues before the slowest stage are full,
-        others not; and they may be so many."""
+        """Returns whether the memory and the limit on all workers are enough. Workers at work hold an item. Queues
+        before the slowest stage are full."""
         if sum(workers) > self.most:
             return False
         slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
@@ -78,7 +78,7 @@ class _Search:
         return True
 
     def rate(self, workers: Sequence[int], backends: Sequence[str]) -> float:
-        """The rows a second, averaged over bursts; negative if there is too little memory."""
+        """Returns the rows a second, averaged over bursts. Negative if the memory is too small."""
         key = (tuple(workers), tuple(backends))
         if key not in self.rated:
             flow = self.steady(workers, backends)
@@ -118,15 +118,15 @@ class _Search:
                 and value > best - _WORTH * abs(best)
                 and sum(b > 0.98 for b in busy[:-1]) > 1
             ):
-                workers[:], best = tried, max(best, value)  # one of several equally slow ones
+                workers[:], best = tried, max(best, value)  # one of several equally slow stages
                 tired.add(i)
             else:
                 tired.add(i)
         return best
 
     def polish(self, workers: list[int], backends: list[str], best: float) -> float:
-        """Tries single moves, and moves of workers from one stage to another, until none helps; then drops needless
-        workers."""
+        """Tries single moves, and moves of workers between stages, until none helps. Then removes workers that are not
+        needed."""
         improved = True
         while improved:
             improved = False
@@ -169,7 +169,7 @@ class _Search:
         return best
 
     def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
-        """Adds a tenth more workers than just enough, where that costs nothing, as items vary."""
+        """Adds a tenth more workers if that costs nothing, because items vary."""
         for i, (_, high) in enumerate(self.range):
             tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1 :]]
             busy_with_more, busy = (
@@ -191,8 +191,8 @@ def best_knobs(
 ) -> Knobs:
     """Returns the knobs with the highest steady rate, in `truth` and in each of `also`.
 
-    They fill at most the share `fill` of the memory and have at most `most` workers in all. Among equals they have the
-    fewest workers, and a little headroom. `start_from` is an additional starting point of the search."""
+    They fill at most the share `fill` of the memory and have at most `most` workers in all. Among equal rates they have
+    the fewest workers, and a little headroom. The search also starts from `start_from`."""
     search = _Search(truth, limits, also, fill, most)
     names = search.names
     starts = [[low for low, _ in search.range]]
@@ -222,7 +222,7 @@ def best_knobs(
 def _steady(
     truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]
 ) -> Flow:
-    """Keeps results, as the clairvoyant and the oracle need the same ones again and again."""
+    """Caches results, because the oracles need the same ones many times."""
     return steady(truth, workers, backends, bursts)
 
 
@@ -231,7 +231,7 @@ def _better(value: float, best: float) -> bool:
 
 
 def _back_ends(truth: TrueCosts) -> list[list[str]]:
-    """The choices to try: the first back end everywhere, then one stage on its other back end, then all of them."""
+    """Returns the choices to try: first back ends, then one stage on its other back end, then all of them."""
     plain = [s.backends[0] for s in truth.stages]
     free = [i for i, s in enumerate(truth.stages) if len(s.backends) > 1]
     choices = [plain]

@@ -1,8 +1,8 @@
-"""`oracle` and `clairvoyant`, which know how the pipeline truly is. They exist only in the simulator, as a yardstick.
+"""Two oracles, which know a pipeline's true costs: `oracle` and `clairvoyant`. Other policies are compared with them.
 
-The oracle sets what is best for the truth at this moment; the clairvoyant sets what is best for the time until its next
-decision, and stays within the memory that the next few seconds leave. Both pay for starting workers as all do, and
-neither changes a knob for a negligible gain.
+They exist only in the simulator. `oracle` chooses the best setting for the present costs. `clairvoyant` also knows the
+next seconds: its setting is the best until its next decision, and fits into memory throughout. Both pay for starting
+workers like every policy. Neither changes a knob for a negligible gain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Oracle(Policy):
         return OracleState(limits=limits, knobs=knobs)
 
     def _look(self, at: float) -> tuple[TrueCosts, ...]:
-        """The truth to choose for, then those under which memory must be enough as well."""
+        """Returns the true costs to choose for, then those under which memory must also be enough."""
         return (self._truth_at(at),)
 
     def decide(self, snapshot: Snapshot, state: OracleState) -> tuple[Knobs, OracleState, Reason]:
@@ -62,20 +62,20 @@ class Oracle(Policy):
         return (
             knobs,
             OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at),
-            Reason(text="what is best for the truth"),
+            Reason(text="the best setting for the true costs"),
         )
 
     def _most(self, cores: float) -> float:
-        """How many workers there may be in all."""
+        """Returns the most workers in all stages together."""
         return math.inf
 
     def _moves(self, at: float) -> bool:
-        """Whether a slow change is going on, rather than a step."""
+        """Returns whether the true costs are changing slowly, and not in one step."""
         moments = [self._truth_at(max(0.0, at + d)) for d in (-1.0, -0.5, 0.0)]
         return len({id(t) for t in moments}) == len(moments)
 
 
-class Clairvoyant(Oracle):
+class ForesightOracle(Oracle):
     name = "clairvoyant"
 
     def _look(self, at: float) -> tuple[TrueCosts, ...]:

@@ -1,9 +1,9 @@
 """The physics of a simulated pipeline: its parts, what slows them, and the rates at which rows flow through it.
 
-A stage's item takes processor time, part of it under the interpreter lock or bound by memory bandwidth, and waiting
-time that needs no core. Cores, lock and bandwidth are shared: each has one factor by which all its users are slowed,
-the smallest at which its use fits its capacity. That is processor sharing, and it conserves work: a worker without
-input, or without room after it, uses nothing and leaves its share to the others.
+A stage's item takes processor time and waiting time. Part of the processor time is under the interpreter lock or bound
+by memory bandwidth. Waiting needs no core. Cores, lock and bandwidth are shared. Each has one factor that slows all its
+users: the smallest at which its use fits its capacity. This is processor sharing, and it conserves work. A worker
+without input, or with a full queue after it, uses nothing and leaves its share to the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from sluice.ingest.stage_spec import StageSpec
 
 GIB = 2**30
 MIB = 2**20
-UNBOUNDED = 1e15  # rows/s of a consumer that takes all it can get
+UNBOUNDED = 1e15  # rows/s of a consumer without a limit
+
+
+Factors = tuple[float, float, float, float]
+"""The slow-down by cores, bandwidth, lock and second threads."""
 
 
 class MechanismError(ValueError):
-    """A part that cannot be: its message names the field and the value."""
+    """An invalid part of a pipeline. The message names the field and the value."""
 
 
 def _check(owner: object, low: float, *names: str, high: float = math.inf) -> None:
@@ -41,19 +45,19 @@ def _check(owner: object, low: float, *names: str, high: float = math.inf) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimStage(StageSpec):
-    """One stage as it truly is: what a `StageSpec` says of the stages of all pipelines, and what its work costs."""
+    """One stage with its true costs, in addition to the properties of every `StageSpec`."""
 
-    room: str = "stretch"
-    """What bounds the bytes that wait behind it; `TrueCosts` sets it for the first stage and for the last."""
+    buffer_limit: str = "stretch"
+    """The limit on the bytes that wait after it. `TrueCosts` sets it for the first stage and for the last."""
     workers: int = 8
     workers_a_core: int = 1
     cost_s: float
-    """Seconds one worker takes for an item while it has a core, the lock and the bandwidth to itself."""
+    """Seconds of one worker for an item, while it shares no core, lock or bandwidth."""
     rows_per_item: float = 1024.0
     bytes_per_row: float = 160.0
-    """Bytes of a row that is passed on, as the queue behind the stage holds it."""
+    """Bytes of a row in the queue after the stage."""
     cpu: float = 1.0
-    """Share of `cost_s` on a core. 1: it computes all the time; 0: it only waits, as for a far store."""
+    """Share of `cost_s` on a core. 1: it always computes; 0: it only waits, for example for a store."""
     lock: float = 0.0
     """Share of the processor time under the interpreter lock, for thread workers. 1: pure Python."""
     memory_bound: float = 0.0
@@ -61,15 +65,14 @@ class SimStage(StageSpec):
     sigma: float = 0.0
     """Contention: each further worker adds this share of `cost_s` as waiting. 1: no gain from a second worker."""
     kappa: float = 0.0
-    """Coherence: each pair of workers adds this share of the processor time. Above 0 the curve falls in the end."""
+    """Coherence: each pair of workers adds this share of the processor time. Above 0, many workers are slower."""
     cliff_workers: int = 0
-    """More workers than this pay `cliff_factor` on everything (a cache or a connection limit overflows); 0: none."""
+    """With more workers than this, all costs are multiplied by `cliff_factor`, as when a cache overflows; 0: none."""
     cliff_factor: float = 1.0
     cap_rows_per_s: float = 0.0
     """The most rows a second with any number of workers, as a store may impose; 0: no such limit."""
     credit_rows: float = 0.0
-    """Rows that may come faster than that, as long as the store gives credit: a token bucket, full at the start, that
-    `cap_rows_per_s` fills."""
+    """Rows that may exceed this limit: a token bucket, full at the start. `cap_rows_per_s` fills it."""
     tail: float = 0.0
     """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
     burst_factor: float = 1.0
@@ -83,16 +86,16 @@ class SimStage(StageSpec):
     item_bytes: float = 0.0
     """Memory of an item while a worker holds it; 0: its rows' bytes."""
     worker_bytes: float = 0.0
-    """Memory that a thread worker holds for itself."""
+    """Memory of a thread worker."""
     process_bytes: float = float(WORKER_PROCESS_BYTES)
-    """Memory that a process worker holds for itself."""
+    """Memory of a process worker."""
     start_s: float = 0.0
     """Seconds until a new thread worker begins to work."""
     process_start_s: float = 1.0
     process_cost_s: float = 0.0
     """Additional seconds that an item costs in a process, for the transfer."""
     buffer_items: float = 2.0
-    """Items that may wait behind the stage, where no knob sets a limit."""
+    """Items that may wait after the stage, if no knob sets a limit."""
 
     def __post_init__(self) -> None:
         try:
@@ -122,7 +125,7 @@ class SimStage(StageSpec):
         )
         if self.credit_rows and not self.cap_rows_per_s:
             raise MechanismError(
-                f"credit_rows: {self.credit_rows!r} without cap_rows_per_s, which fills it"
+                f"credit_rows: {self.credit_rows!r} needs cap_rows_per_s, which fills it"
             )
 
     @property
@@ -139,25 +142,25 @@ class SimMachine:
     host_cores: int = 0
     """Cores of the host, and the most workers of a stage that sets no other limit; 0: `cores`."""
     neighbour_cores: float = 0.0
-    """Cores that another program takes before we get any; no counter shows it."""
+    """Cores that another program takes first. No counter shows it."""
     neighbour_threads: float = 0.0
-    """Threads of other programs that always want a core, and share the cores fairly with ours."""
+    """Threads of other programs that always want a core. They share the cores fairly with ours."""
     speed: float = 1.0
     smt: float = 1.0
-    """What a core's second thread adds, as a share of the first. The upper half of `cores` are second threads."""
+    """The speed of a core's second thread, as a share of the first. The upper half of `cores` are second threads."""
     bandwidth: float = 0.0
     """Bytes of rows a second that memory can move for the memory-bound parts; 0: unlimited."""
     convoy: float = 0.05
-    """The share of the interpreter lock that each further contender wastes."""
+    """The share of the interpreter lock that each further waiting thread wastes."""
     handover_s: float = 0.0
-    """Processor seconds that an item takes from one stage's workers to the next one's."""
+    """Processor seconds to pass an item on to the next stage."""
     switch_cost: float = 0.03
     """Share of the cores lost when twice as many threads as cores want to run."""
     memory_limit: float = 64.0 * GIB
     base_bytes: float = 512.0 * MIB
     """Memory in use before the first worker starts."""
     memory_lag_s: float = 1.0
-    """Seconds after which two thirds of freed memory are given back."""
+    """Seconds until two thirds of freed memory are returned."""
     timer_noise: float = 0.02
     """Standard deviation of the timers' reports, as a share."""
 
@@ -185,13 +188,13 @@ class Consumer:
 
     batch_rows: int = 8192
     step_s: float = 0.0
-    """Seconds of a step without any wait; 0: the trainer takes all that comes."""
+    """Seconds of a step without any wait; 0: the trainer takes every batch at once."""
     cpu: float = 0.0
     """Share of the step that runs on cores of this machine."""
     cores: float = 1.0
     """Cores that it uses during that share."""
     interference: float = 0.0
-    """How much longer that share takes if as many more threads as there are cores want to run but cannot."""
+    """How much longer that share takes when as many threads wait for a core as there are cores."""
 
     def __post_init__(self) -> None:
         _check(self, 1, "batch_rows")
@@ -201,55 +204,32 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueCosts:
-    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key.
+    """A pipeline's true costs at one moment. It is equal only to itself, so it is a cheap key.
 
-    The read-ahead buffer lies behind its first stage, the prefetch buffer behind its last."""
+    The read-ahead buffer is after the first stage, the prefetch buffer after the last."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
     consumer: Consumer
 
     def __post_init__(self) -> None:
-        rooms = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
+        limits = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
         object.__setattr__(
             self,
             "stages",
             tuple(
-                stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
+                stage
+                if stage.buffer_limit == limits.get(i, stage.buffer_limit)
+                else replace(stage, buffer_limit=limits[i])
                 for i, stage in enumerate(self.stages)
             ),
         )
 
 
 class Load:
-    """A truth with given workers and back ends as plain numbers, made once per change, for the inner loop.
+    """The true costs with given workers and back ends as plain numbers, made once per change, for the inner loop.
 
     `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
-
-    __slots__ = (
-        "bandwidth",
-        "batch",
-        "cap",
-        "consumer_cores",
-        "consumer_cpu",
-        "consumer_wait",
-        "convoy",
-        "cores",
-        "cpu",
-        "crowd",
-        "handover",
-        "kappa",
-        "lock",
-        "memory",
-        "neighbours",
-        "rows",
-        "shares",
-        "smt",
-        "switch",
-        "traffic",
-        "waiting",
-        "workers",
-    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -262,44 +242,34 @@ class Load:
     ) -> None:
         machine, consumer = truth.machine, truth.consumer
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
-        self.smt = machine.smt
-        self.switch = machine.switch_cost
-        self.convoy = machine.convoy
-        self.bandwidth = machine.bandwidth
-        self.neighbours = machine.neighbour_threads
+        self.machine = machine
         self.workers = [float(n) for n in workers]
-        self.rows = []
-        self.cap = []
-        self.kappa = []
-        self.traffic = []
-        self.cpu = []
-        self.memory = []
-        self.lock = []
-        self.waiting = []
-        contending = consumer.cores * consumer.cpu
+        self.rows = [stage.rows_per_item for stage in truth.stages]
+        self.cap = [stage.cap_rows_per_s or UNBOUNDED for stage in truth.stages]
+        self.kappa = [stage.kappa for stage in truth.stages]
+        self.traffic = [
+            stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0
+            for stage in truth.stages
+        ]
         self.handover = [
             machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
         ]
+        self.cpu: list[float] = []
+        self.memory: list[float] = []
+        self.lock: list[float] = []
+        self.waiting: list[float] = []
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
         """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
         time."""
+        contending = consumer.cores * consumer.cpu
         for i, stage in enumerate(truth.stages):
-            n, factor = self.workers[heads[i] if heads else i], factors[i] if factors else 1.0
-            process = backends[i] == "process"
-            cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
-            if stage.cliff_workers and n > stage.cliff_workers:
-                factor *= stage.cliff_factor
-            cpu = cost * stage.cpu * factor / machine.speed
-            waiting = cost * (1 - stage.cpu) * factor * (bursts[i] if bursts else 1.0)
-            self.rows.append(stage.rows_per_item)
-            self.cap.append(stage.cap_rows_per_s or UNBOUNDED)
-            self.cpu.append(cpu * (1 - stage.memory_bound))
-            self.memory.append(cpu * stage.memory_bound)
-            self.lock.append(0.0 if process else cpu * stage.lock)
-            self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
-            self.kappa.append(stage.kappa)
-            self.traffic.append(
-                stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0
+            n = self.workers[heads[i] if heads else i]
+            self._add_costs(
+                stage,
+                n,
+                factors[i] if factors else 1.0,
+                bursts[i] if bursts else 1.0,
+                backends[i] == "process",
             )
             contending += n * stage.cpu
         for head in {h for i, h in enumerate(heads) if h != i}:
@@ -307,7 +277,7 @@ class Load:
         self.crowd = [
             1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)
         ]
-        """The factor by which a row is dearer while all workers are at work."""
+        """The factor on the cost of a row while all workers are busy."""
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
         self.consumer_cpu = (
@@ -316,8 +286,38 @@ class Load:
         self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
         self.consumer_cores = consumer.cores
 
+    def _add_costs(
+        self, stage: SimStage, n: float, factor: float, burst: float, process: bool
+    ) -> None:
+        """Adds a stage's seconds for an item, with `n` workers."""
+        cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
+        if stage.cliff_workers and n > stage.cliff_workers:
+            factor *= stage.cliff_factor
+        cpu = cost * stage.cpu * factor / self.machine.speed
+        waiting = cost * (1 - stage.cpu) * factor * burst
+        self.cpu.append(cpu * (1 - stage.memory_bound))
+        self.memory.append(cpu * stage.memory_bound)
+        self.lock.append(0.0 if process else cpu * stage.lock)
+        self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
+
+    def columns(self) -> list[tuple[float, ...]]:
+        """Returns for each stage: workers, rows, cpu, memory, lock, waiting, crowd and cap."""
+        return list(
+            zip(
+                self.workers,
+                self.rows,
+                self.cpu,
+                self.memory,
+                self.lock,
+                self.waiting,
+                self.crowd,
+                self.cap,
+                strict=True,
+            )
+        )
+
     def _fuse(self, group: list[int]) -> None:
-        """Lets the first stage's workers do the work of all."""
+        """Gives the work of all these stages to the first stage's workers."""
         head = group[0]
         times = [self.rows[head] / self.rows[i] for i in group]
         cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
@@ -334,27 +334,18 @@ class Load:
             self.kappa[i] = self.handover[i] = 0.0
 
 
+@dataclass(slots=True)
 class Flow:
     """The rates at one moment. Lists have one entry for each stage and, last, one for the consumer."""
 
-    __slots__ = ("busy", "cpu_per_item", "factors", "rates", "used_cores")
-
-    def __init__(
-        self,
-        rates: list[float],
-        busy: list[float],
-        cpu_per_item: list[float],
-        used_cores: float,
-        factors: tuple[float, float, float, float],
-    ) -> None:
-        self.rates = rates
-        """Rows a second."""
-        self.busy = busy
-        """Share of the workers that are at work, 0 to 1."""
-        self.cpu_per_item = cpu_per_item
-        self.used_cores = used_cores
-        self.factors = factors
-        """The slow-down by cores, bandwidth, lock and second threads, as the next call's first guess."""
+    rates: list[float]
+    """Rows a second."""
+    busy: list[float]
+    """Share of the workers that are at work, 0 to 1."""
+    cpu_per_item: list[float]
+    used_cores: float
+    factors: Factors
+    """The next call starts its search from them."""
 
 
 def flow(
@@ -362,34 +353,20 @@ def flow(
     empty: Sequence[bool],
     full: Sequence[bool],
     overhead_cores: float = 0.0,
-    guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    guess: Factors = (1.0, 1.0, 1.0, 1.0),
 ) -> Flow:
-    """Returns the rates of all stages. A stage is as fast as its workers can be. If the queue before it is `empty`, it
-    is no faster than its input. If the queue behind it is `full`, it is no faster than its output. Starting workers use
-    `overhead_cores`."""
-    count = len(load.workers)
-    slow, slow_memory, slow_lock, smt = guess
-    stages = list(
-        zip(
-            load.workers,
-            load.rows,
-            load.cpu,
-            load.memory,
-            load.lock,
-            load.waiting,
-            load.crowd,
-            load.cap,
-            strict=True,
-        )
-    )
-    capacity, rates = [0.0] * (count + 1), [0.0] * (count + 1)
-    share, cpu_item = [0.0] * (count + 1), [0.0] * (count + 1)
-    from_before = [i for i in range(1, count + 1) if empty[i - 1]]
-    from_behind = [i for i in range(count - 1, -1, -1) if full[i]]
-    cores_for_work = max(0.02, load.cores - overhead_cores)
-    used = 0.0
-    stride = 0.65
+    """Returns the rates of all stages.
+
+    A stage is as fast as its workers can be. If the queue before it is `empty`, it is no faster than its input. If the
+    queue after it is `full`, it is no faster than its output. Starting workers use `overhead_cores`."""
+    stages = load.columns()
+    capacity, share, cpu_item = ([0.0] * (len(stages) + 1) for _ in range(3))
+    from_before = [i for i in range(1, len(stages) + 1) if empty[i - 1]]
+    from_behind = [i for i in range(len(stages) - 1, -1, -1) if full[i]]
+    used, stride = 0.0, 0.65
     rising = True
+    slow, slow_memory, slow_lock, smt = guess
+    rates = capacity
     for _ in range(60):
         on_core = slow * smt
         for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
@@ -399,67 +376,82 @@ def flow(
             capacity[i] = cap if cap < rate else rate
             share[i] = on_cpu / wall
         step = load.consumer_wait + load.consumer_cpu * on_core
-        capacity[count] = load.batch / step if step else UNBOUNDED
-        rates[:] = capacity
-        for i in from_before:
-            rates[i] = min(rates[i], rates[i - 1])
-        for i in from_behind:
-            rates[i] = min(rates[i], rates[i + 1])
-        for i in from_before:
-            rates[i] = min(rates[i], rates[i - 1])
+        capacity[-1] = load.batch / step if step else UNBOUNDED
+        rates = _limit_by_queues(capacity, from_before, from_behind)
         used = traffic = locked = runnable = contenders = 0.0
         for i, (n, rows, cpu, memory, lock, _, _, _) in enumerate(stages):
-            rate = rates[i]
-            active = n * rate / capacity[i]
+            active = n * rates[i] / capacity[i]
             item = cpu + memory * slow_memory
             if load.kappa[i]:
                 item *= 1 + load.kappa[i] * max(0.0, active * (active - 1))
             cpu_item[i] = item
-            per_s = rate / rows
+            per_s = rates[i] / rows
             used += per_s * (item + load.handover[i]) * smt
             runnable += active * share[i]
             traffic += per_s * load.traffic[i]
             if lock:
                 locked += per_s * lock
                 contenders += active
-        cpu_item[count] = load.consumer_cpu * load.consumer_cores * smt
-        used += rates[count] / load.batch * cpu_item[count]
-        if load.neighbours:  # they leave what they cannot use, and at least our share
-            shared = load.cores * runnable / (runnable + load.neighbours)
-            cores_for_work = max(0.02, max(load.cores - load.neighbours, shared) - overhead_cores)
-        available = cores_for_work / (1 + load.switch * max(0.0, runnable / load.cores - 1))
-        ratio = used / available
-        # Where much of the time is waiting, rates hardly depend on the factor: longer steps while the sign stays.
+        cpu_item[-1] = load.consumer_cpu * load.consumer_cores * smt
+        used += rates[-1] / load.batch * cpu_item[-1]
+        ratio = used / _available_cores(load, runnable, overhead_cores)
+        # If stages mostly wait, rates hardly depend on the factor. So steps get longer while the sign stays.
         stride = min(8.0, stride * 1.6) if (ratio > 1) == rising else max(0.6, stride * 0.4)
         rising = ratio > 1
         wanted = max(1.0, slow * ratio**stride)
-        wanted_memory = max(1.0, slow_memory * traffic / load.bandwidth) if load.bandwidth else 1.0
-        wanted_lock = max(
-            1.0, slow_lock * locked * (1 + load.convoy * min(max(0.0, contenders - 1), 8.0))
+        wanted_memory, wanted_lock, wanted_smt = _wanted_factors(
+            load, slow_memory * traffic, slow_lock * locked, contenders, used
         )
-        upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if load.smt < 1 else 0.0
-        wanted_smt = 1 + upper * (2 / (1 + load.smt) - 1)
-        settled = (
-            abs(wanted - slow)
-            + abs(wanted_memory - slow_memory)
-            + abs(wanted_lock - slow_lock)
-            + abs(wanted_smt - smt)
-        ) < 2e-3 * slow
+        off = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
+        settled = off + abs(wanted_smt - smt) < 2e-3 * slow
         slow = wanted
-        slow_memory = wanted_memory
-        slow_lock = wanted_lock
-        smt += 0.5 * (wanted_smt - smt) if load.smt < 1 else 0.0
+        slow_memory, slow_lock = wanted_memory, wanted_lock
+        smt += 0.5 * (wanted_smt - smt) if load.machine.smt < 1 else 0.0
         if settled:
             break
-    busy = [rates[i] / capacity[i] for i in range(count + 1)]
-    for i in range(count):
-        cpu_item[i] *= smt
     return Flow(
         rates,
-        busy,
-        cpu_item,
+        [rate / most for rate, most in zip(rates, capacity, strict=True)],
+        [item * smt for item in cpu_item[:-1]] + cpu_item[-1:],
         min(used, load.cores) + overhead_cores,
         (slow, slow_memory, slow_lock, smt),
+    )
+
+
+def _limit_by_queues(
+    capacity: list[float], from_before: list[int], from_behind: list[int]
+) -> list[float]:
+    """Returns the rates that empty queues before, and full queues after these stages allow."""
+    rates = capacity.copy()
+    for i in from_before:
+        rates[i] = min(rates[i], rates[i - 1])
+    for i in from_behind:
+        rates[i] = min(rates[i], rates[i + 1])
+    for i in from_before:
+        rates[i] = min(rates[i], rates[i - 1])
+    return rates
+
+
+def _available_cores(load: Load, runnable: float, overhead_cores: float) -> float:
+    """Returns the cores for this pipeline's work, next to other programs and starting workers."""
+    cores, neighbours = load.cores, load.machine.neighbour_threads
+    if neighbours:  # they leave the cores that they cannot use, and at least our share
+        cores = max(cores - neighbours, cores * runnable / (runnable + neighbours))
+    switching = load.machine.switch_cost * max(0.0, runnable / load.cores - 1)
+    return max(0.02, cores - overhead_cores) / (1 + switching)
+
+
+def _wanted_factors(
+    load: Load, moved: float, locked: float, contenders: float, used: float
+) -> tuple[float, float, float]:
+    """Returns the factors that bandwidth, lock and second threads need now. `moved` and `locked` are the use
+    of the first two, multiplied by the present factors."""
+    machine = load.machine
+    upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if machine.smt < 1 else 0.0
+    return (
+        max(1.0, moved / machine.bandwidth) if machine.bandwidth else 1.0,
+        max(1.0, locked * (1 + machine.convoy * min(max(0.0, contenders - 1), 8.0))),
+        1 + upper * (2 / (1 + machine.smt) - 1),
     )
 
 

@@ -1,4 +1,4 @@
-"""Random pipelines on which policies are taught, judged and finally tested: `pipeline(split, number)`.
+"""Random pipelines for training, evaluation and the final test of policies: `pipeline(split, number)`.
 
 A family of pipelines distributes the costs over the stages in its own way, and belongs to one split. All splits have
 the same difficulties over the same ranges: heavy and light processes, cliffs, neighbours, bursts, drift, bandwidth,
@@ -27,13 +27,13 @@ _Stages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A source of chance that gives each split values of its own."""
+    """A random generator that gives each split different values."""
 
     random: np.random.Generator
     split: int
 
     def between(self, low: float, high: float) -> float:
-        """A value from `low` to `high`, where it is as likely to be small as large by ratio."""
+        """Returns a value from `low` to `high`, uniform in its logarithm."""
         place = (
             self.random.integers(_CELLS) + (self.split + self.random.random()) / len(SPLITS)
         ) / _CELLS
@@ -46,7 +46,7 @@ class Draw:
         return int(self.random.integers(count))
 
 
-# Families: how the seconds of a row are shared out over so many stages, and which of those wait for a store.
+# Families: how the seconds of a row are distributed over the stages, and which stages wait for a store.
 
 
 def _even(draw: Draw, count: int) -> _Stages:
@@ -67,7 +67,7 @@ def _far_store(draw: Draw, count: int) -> _Stages:
 
 
 def _thin(draw: Draw, count: int) -> _Stages:
-    """Most stages only hand on what a few others work out."""
+    """A few stages do most of the work."""
     stages = [{"cost": draw.between(1e-4, 1e-1)} for _ in range(count)]
     for _ in range(1 + count // 3):
         stages[draw.one_of(count)]["cost"] = draw.between(0.5, 2)
@@ -79,20 +79,20 @@ def _dirichlet(draw: Draw, count: int) -> _Stages:
 
 
 def _python_within(draw: Draw, count: int) -> _Stages:
-    """A stage in pure Python, which holds the interpreter's lock, among cheap ones."""
+    """One stage in pure Python, which holds the interpreter's lock, among cheap stages."""
     stages = [{"cost": draw.between(0.1, 1)} for _ in range(count)]
     stages[draw.one_of(count)] = {"cost": draw.between(1, 8), "lock": draw.between(0.5, 1)}
     return stages
 
 
 def _rising(draw: Draw, count: int) -> _Stages:
-    """Each stage is so many times dearer than the one before, or cheaper."""
+    """The cost rises, or falls, by the same factor from stage to stage."""
     step = draw.between(1.2, 2) ** draw.random.choice([-1, 1])
     return [{"cost": float(step**i)} for i in range(count)]
 
 
 def _two_stores(draw: Draw, count: int) -> _Stages:
-    """One at the beginning, and a service that is asked at the end or before it."""
+    """One store at the start, and a service at or near the end."""
     stages = [{"cost": draw.between(0.2, 1)} for _ in range(count)]
     for i in (0, count - 1 - draw.one_of(2)):
         stages[i] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
@@ -106,7 +106,7 @@ FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
 }
 
 
-# Mechanisms: each alters the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
+# Mechanisms: each changes the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ def _throttled_store(draw: Draw, parts: _Parts) -> None:
 
 
 def _trainer_on_cores(draw: Draw, parts: _Parts) -> None:
-    """The trainer computes on the same cores, and is slowed by threads that crowd them."""
+    """The trainer computes on the same cores. Other threads there slow it down."""
     parts.consumer = {
         "cpu": draw.between(0.1, 1),
         "cores": parts.machine.cores * draw.between(0.05, 0.6),
@@ -232,8 +232,9 @@ def _stage(
     width: float,
     seconds: float,
 ) -> SimStage:
-    """A stage of that shape, with as many workers as stages of real pipelines may have: a reader many, from the start
-    on; whoever only hands batches over one."""
+    """Returns a stage with this shape and limits like those of real pipelines.
+
+    A reader may have many workers, also at the start. A last stage that only passes batches on has one."""
     cost = shape["cost"]
     workers = 8 * 2 ** draw.one_of(2)
     a_core = 2 ** draw.one_of(3)
@@ -268,8 +269,9 @@ def pipeline(
     most_stages: int = 12,
     changing: bool = False,
 ) -> Scenario:
-    """The pipeline of that number; the same one whenever it is asked for within the same bounds. With `changing`, the
-    same pipeline runs for longer, and its costs, cores or trainer change twice."""
+    """Returns the pipeline of that number. The same arguments always give the same pipeline.
+
+    With `changing`, it runs for longer, and its costs, cores or trainer change twice."""
     if split not in SPLITS or number < 0:
         raise ValueError(
             f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0"
@@ -278,33 +280,12 @@ def pipeline(
     draw = Draw(np.random.default_rng((5, place, number)), place)
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
     cores = draw.between(least_cores, 128)
-    cores = (
-        round(cores) if cores >= 2 else round(cores, 2)
-    )  # a quota may give a rank part of a core
+    # A quota may give a rank part of a core.
+    cores = round(cores) if cores >= 2 else round(cores, 2)
     rows = int(2 ** draw.random.integers(10, 16))
     shape = FAMILIES[split][family](draw, 2 + draw.one_of(most_stages - 1))
-    width, seconds = (
-        draw.between(20, 4000),
-        draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape),
-    )
-    groups = rows * 2 ** draw.one_of(5)
-    parts = _Parts(
-        [
-            _stage(
-                draw,
-                stage,
-                i,
-                count=len(shape),
-                rows=rows if i else groups,
-                width=width,
-                seconds=seconds,
-            )
-            for i, stage in enumerate(shape)
-        ],
-        SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)),
-        0.0,
-    )
-    parts.bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in parts.stages)
+    width = draw.between(20, 4000)
+    parts = _drawn_parts(draw, shape, cores=cores, rows=rows, width=width)
     chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
     names = [list(MECHANISMS)[i] for i in chosen]
     if any(stage.lock for stage in parts.stages) and "processes" not in names:
@@ -312,20 +293,13 @@ def pipeline(
     for name in names:
         MECHANISMS[name](draw, parts)
     batch = int(2 ** draw.random.integers(11, 15))
-    takes_all = draw.chance(0.4)
-    takes_all = takes_all and not parts.consumer
+    takes_all = draw.chance(0.4) and not parts.consumer
     consumer = Consumer(
         batch_rows=batch,
         step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)),
         **parts.consumer,
     )
-    held = sum(
-        s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages
-    )
-    process = max(s.process_bytes * (len(s.backends) > 1) for s in parts.stages)
-    at_work = max(s.held_bytes for s in parts.stages) + process
-    memory = 1.5 * (held + batch * width) + 768 * MIB + cores * at_work * draw.between(0.3, 4)
-    memory *= draw.between(2, 100) if draw.chance(0.3) else 1.0
+    memory = _drawn_memory(draw, parts, batch * width)
     scenario = Scenario(
         name=f"{split} {number}",
         about=", ".join([family, *names]),
@@ -342,8 +316,39 @@ def pipeline(
     )
 
 
+def _drawn_parts(draw: Draw, shape: _Stages, *, cores: float, rows: int, width: float) -> _Parts:
+    seconds = draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
+    groups = rows * 2 ** draw.one_of(5)
+    stages = [
+        _stage(
+            draw,
+            stage,
+            i,
+            count=len(shape),
+            rows=rows if i else groups,
+            width=width,
+            seconds=seconds,
+        )
+        for i, stage in enumerate(shape)
+    ]
+    machine = SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15))
+    bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in stages)
+    return _Parts(stages, machine, bound)
+
+
+def _drawn_memory(draw: Draw, parts: _Parts, batch_bytes: float) -> float:
+    """Returns a memory limit, from tight to plentiful."""
+    stages = parts.stages
+    held = sum(s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in stages)
+    process = max(s.process_bytes * (len(s.backends) > 1) for s in stages)
+    at_work = max(s.held_bytes for s in stages) + process
+    queues = 1.5 * (held + batch_bytes)
+    memory = queues + 768 * MIB + parts.machine.cores * at_work * draw.between(0.3, 4)
+    return memory * draw.between(2, 100) if draw.chance(0.3) else memory
+
+
 def _changing(scenario: Scenario, draw: Draw) -> Scenario:
-    """Adds two changes: the cost of a stage, the cores or what the trainer asks for."""
+    """Adds two changes: of a stage's cost, the cores or the trainer's step."""
     kinds = ["cost", "cores", "demand"] if scenario.consumer.step_s else ["cost", "cores"]
     changes = []
     for at in _CHANGES_AT:

@@ -1,4 +1,4 @@
-"""Runs one policy through one scenario: `run` → `Rollout`, and compares the outcome with the clairvoyant's."""
+"""Runs one policy in one scenario: `run` → `Rollout`. Compares the outcome with the oracle's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.oracle import Clairvoyant
+from sluice.agent.simulator.oracle import ForesightOracle
 from sluice.agent.simulator.scenario import Condition, Scenario
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs
@@ -15,15 +15,12 @@ from sluice.ingest.stats import Snapshot
 
 _END_SHARE = 0.2  # of the scenario: the part for `end_score`
 _WINDOW = 10  # intervals over which `worst_score` compares
-_START = (
-    30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
-)
-# Of the memory limit: short; filled alone; with the governor.
-_SHORT = 0.75
-_FILL = 0.95
-_LEAN = 2.0
+_START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` skip
+_SHORT = 0.75  # of the memory limit: from this use on, memory is short
+_FILL = 0.95  # of the memory limit, which the oracle fills by itself
+_LEAN = 2.0  # the same where the governor keeps to the limit
 _BACK = 0.95  # of the reference: recovered
-_MOMENT = 1e-9  # seconds that are none
+_MOMENT = 1e-9  # seconds that count as zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +38,13 @@ class Rollout:
     """The largest memory use as a share of the limit in force."""
     killed: bool
     governor_acted: bool
-    """Whether the governor stepped in; if not, a run without it would be the same."""
+    """Whether the governor has limited the work. If not, a run without it is the same."""
     knobs: Knobs
     """The knobs at the end."""
 
 
 class _Frozen(Policy):
-    """A policy that stops deciding at a moment, to show what never tuning again would have brought."""
+    """A policy that stops deciding at a moment, to show the result without further tuning."""
 
     def __init__(self, policy: Policy, at: float) -> None:
         self.name = policy.name
@@ -77,8 +74,8 @@ def run(
     governor: bool = True,
     observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
 ) -> Rollout:
-    """Runs a policy, which decides at the start and after every interval, or sooner where it wants to, on a fresh
-    simulator."""
+    """Runs a policy on a new simulator. The policy decides at the start and after every interval, or sooner if it asks
+    for that."""
     return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
 
 
@@ -144,13 +141,13 @@ def _drive(
 
 
 def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
-    """The clairvoyant's run under the governor: the denominator of every score.
+    """Returns the run of `clairvoyant` under the governor: the denominator of every score.
 
-    Where memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
+    If memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
 
     def go(fill: float) -> Rollout:
         simulator = _simulator(scenario, seed, True)
-        return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
+        return _drive(scenario, simulator, ForesightOracle(simulator.true_at, fill=fill))
 
     careful = go(_FILL)
     if careful.peak_memory < _SHORT and not careful.killed:
@@ -161,7 +158,7 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
 def frozen_rows(
     scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True
 ) -> float:
-    """The rows from the first change on, if the policy had stopped deciding there."""
+    """Returns the rows after the first change if the policy stops deciding there."""
     first = _change_intervals(scenario)[0]
     outcome = run(
         scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor
@@ -172,7 +169,7 @@ def frozen_rows(
 def metric(
     condition: Condition, outcome: Rollout, best: Rollout, frozen: float | None = None
 ) -> float:
-    """The value of one metric; docs/scenarios.md describes each."""
+    """Returns the value of one metric. docs/scenarios.md describes each."""
     end = max(1, round(len(outcome.rates) * _END_SHARE))
     name = condition.metric
     if name == "score":
@@ -208,23 +205,23 @@ def metric(
 
 
 def score(outcome: Rollout, best: Rollout) -> float:
-    """The rows over the whole scenario, start and transients included, as a share of the clairvoyant's."""
+    """Returns the rows over the whole scenario, as a share of the oracle's."""
     return outcome.rows / max(1e-9, best.rows)
 
 
 def end_score(outcome: Rollout, best: Rollout) -> float:
-    """The rows in the last fifth as a share of the clairvoyant's there."""
+    """Returns the rows in the last fifth, as a share of the oracle's."""
     end = max(1, round(len(outcome.rates) * _END_SHARE))
     return sum(outcome.rates[-end:]) / max(1e-9, sum(best.rates[-end:]))
 
 
 def _change_intervals(scenario: Scenario) -> list[int]:
-    """The intervals in which changes begin."""
+    """Returns the intervals in which changes begin."""
     return sorted({int(c.at / scenario.interval_s) for c in scenario.changes})
 
 
 def _worst(outcome: Rollout, best: Rollout) -> float:
-    """The lowest share of the clairvoyant's rate over any ten intervals, once the start is over."""
+    """Returns the lowest share of the oracle's rate over any ten intervals after the start."""
     shares = [
         sum(outcome.rates[i : i + _WINDOW]) / max(1e-9, sum(best.rates[i : i + _WINDOW]))
         for i in range(_START, len(outcome.rates) - _WINDOW + 1)
@@ -233,7 +230,7 @@ def _worst(outcome: Rollout, best: Rollout) -> float:
 
 
 def _recovery(outcome: Rollout, best: Rollout, change: int) -> float:
-    """The intervals after a change until three in a row together reach 0.95 of the clairvoyant's."""
+    """Returns the intervals after a change until three in a row together reach 0.95 of the oracle's rate."""
     for i in range(change, len(outcome.rates) - 2):
         if sum(outcome.rates[i : i + 3]) >= _BACK * sum(best.rates[i : i + 3]):
             return float(i - change)

@@ -1,4 +1,4 @@
-"""A scenario: a simulated pipeline, what happens to it, and what a policy must reach there.
+"""A scenario: a simulated pipeline, its changes over time, and the results that a policy must reach.
 
 `sluice.agent.simulator.scenario_json` reads one from a file, `sluice.agent.simulator.random_pipelines` draws random
 ones."""
@@ -21,12 +21,12 @@ _STEP_S = 0.25  # a ramp's values change this often
 
 
 class ScenarioError(UsageError):
-    """A scenario that cannot be: its message starts with the path of the key."""
+    """An invalid scenario. The message starts with the path of the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """A change of the pipeline: from `at` on, `key` goes to another value, at once or over `over` seconds."""
+    """A change of the pipeline: from `at` on, `key` moves to another value within `over` seconds."""
 
     at: float
     key: str
@@ -36,8 +36,8 @@ class ScheduledChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What a policy must reach: `metric` (sluice.agent.simulator.rollout says what each means) between `at_least` and
-    `at_most`."""
+    """A result that a policy must reach: `metric` between `at_least` and `at_most`. docs/scenarios.md describes the
+    metrics."""
 
     metric: str
     at_least: float = -math.inf
@@ -57,7 +57,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A pipeline and all that happens to it. `truth_at(seconds)` is how it truly is at a moment."""
+    """A pipeline and its changes. `truth_at(seconds)` returns its true costs at a moment."""
 
     name: str
     about: str = ""
@@ -67,7 +67,7 @@ class Scenario:
     consumer: Consumer = field(default_factory=Consumer)
     stages: tuple[SimStage, ...]
     start: Mapping[str, int] = field(default_factory=dict)
-    """Workers at the start; a stage that is not named starts with one."""
+    """Workers at the start. Every other stage starts with one."""
     changes: tuple[ScheduledChange, ...] = ()
     passes: tuple[Condition, ...] = ()
     family: str = "scenario"
@@ -94,7 +94,7 @@ class Scenario:
             raise ScenarioError(f"start: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is sent to another process: the fields, not what was worked out from them."""
+        """Returns the fields, without cached properties, to send them to another process."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def _check_memory(self, truth: TrueCosts, path: str) -> None:
@@ -115,7 +115,7 @@ class Scenario:
             )
 
     def truth_at(self, seconds: float) -> TrueCosts:
-        """How the pipeline truly is at that moment. It is the same object as long as nothing changes."""
+        """Returns the true costs at that moment. It is the same object until something changes."""
         done = tuple(
             min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
             if c.over
@@ -152,7 +152,7 @@ class Scenario:
 
     @functools.cached_property
     def first_knobs(self) -> Knobs:
-        """The knobs at the start: what the stages begin with, but for the workers that `start` names."""
+        """The knobs at the start: the stages' first values, with the workers of `start`."""
         return Knobs(
             workers={s.name: s.first_workers(self._host_cores) for s in self.stages}
             | dict(self.start),
@@ -162,7 +162,7 @@ class Scenario:
 
 
 class _Identity:
-    """A scenario as a key, compared by identity and not by value (which would hash every stage each time)."""
+    """A scenario as a key, compared by identity. Comparing values would hash every stage each time."""
 
     __slots__ = ("scenario",)
 
@@ -177,7 +177,7 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
     for change, share in zip(scenario.changes, done, strict=True):
         if share > 0:
             before = values.get(change.key, value_of(scenario, change.key))
-            # The change is geometric where possible: a cost that grows fivefold grows by the same share every second.
+            # The change is geometric if possible: a growing cost grows by the same share every second.
             between = (
                 before * (change.value / before) ** share
                 if before > 0 and change.value > 0

@@ -38,7 +38,7 @@ SHIPPED = Path(__file__).parent / "scenarios"
 _COSTS = {f.name for f in dataclasses.fields(SimStage)} - {
     f.name for f in dataclasses.fields(StageSpec)
 }
-"""What a stage truly costs, as numbers that may change during a scenario."""
+"""The true costs of a stage. They may change during a scenario."""
 _STAGE = {*_COSTS, "name", "backends", "fusable", "max_workers"}
 
 
@@ -59,7 +59,7 @@ def load(path: str | Path) -> Scenario:
 
 
 def shipped() -> list[Scenario]:
-    """The scenarios that come with the agent, in the order of their numbers."""
+    """Returns the scenarios of the package, in the order of their numbers."""
     return [load(path) for path in sorted(SHIPPED.glob("*.json"))]
 
 
@@ -206,7 +206,7 @@ def _changes(
 
 
 def _base(plain: Scenario, key: str, where: str) -> float:
-    """The value that a change starts from; ScenarioError if there is no such number."""
+    """Returns the value before a change. Raises ScenarioError if there is no such number."""
     owner, _, name = key.rpartition(".")
     kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {
         f"stages.{s.name}": SimStage for s in plain.stages

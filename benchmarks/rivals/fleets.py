@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.rates import rates
+from sluice.agent.costs.remote_work import at_work
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.ds2 import parallelism
 from sluice.benchmarks.rivals.stopwatch import Stopwatch

@@ -1,11 +1,11 @@
-"""`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, tuned 2-rank training.
+"""`make demo`: runs all parts on this machine: raw logs, Spark, a Delta table, and a tuned training on two ranks.
 
     python -m dlrm.demo --out demo-out [--rows 900000] [--cluster]
 
 With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers. Each rank has its own torchrun
 agent, as on two hosts.
 
-Each step is the command a user would type; it is printed before it runs. The last lines say what came of it.
+Each step is a command that a user would type. It is printed before it runs. The last lines sum up the results.
 """
 
 from __future__ import annotations
@@ -29,27 +29,32 @@ from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
 from sluice.dlrm.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
 
+_LOCAL_ETL = ("sluice", "etl", "--engine", "local")
 STORE = "latency://20ms"
 SPEC = "features/criteo_raw.toml"
 GROUP_ROWS = 512
-"""Rows of a row group: few, as the table is small and a store is asked for one row group at a time."""
+"""Rows of a row group. It is small, because the table is small and each read takes one row group."""
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
 ONE_WORKER = "read=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
-"""One worker a stage, and buffers of a second: in the usual ones, half an epoch would wait and hide what happens."""
-A_SIXTH = ("--evals", "6", "--stop-auc", "0.6")
-"""The run with one worker ends at its first evaluation: a sixth of the epoch shows how long the trainer waits."""
+"""One worker a stage, and buffers of one second. The default buffers would hold half an epoch and hide the effects."""
+_TRAIN = (
+    f"-m dlrm.train --transform {TRANSFORM} --width 64 --over-layers 512,256 --window-rows 1024 "
+    "--log-every 10"
+).split()
+A_SIXTH = ["--evals", "6", "--stop-auc", "0.6"]
+"""Ends the run with one worker after a sixth of the epoch, which is enough to measure how long the trainer waits."""
 FAULTS = "kill-worker=1@17%,slow-store=0.4s@34%,slow-transform=3@70%"
 """The faults of the tuned run, as --inject takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """How large the demo is, and where it goes."""
+    """The size of the demo, and its folder."""
 
     out: Path = setting(
         Path("demo-out"),
-        "folder for data, table and runs; emptied first if the demo made it",
+        "folder for data, table and runs; the demo empties a folder that it made before",
         metavar="DIR",
     )
     rows: int = setting(900_000, "raw log lines to make", least=1)
@@ -69,7 +74,7 @@ class Tables:
     table: Path
     rows: int
     seconds: float
-    """The seconds that the engine named in `text` took."""
+    """The time of the engine named in `text`."""
     text: str
 
 
@@ -85,52 +90,25 @@ def main(argv: list[str]) -> dict[str, Any]:
     began = time.monotonic()
     data, _ = step(
         "1/4 raw logs in Criteo's shape",
-        "sluice",
-        "synth",
-        "--rows",
-        str(args.rows),
-        "--seed",
-        str(args.seed),
-        "--out",
+        *f"sluice synth --rows {args.rows} --seed {args.seed} --out".split(),
         out / "raw",
     )
     made = _tables(out, args.cluster)
 
     say(
-        "\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
-        "a read, and counts are looked up at a service that takes 16 ms for 64 rows. The first run keeps one worker a\n"
-        "stage. The second starts the same way and is tuned while it trains. Then three faults come: in each rank a\n"
-        "worker process is killed (-9), each read of the store takes 0.4 s longer, and lookups take 3 times as long."
+        "\nThe table holds the parsed log. The loader applies all operators. Each read of the store takes 20 ms. A\n"
+        "service looks up the counts and takes 16 ms for 64 rows. The first run keeps one worker a stage. The second\n"
+        "run starts the same way and is tuned while it trains. Then three faults are injected: one worker process\n"
+        "of each rank is killed (-9), each read takes 0.4 s longer, and lookups take 3 times as long."
     )
     hosts = args.ranks if args.cluster else 1
-    train: list[str | Path] = [
-        "-m",
-        "dlrm.train",
-        "--data",
-        f"{STORE}{made.table}",
-        "--transform",
-        TRANSFORM,
-        "--seed",
-        str(args.seed),
-        "--width",
-        "64",
-        "--over-layers",
-        "512,256",
-        "--window-rows",
-        "1024",
-        "--log-every",
-        "10",
-    ]
+    train = [*_TRAIN, "--seed", str(args.seed), "--data", f"{STORE}{made.table}", "--run-dir"]
     alone, _ = step(
         "3/4 training, one worker a stage",
         *torchrun(hosts, args.ranks),
         *train,
-        "--run-dir",
         out / "run-one-worker",
-        "--tuning",
-        "fixed",
-        "--knobs",
-        ONE_WORKER,
+        *f"--tuning fixed --knobs {ONE_WORKER}".split(),
         *A_SIXTH,
         hosts=hosts,
     )
@@ -138,22 +116,16 @@ def main(argv: list[str]) -> dict[str, Any]:
         "4/4 training, tuned while it runs, then disturbed",
         *torchrun(hosts, args.ranks),
         *train,
-        "--run-dir",
         out / "run",
-        "--tuning",
-        "auto",
-        "--knobs",
-        f"{ONE_WORKER},levels.backend=process",
-        "--inject",
-        FAULTS,
+        *f"--tuning auto --knobs {ONE_WORKER},levels.backend=process --inject {FAULTS}".split(),
         hosts=hosts,
     )
-    return _told(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
+    return _report(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
 
 
 @contextmanager
 def _cluster(out: Path) -> Iterator[list[str]]:
-    """Two workers of one core each; yields what spark-submit must be told to have a job done there."""
+    """Starts two workers of one core each. Yields the options for spark-submit."""
     from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
     subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -177,26 +149,17 @@ def _cluster(out: Path) -> Iterator[list[str]]:
 
 
 def _tables(out: Path, in_cluster: bool) -> Tables:
-    """Makes the table: with Spark where Java is, and then with the local engine as well, which must make the same."""
+    """Makes the table with Spark if Java is installed, and with the local engine. Both tables must be equal."""
     spec = out / "spec.toml"
     spec.write_text(
         re.sub("row_group_rows = .*", f"row_group_rows = {GROUP_ROWS}", (ROOT / SPEC).read_text())
     )
-    local = (
-        "sluice",
-        "etl",
-        "--engine",
-        "local",
-        "--spec",
-        spec,
-        "--input",
-        out / "raw",
-        "--output",
-    )
+    etl: list[str | Path] = ["--spec", spec, "--input", out / "raw", "--output"]
     if not has_java():
         job, seconds = step(
             "2/4 the local engine writes the feature table, as there is no Java 17 for Spark",
-            *local,
+            *_LOCAL_ETL,
+            *etl,
             out / "table",
         )
         text = f"{job['rows_out']:,} rows through the local engine in {seconds:.0f} s (no Java 17, so no Spark)"
@@ -210,15 +173,11 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
                 ROOT / "spark-defaults.conf",
                 *where,
                 ROOT / "etl/job.py",
-                "--spec",
-                spec,
-                "--input",
-                out / "raw",
-                "--output",
+                *etl,
                 out / "table",
             )
         again, local_s = step(
-            "    the same without Java, for comparison", *local, out / "table-local"
+            "    the same without Java, for comparison", *_LOCAL_ETL, *etl, out / "table-local"
         )
         if again["fingerprint"] != job["fingerprint"]:
             raise StepFailed(
@@ -238,12 +197,12 @@ def has_java() -> bool:
     )
     if java is None:
         return False
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', told)
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', answer)
     return version is not None and int(version[1]) >= 17
 
 
-def _told(
+def _report(
     data: dict[str, Any],
     made: Tables,
     alone: dict[str, Any],
@@ -251,7 +210,7 @@ def _told(
     *,
     minutes: float,
 ) -> dict[str, Any]:
-    """Says what came of it all. Each figure is the one that the step itself gave, in its last line."""
+    """Prints and returns the results. Each figure comes from the last line of a step."""
     before = alone["outcome"]
     after = tuned["outcome"]
     run = Run.read(tuned["run"])
@@ -264,7 +223,7 @@ def _told(
     share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
     happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in after["occasions"])
     missed = "".join(
-        f"\n  {fault} did not come: the training was over."
+        f"\n  {fault} was not injected: the training was over."
         for fault in tuned["input"]["faults"]["missed"]
     )
     waiting = (

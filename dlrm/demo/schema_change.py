@@ -1,10 +1,10 @@
-"""`make demo-schema`: a table gets new columns while two ranks train on it, once with the agent and once without.
+"""`make demo-schema`: adds columns to a table while two ranks train on it, once with the agent and once without.
 
     python -m dlrm.demo.schema_change --out demo-schema-out [--rows 160000] [--seconds 12]
 
 The first version of the table has the counts I1 to I6. During a training with --follow, a job adds I7 to I13 and a
-transform that looks them up at a slow service. The loader applies their operators. The first run is tuned all the time.
-The second run keeps the knobs that the first had at the change. One page shows both.
+transform that looks them up at a slow service. The loader applies their operators. The agent tunes the first run all
+the time. The second run keeps the knobs that the first one had at the change. One page shows both runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,7 +22,7 @@ from sluice.agent.report import charts, tables
 from sluice.agent.report.charts import Panel, Points, Series
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import Incident, occasions
-from sluice.agent.report.narrative import changes
+from sluice.agent.report.narrative import DecisionEffect, changes
 from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
 from sluice.common.program import run, say
@@ -32,7 +32,7 @@ from sluice.ingest.knobs import Knobs
 
 AGENT, FROZEN = "the agent goes on", "frozen at the change"
 ONE_WORKER = "read=1,shuffle=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
-"""One worker a stage, and buffers of a second, so that a page of a minute shows what happens when it does."""
+"""One worker a stage, and buffers of one second, so that a page of one minute shows the effects at once."""
 SERVICE = "sluice.dlrm.squash"
 _NEW = [f"I{number}" for number in range(7, 14)]
 _LOOKUP = f"""
@@ -42,29 +42,18 @@ function = "{SERVICE}:levels"
 inputs = {_NEW}
 outputs = {_NEW}
 """
-_SMALL = (
-    "--batch-size",
-    "2048",
-    "--width",
-    "8",
-    "--dense-layers",
-    "32",
-    "--over-layers",
-    "32",
-    "--lr",
-    "0.01",
-)
-_LEAD_S = 8.0  # of each run that the page shows before the change
+_LEAD_S = 8.0
+"""Time before the change that the page shows of each run."""
 _LOOK_S, _LONGEST_S = 0.25, 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaDemoOptions:
-    """How large the demo is, and where it goes."""
+    """The size of the demo, and its folder."""
 
     out: Path = setting(
         Path("demo-schema-out"),
-        "folder for data, tables and runs; emptied first if a demo made it",
+        "folder for data, tables and runs; the demo empties a folder that it made before",
         metavar="DIR",
     )
     rows: int = setting(160_000, "raw log lines to make", least=1)
@@ -84,51 +73,38 @@ def main(argv: list[str]) -> dict[str, Any]:
     (out / "second.toml").write_text(whole + _LOOKUP)
     step(
         "1/4 raw logs in Criteo's shape",
-        "sluice",
-        "synth",
-        "--rows",
-        str(args.rows),
-        "--seed",
-        str(args.seed),
-        "--out",
+        *f"sluice synth --rows {args.rows} --seed {args.seed} --out".split(),
         out / "raw",
     )
     step("2/4 the table's first version", *_job(out, "first", out / "table-agent"))
     shutil.copytree(out / "table-agent", out / "table-frozen")
-    tuned = _followed(
-        "3/4 training, tuned all the time", args, "agent", "--tuning", "auto", "--knobs", ONE_WORKER
+    tuned = _follow(
+        "3/4 training, tuned all the time", args, "agent", f"--tuning auto --knobs {ONE_WORKER}"
     )
     knobs = Knobs.from_dict(_at_change(tuned)["knobs"]).text
-    frozen = _followed(
+    frozen = _follow(
         "4/4 the same with the knobs that it had at the change",
         args,
         "frozen",
-        "--tuning",
-        "fixed",
-        "--knobs",
-        knobs,
+        f"--tuning fixed --knobs {knobs}",
     )
-    page, found = compared(tuned, frozen)
-    (out / "report.html").write_text(page, encoding="utf-8")
+    both = Comparison(tuned, frozen)
+    (out / "report.html").write_text(both.page(), encoding="utf-8")
     minutes = (time.monotonic() - began) / 60
     say(f"""
 ── done in {minutes:.1f} minutes
 
-  {found.pop("headline")}
-  {AGENT}: {found.pop("agent")}
-  {FROZEN}: {found.pop("frozen")}
+  {both.headline}
+  {AGENT}: {both.incidents[AGENT].sentence}
+  {FROZEN}: {both.incidents[FROZEN].sentence}
 
   Open {out / "report.html"}""")
-    return {**found, "minutes": round(minutes, 2), "report": str(out / "report.html")}
+    return {**both.figures(), "minutes": round(minutes, 2), "report": str(out / "report.html")}
 
 
 def _job(out: Path, spec: str, table: Path, *more: str) -> list[str | Path]:
     return [
-        "sluice",
-        "etl",
-        "--engine",
-        "local",
-        "--spec",
+        *["sluice", "etl", "--engine", "local", "--spec"],
         out / f"{spec}.toml",
         "--input",
         out / "raw",
@@ -138,28 +114,21 @@ def _job(out: Path, spec: str, table: Path, *more: str) -> list[str | Path]:
     ]
 
 
-def _followed(title: str, args: SchemaDemoOptions, name: str, *tuning: str) -> Run:
-    """Trains on a table of its own, has a job add the columns to it, and goes on for a while after they came."""
+def _follow(title: str, args: SchemaDemoOptions, name: str, tuning: str) -> Run:
+    """Trains on a table while a job adds columns to it, and continues for a while after they came."""
     out = args.out.resolve()
     folder, table = out / f"run-{name}", out / f"table-{name}"
     with under_way(
         title,
         *torchrun(1, args.ranks),
-        "-m",
-        "dlrm.train",
+        *(
+            f"-m dlrm.train --follow --allow-code {SERVICE} --epochs 1000 --seed {args.seed} --batch-size 2048 "
+            f"--width 8 --dense-layers 32 --over-layers 32 --lr 0.01 {tuning}"
+        ).split(),
         "--data",
         table,
-        "--follow",
-        "--allow-code",
-        SERVICE,
-        "--epochs",
-        "1000",
-        "--seed",
-        str(args.seed),
-        *_SMALL,
         "--run-dir",
         folder,
-        *tuning,
     ) as training:
         _wait(
             training,
@@ -190,7 +159,7 @@ def _passed(duration_s: float) -> Callable[[Run], bool]:
 def _wait(
     training: subprocess.Popen[str], folder: Path, what: str, there: Callable[[Run], bool]
 ) -> None:
-    """Waits until the run's folder shows something."""
+    """Waits until `there` holds of the run's folder."""
     until = time.monotonic() + _LONGEST_S
     while not ((folder / "config.json").exists() and there(Run.read(folder))):
         if training.poll() is not None:
@@ -202,109 +171,104 @@ def _wait(
         time.sleep(_LOOK_S)
 
 
-def compared(tuned: Run, frozen: Run) -> tuple[str, dict[str, Any]]:
-    """The page of both runs, and its figures with a headline. Both have taken up a new version of their table."""
-    both = {AGENT: tuned, FROZEN: frozen}
-    came = {name: float(one.of("follow")[0]["at"]) for name, one in both.items()}
-    incidents = {
-        name: next(i for i in occasions(one) if i.what == "schema") for name, one in both.items()
-    }
-    lead = min(_LEAD_S, *came.values())
-    drawn = {
-        field: {
-            name: [
-                (at - came[name] + lead, value)
-                for at, value in _points(one, field, since=came[name] - lead)
-            ]
-            for name, one in both.items()
+class Comparison:
+    """Compares two runs that both took up a new version of their table."""
+
+    def __init__(self, tuned: Run, frozen: Run) -> None:
+        self._runs = {AGENT: tuned, FROZEN: frozen}
+        self._came = {name: float(one.of("follow")[0]["at"]) for name, one in self._runs.items()}
+        self._lead = min(_LEAD_S, *self._came.values())
+        self.incidents = {
+            name: next(i for i in occasions(one) if i.what == "schema")
+            for name, one in self._runs.items()
         }
-        for field in ("rows_per_s", "stall")
-    }
-    end = max(points[-1][0] for points in drawn["rows_per_s"].values() if points)
-    story = changes(tuned)
-    moments = {
-        "bands": [
-            {
-                "from": lead,
-                "to": lead,
-                "label": "A",
-                "what": "new columns",
-                "tone": "",
-                "text": incidents[AGENT].text,
+        self.headline = _headline(self.incidents)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            key: {
+                "rows_per_s": one.after,
+                "waiting": one.waited and one.waited[-1],
+                "settled_s": one.recovered_s,
             }
-        ],
-        "decisions": [
-            {
-                "at": one.at - came[AGENT] + lead,
-                "label": str(one.number),
-                "text": f"{one.number}. {one.moves}",
-            }
+            for key, one in zip(("with_agent", "without"), self.incidents.values(), strict=True)
+        }
+
+    def page(self) -> str:
+        story = changes(self._runs[AGENT])
+        rows = [
+            [escape(name), tables.verdict(one.result or "too short to judge"), escape(one.sentence)]
+            for name, one in self.incidents.items()
+        ]
+        table = tables.table(
+            ("run", "result", "effect"),
+            rows,
+            kind="story",
+            row="occasion",
+            classes=("m", "v"),
+        )
+        return filled(
+            title="New columns while it trains",
+            name="demo-schema",
+            headline=self.headline,
+            rest=(
+                "Two trainings of the same table. A job adds columns and a slow lookup. The loader applies their "
+                "operators. Both trainings take up the new version at the end of an epoch. One run keeps its agent, "
+                "the other run keeps the knobs of that moment."
+            ),
+            charts=self._charts(story),
+            occasions=f"<section><h2>What happened</h2>{table}</section>",
+            decisions=tables.decisions(story),
+            footer=f"{sum(len(one.metrics) for one in self._runs.values())} measurements.",
+        )
+
+    def _charts(self, story: Sequence[DecisionEffect]) -> str:
+        rates, waits = self._points("rows_per_s"), self._points("stall")
+        end = max(one.points[-1][0] for one in rates if one.points)
+        change = {
+            "from": self._lead,
+            "to": self._lead,
+            "label": "A",
+            "what": "new columns",
+            "tone": "",
+            "text": self.incidents[AGENT].text,
+        }
+        decisions = [
+            {"at": at, "label": str(one.number), "text": f"{one.number}. {one.moves}"}
             for one in story
-            if 0 <= one.at - came[AGENT] + lead <= end
-        ],
-    }
-    picture = charts.embedded(moments, "moments") + charts.chart(
-        "Before and after the new columns",
-        *(
-            Panel(
-                name=title,
-                axis=axis,
-                series=[Series(name=name, points=points) for name, points in drawn[field].items()],
+            if 0 <= (at := self._time(AGENT, one.at)) <= end
+        ]
+        return charts.embedded(
+            {"bands": [change], "decisions": decisions}, "moments"
+        ) + charts.chart(
+            "Before and after the new columns",
+            Panel(name="rows a second", axis=charts.ROWS, series=rates),
+            Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=waits),
+            end=end,
+            kind="hero",
+            note=f"of all {self._runs[AGENT].ranks} ranks; the columns came after {seconds(self._lead)}",
+        )
+
+    def _points(self, field: str) -> list[Series]:
+        return [
+            Series(
+                name=name,
+                points=[
+                    (self._time(name, at), value)
+                    for at, value in _points(one, field, since=self._came[name] - self._lead)
+                ],
             )
-            for field, title, axis in (
-                ("rows_per_s", "rows a second", charts.ROWS),
-                ("stall", "time that the trainer waits for input", charts.SHARE),
-            )
-        ),
-        end=end,
-        kind="hero",
-        note=f"of all {tuned.ranks} ranks; the columns came after {seconds(lead)}",
-    )
-    headline = _headline(incidents)
-    rows = [
-        [escape(name), tables.verdict(one.result or "too short to say"), escape(one.sentence)]
-        for name, one in incidents.items()
-    ]
-    what = tables.table(
-        ("run", "result", "what came of it"), rows, kind="story", row="occasion", classes=("m", "v")
-    )
-    page = filled(
-        title="New columns while it trains",
-        name="demo-schema",
-        headline=headline,
-        rest=(
-            "Two trainings of the same table. A job adds columns whose operators are left to the "
-            "loader, and a lookup that "
-            "waits. Both trainings take the new version up at an epoch's end. One agent goes on, the "
-            "other run keeps the "
-            "knobs of that moment."
-        ),
-        charts=picture,
-        occasions=f"<section><h2>What happened</h2>{what}</section>",
-        decisions=tables.decisions(story),
-        footer=f"{len(tuned.metrics) + len(frozen.metrics)} measurements.",
-    )
-    figures = {
-        name: {
-            "rows_per_s": one.after,
-            "waiting": one.waited and one.waited[-1],
-            "settled_s": one.recovered_s,
-        }
-        for name, one in incidents.items()
-    }
-    return page, {
-        "headline": headline,
-        "agent": incidents[AGENT].sentence,
-        "frozen": incidents[FROZEN].sentence,
-        "with_agent": figures[AGENT],
-        "without": figures[FROZEN],
-    }
+            for name, one in self._runs.items()
+        ]
+
+    def _time(self, name: str, at: float) -> float:
+        return at - self._came[name] + self._lead
 
 
 def _headline(incidents: Mapping[str, Incident]) -> str:
     agent, frozen = incidents[AGENT], incidents[FROZEN]
     if not (agent.after and frozen.after and agent.waited and frozen.waited):
-        return "Too little was measured after the new columns came; let both runs go on for longer (--seconds)."
+        return "Too little was measured after the new columns came. Let both runs go on for longer (--seconds)."
     return (
         f"{agent.after / frozen.after:.2g} times the rows with the agent after new columns came "
         f"({count(frozen.after)} → {count(agent.after)} rows/s), waiting for input "
@@ -313,7 +277,7 @@ def _headline(incidents: Mapping[str, Incident]) -> str:
 
 
 def _at_change(tuned: Run) -> Mapping[str, Any]:
-    """The last look before the new version came."""
+    """Returns the last measurement before the new version came."""
     return [look for look in tuned.of("loader") if look["at"] <= tuned.of("follow")[0]["at"]][-1]
 
 

@@ -1,4 +1,4 @@
-"""What `sluice evaluate` is asked: to judge a run's checkpoint over a whole split of a feature table, on all ranks."""
+"""Evaluates a run's checkpoint over a whole split of a feature table, on all ranks, for `sluice evaluate`."""
 
 from __future__ import annotations
 
@@ -6,47 +6,83 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.settings import setting
-from sluice.dlrm.checkpoint.meta import chosen
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, chosen
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.options import Config
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.split_rows import TRAIN
 from sluice.etl.table.table import FeatureTable
 
+if TYPE_CHECKING:
+    from sluice.dlrm.evaluation.split import Findings
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """Which checkpoint is judged, and on which rows."""
+    """Which checkpoint is evaluated, and on which rows."""
 
     title = "what"
     run: Path = setting(
         help="run folder of dlrm.train", flags=("--run-dir", "--run"), metavar="DIR"
     )
-    best: bool = setting(False, "the checkpoint that did best on validation, not the last")
+    best: bool = setting(
+        False, "evaluate the checkpoint with the best validation AUC, not the newest"
+    )
     data: str = setting("", "feature table (default: the run's)", metavar="TABLE")
     version: int | None = setting(
-        None, "version of it (default: the newest; without --data, the run's)"
+        None, "version of the table (default: the newest; without --data, the run's)"
     )
-    split: str = setting("test", "which part of the table", metavar="NAME")
+    split: str = setting("test", "split of the table", metavar="NAME")
     batch_size: int = setting(16384, "rows of a global batch", least=1)
     slices: tuple[str, ...] = setting(
         (), "figures also for the most frequent ids of these columns", metavar="COLUMN,…"
     )
     split_moved: str = setting(
         "refuse",
-        "what to do where the split holds rows that were trained on",
+        "what to do if the split holds rows that the run has trained on",
         choices=("refuse", "accept"),
     )
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The figures, on the first rank; None on the others."""
+        """Returns the figures on the first rank, and None on the others."""
         path, meta = chosen(self.run / "checkpoints", take_best=self.best)
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
         trained = Config.from_dict(meta.config)
+        table = self._open_table(trained, meta, say)
+        config = replace(
+            trained,
+            data=table.uri,
+            version=table.version,
+            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+            batch_size=self.batch_size,
+            sharding="auto",
+            slices=self.slices,
+        )
+        findings = self._evaluate(config, table, path)
+        if findings is None:
+            return None
+        if findings.undefined is not None:
+            say(f"warning: {findings.undefined}")
+        say(f"{self.split}: {findings.quality}")
+        return {
+            **findings.quality.to_dict(),
+            "split": self.split,
+            "step": meta.step,
+            "version": table.version,
+            "checkpoint": str(path),
+            "slices": {
+                name: {i: q.to_dict() for i, q in ids.items()}
+                for name, ids in findings.slices.items()
+            },
+        }
+
+    def _open_table(
+        self, trained: Config, meta: CheckpointMeta, say: Callable[[str], None]
+    ) -> FeatureTable:
+        """Opens the table. Refuses or warns if the run has trained on rows of the split."""
         version = self.version if self.data or self.version is not None else trained.version
         table = trained.changed_table(
             FeatureTable.open(
@@ -57,21 +93,17 @@ class EvaluationRequest:
             )
         )
         meta.check(table, same_version=False)
-        table.files_of(self.split)  # an unknown split is an error that names those there are
+        table.files_of(
+            self.split
+        )  # Raises an error with the table's splits if this one is unknown.
         if self.split != TRAIN and (
             seen := seen_in(table, meta, self.split_moved, split=self.split)
         ):
             say(f"warning: {seen}")
-        config = replace(
-            trained,
-            data=table.uri,
-            version=table.version,
-            ranks=ranks,
-            batch_size=self.batch_size,
-            sharding="auto",
-            slices=self.slices,
-        )
+        return table
 
+    def _evaluate(self, config: Config, table: FeatureTable, checkpoint: Path) -> Findings | None:
+        """Evaluates on all ranks. Returns the findings on the first one."""
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
@@ -92,28 +124,7 @@ class EvaluationRequest:
             parts = assemble.parts_of(
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )
-            save_load.load(path, parts, members, optimisers=False)
-            checker = BatchChecker(
-                {t.name: t.rows for t in planned.layout.columns},
-                batches.dense_names,
-                f"split {self.split!r}",
-                missing=config.missing,
-                place_of=batches.place_of,
-            )
+            save_load.load(checkpoint, parts, members, optimisers=False)
+            checker = BatchChecker.of(planned.layout, batches, self.split, config.missing)
             findings = evaluate(parts, batches, checker, members, slices=config.slices)
-            if not members.first:
-                return None
-        if findings.undefined is not None:
-            say(f"warning: {findings.undefined}")
-        say(f"{self.split}: {findings.quality}")
-        return {
-            **findings.quality.to_dict(),
-            "split": self.split,
-            "step": meta.step,
-            "version": table.version,
-            "checkpoint": str(path),
-            "slices": {
-                name: {i: q.to_dict() for i, q in ids.items()}
-                for name, ids in findings.slices.items()
-            },
-        }
+            return findings if members.first else None

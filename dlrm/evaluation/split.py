@@ -1,10 +1,10 @@
-"""Evaluates a model over a whole split: how good it is, also by slices, and what would explain a poor result."""
+"""Evaluates a model over a whole split: its quality, also by slices, and evidence that may explain a poor result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.ingest.batch import Batch
 
-SLICES = 8  # the most frequent ids of a column get a figure of their own
-EXACT_ROWS = 20_000_000  # up to so many rows of a split are kept and sorted; beyond, logits are counted in bins
+SLICES = 8
+"""Number of ids of a sliced column that are evaluated by themselves."""
+EXACT_ROWS = 20_000_000
+"""The most rows of a split that are kept and sorted. The logits of larger splits are counted in bins."""
 
 
 class EvaluationBatches(Protocol):
-    """What an evaluation needs of a loader."""
+    """The part of a loader that an evaluation uses."""
 
     def __iter__(self) -> Any: ...
 
@@ -44,7 +46,7 @@ class Findings:
 
     quality: Quality
     slices: Mapping[str, Mapping[int, Quality]]
-    """Column → id → its rows alone, for the column's most frequent ids, the most frequent first."""
+    """Column → id → quality on the rows with this id, for the column's most frequent ids in falling order."""
     positives: int
     spread: float
     """Standard deviation of the logits."""
@@ -55,10 +57,10 @@ class Findings:
 
     @property
     def undefined(self) -> str | None:
-        """Says that a prediction is no number, so that nothing is known; None if all are."""
+        """The message if a prediction is not a number, so that the quality is unknown; otherwise None."""
         if self.quality.logloss is not None:
             return None
-        found = "a prediction is no number, so nothing can be judged"
+        found = "a prediction is not a number, so the model cannot be judged"
         if self.largest_dense is None:
             return found
         column, value = self.largest_dense
@@ -92,14 +94,12 @@ def evaluate(
     singles: SingleColumns | None = None,
     through: Callable[[Any], Iterable[Batch]] = iter,
 ) -> Findings:
-    """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come
-    by `through(feed)`, which may end the evaluation. `singles` is given each of them."""
+    """Evaluates all batches of `through(feed)` on all ranks. Rows of weight 0 are ignored. `through` may end the
+    evaluation early. `singles` receives each batch."""
     names = list(feed.sparse_names)
     sliced = [names.index(name) for name in slices]
     counter: _Exact | _Rough | None = None
-    largest = torch.zeros(len(feed.dense_names))
-    low, high = torch.full((len(names),), MAX_ID), torch.full((len(names),), -1)
-    spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
+    ranges = _Ranges(len(feed.dense_names), len(names))
     for batch in through(feed):
         checker.check(batch)
         if singles is not None:
@@ -111,66 +111,74 @@ def evaluate(
             column_ids[real] if len(column_ids) == len(real) else column_ids
             for column_ids in torch.split(batch.values, counts)
         ]
-        # Copies: the loader may use a batch's memory again. float64 holds any id.
-        rows = torch.stack(
-            [
-                t.double()
-                for t in (
-                    logits[real],
-                    batch.label[real],
-                    batch.weight[real],
-                    *(ids[i] for i in sliced),
-                )
-            ]
-        )
-        if counter is None:  # on all ranks at once: they meet to choose what to count
+        # Copies: the loader may reuse a batch's memory. float64 holds any id.
+        columns = logits[real], batch.label[real], batch.weight[real], *(ids[i] for i in sliced)
+        rows = torch.stack([column.double() for column in columns])
+        if counter is None:  # All ranks choose at the same batch, as they exchange data for it.
             few = len(feed) * len(batch.label) * world.ranks <= exact_rows
             counter = _Exact() if few else _Rough(rows.numpy(), world)
-        if not bool(real.any()):
-            continue
-        counter.add(rows.numpy())
-        spread += torch.stack(
-            [
-                torch.tensor(float(rows.shape[1]), dtype=torch.float64),
-                rows[0].sum(),
-                (rows[0] ** 2).sum(),
-            ]
-        )
-        largest = torch.maximum(largest, batch.dense[real].nan_to_num(0, 0, 0).abs().amax(0))
-        for i, column_ids in enumerate(ids):
-            if len(column_ids):
-                low[i], high[i] = (
-                    torch.minimum(low[i], column_ids.min()),
-                    torch.maximum(high[i], column_ids.max()),
-                )
+        if bool(real.any()):
+            counter.add(rows.numpy())
+            ranges.add(rows[0], batch.dense[real], ids)
     if counter is None:
         raise ValueError("an evaluation over no rows")
-    quality_of_all, slice_parts, positives = counter.result(world)
-    largests, lows, highs, spreads = zip(
-        *world.gather_objects((largest, low, high, spread)), strict=True
-    )
-    largest = torch.stack(largests).amax(0)
-    low = torch.stack(lows).amin(0)
-    high = torch.stack(highs).amax(0)
-    count, total, squares = torch.stack(spreads).sum(0).tolist()
+    counted = counter.result(world)
+    ranges.merge(world)
+    count, total, squares = ranges.logits.tolist()
     largest_dense = None
-    if len(largest):
-        top = int(largest.argmax())
-        largest_dense = feed.dense_names[top], float(largest[top])
+    if len(ranges.largest):
+        top = int(ranges.largest.argmax())
+        largest_dense = feed.dense_names[top], float(ranges.largest[top])
     return Findings(
-        quality=quality_of_all,
-        slices=dict(zip(slices, slice_parts, strict=True)),
-        positives=positives,
+        quality=counted.quality,
+        slices=dict(zip(slices, counted.slices, strict=True)),
+        positives=counted.positives,
         spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
         largest_dense=largest_dense,
         constant=tuple(
-            n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b
+            name
+            for name, low, high in zip(names, ranges.low, ranges.high, strict=True)
+            if low == high
         ),
     )
 
 
+class _Ranges:
+    """The ranges of a split's inputs, and the sums over its logits."""
+
+    def __init__(self, dense: int, sparse: int) -> None:
+        self.largest = torch.zeros(dense)
+        self.low = torch.full((sparse,), MAX_ID)
+        self.high = torch.full((sparse,), -1)
+        self.logits = torch.zeros(3, dtype=torch.float64)
+        """Count, sum, and sum of squares."""
+
+    def add(self, logits: Any, dense: Any, ids: Sequence[Any]) -> None:
+        self.logits += torch.tensor(
+            [len(logits), logits.sum(), (logits**2).sum()], dtype=torch.float64
+        )
+        self.largest = torch.maximum(self.largest, dense.nan_to_num(0, 0, 0).abs().amax(0))
+        for i, column_ids in enumerate(ids):
+            if len(column_ids):
+                self.low[i] = torch.minimum(self.low[i], column_ids.min())
+                self.high[i] = torch.maximum(self.high[i], column_ids.max())
+
+    def merge(self, world: Ranks) -> None:
+        """Combines the ranges of all ranks."""
+        ranks = world.gather_objects((self.largest, self.low, self.high, self.logits))
+        stacked = [torch.stack(parts) for parts in zip(*ranks, strict=True)]
+        self.largest, self.low = stacked[0].amax(0), stacked[1].amin(0)
+        self.high, self.logits = stacked[2].amax(0), stacked[3].sum(0)
+
+
+class _Counted(NamedTuple):
+    quality: Quality
+    slices: list[dict[int, Quality]]
+    positives: int
+
+
 class _Exact:
-    """Keeps all rows: logit, label, weight, and the ids of each column that is sliced."""
+    """Keeps all rows: logit, label, weight, and the ids of each sliced column."""
 
     def __init__(self) -> None:
         self._rows: list[Any] = []
@@ -178,15 +186,15 @@ class _Exact:
     def add(self, rows: Any) -> None:
         self._rows.append(rows)
 
-    def result(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+    def result(self, world: Ranks) -> _Counted:
         own_rows = np.concatenate(self._rows, axis=1) if self._rows else None
         table = np.concatenate([r for r in world.gather_objects(own_rows) if r is not None], axis=1)
         parts = [{i: quality(*table[:3, ids == i]) for i in _frequent(ids)} for ids in table[3:]]
-        return quality(*table[:3]), parts, int(table[1].sum())
+        return _Counted(quality(*table[:3]), parts, int(table[1].sum()))
 
 
 class _Rough:
-    """Counts in bins. Its slices are the ids that are frequent in the first batch, as no row is kept to go back to."""
+    """Counts in bins. Its slices are the most frequent ids of the first batch, because no rows are kept."""
 
     def __init__(self, first: Any, world: Ranks) -> None:
         table = np.concatenate(world.gather_objects(first), axis=1)
@@ -200,7 +208,7 @@ class _Rough:
             for number, part in parts.items():
                 part.add(*rows[:3, ids == number])
 
-    def result(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+    def result(self, world: Ranks) -> _Counted:
         # All ranks slice by the same ids in the same order.
         own_counts = [
             self._whole.to_array(),
@@ -212,7 +220,7 @@ class _Rough:
             for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)
         ]
         slice_qualities = iter(qualities[1:])
-        return (
+        return _Counted(
             qualities[0],
             [{i: next(slice_qualities) for i in parts} for parts in self._parts],
             sum(positives for _, positives in ranks),
@@ -220,6 +228,6 @@ class _Rough:
 
 
 def _frequent(ids: Any) -> list[int]:
-    """The most frequent ids, the most frequent first."""
+    """Returns the most frequent ids in falling order."""
     unique_ids, counts = np.unique(ids, return_counts=True)
     return [int(i) for i in unique_ids[np.argsort(-counts, kind="stable")][:SLICES]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
@@ -30,96 +31,56 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
 
 
+@dataclass(kw_only=True)
 class Validator:
-    """Evaluates splits of a table; called by all ranks together."""
+    """Evaluates splits of a table. All ranks call it together."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        table: FeatureTable,
-        parts: TrainingParts,
-        world: Ranks,
-        journal: Journal | Silence,
-        checkpoints: Checkpoints,
-        steps_per_epoch: int,
-        synced_batches: SyncedBatches,
-        on_evaluation: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_evaluation()` is called after each evaluation of the validation split."""
-        self._config = config
-        self._table = table
-        self._parts = parts
-        self._world = world
-        self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch, self._synced_batches = steps_per_epoch, synced_batches
-        self._on_evaluation = on_evaluation
+    config: Config
+    table: FeatureTable
+    parts: TrainingParts
+    world: Ranks
+    journal: Journal | Silence
+    checkpoints: Checkpoints
+    steps_per_epoch: int
+    synced_batches: SyncedBatches
+    on_evaluation: Callable[[], None] = lambda: None
+    """Called after each evaluation of the validation split."""
+
+    def __post_init__(self) -> None:
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
-        """What the newest evaluation of the validation split found."""
+        """The evidence of the newest evaluation of the validation split."""
         self._singles: Mapping[str, float] | None = None
-        """Column → how well it alone tells the label, once a split other than training was evaluated."""
+        """Column → AUC of this column alone. It is None until a split other than training is evaluated."""
         self._fallen_from = -1.0
-        """The best AUC at which a fall from it was warned of."""
+        """The best AUC before the last fall that was reported."""
 
     def measure(self, split: str, meta: CheckpointMeta) -> Findings:
-        """Evaluates a whole split; raises `Stopped` if the ranks are asked to stop meanwhile."""
-        config, world = self._config, self._world
-        sizes = {t.name: t.rows for t in self._parts.layout.columns}
+        """Evaluates a whole split. Raises `Stopped` if the ranks are asked to stop meanwhile."""
+        config, world = self.config, self.world
         epochs = round(
-            meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2
+            meta.epoch + (meta.step - meta.since) % self.steps_per_epoch / self.steps_per_epoch, 2
         )
         with loaders.evaluation(
-            config, self._table, split, rank=world.rank, local_ranks=world.local_ranks
+            config, self.table, split, rank=world.rank, local_ranks=world.local_ranks
         ) as batches:
-            checker = BatchChecker(
-                sizes,
-                batches.dense_names,
-                f"split {split!r}",
-                missing=config.missing,
-                place_of=batches.place_of,
-            )
-            self._journal.milestone("eval_start", epochs)
+            self.journal.milestone("eval_start", epochs)
             singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
             is_first = self._singles is None and split != "train"
             findings = evaluate(
-                self._parts,
+                self.parts,
                 batches,
-                checker,
+                BatchChecker.of(self.parts.layout, batches, split, config.missing),
                 world,
                 slices=config.slices,
                 singles=singles if is_first else None,
-                through=self._synced_batches.all_of,
+                through=self.synced_batches.all_of,
             )
-        if findings.undefined is not None:
-            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
-        self._journal.metric(
-            {
-                "kind": "eval",
-                "epoch": meta.epoch,
-                "step": meta.step,
-                "split": split,
-                **findings.quality.to_dict(),
-            }
-        )
-        for column, ids in findings.slices.items():
-            for number, part in ids.items():
-                self._journal.metric(
-                    {
-                        "kind": "slice",
-                        "step": meta.step,
-                        "split": split,
-                        "column": column,
-                        "id": number,
-                        **part.to_dict(),
-                    }
-                )
-        self._journal.milestone("eval_accuracy", epochs, findings.quality.auc)
-        self._journal.milestone("eval_stop", epochs)
-        self._journal.say(
-            f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}"
-        )
+        self._record(findings, split, meta)
+        self.journal.milestone("eval_accuracy", epochs, findings.quality.auc)
+        self.journal.milestone("eval_stop", epochs)
+        self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
         if is_first:
             self._singles = singles.result()
             for text in telling_columns(self._singles, split):
@@ -128,53 +89,63 @@ class Validator:
             self._warn(meta, warning)
         return findings
 
+    def _record(self, findings: Findings, split: str, meta: CheckpointMeta) -> None:
+        if findings.undefined is not None:
+            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
+        place = {"step": meta.step, "split": split}
+        self.journal.metric(
+            {"kind": "eval", "epoch": meta.epoch, **place, **findings.quality.to_dict()}
+        )
+        for column, ids in findings.slices.items():
+            for number, part in ids.items():
+                self.journal.metric(
+                    {"kind": "slice", **place, "column": column, "id": number, **part.to_dict()}
+                )
+
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
-        """Evaluates the validation split, if there is one; True if the AUC at which training may end (`stop_auc`) is
-        reached."""
-        if "validation" not in self._table.splits:
+        """Evaluates the validation split, if there is one. Returns whether the AUC has reached `stop_auc`."""
+        if "validation" not in self.table.splits:
             return False
         try:
             findings = self.measure("validation", meta)
         except Stopped:
             return False
-        self._on_evaluation()
+        self.on_evaluation()
         if findings.undefined is not None:
             return False
-        columns = len(self._parts.layout.columns)
-        self._newest = evidence = findings.evidence(meta.step, columns, self._config.optim.lr)
-        if warning := stuck(evidence, after=self._config.stuck_after):
+        columns = len(self.parts.layout.columns)
+        self._newest = evidence = findings.evidence(meta.step, columns, self.config.optim.lr)
+        if warning := stuck(evidence, after=self.config.stuck_after):
             self._warn(meta, warning)
         auc = findings.quality.auc
         if auc is None:
             return False
         self._aucs[meta.step] = auc
-        highest, noise = (
-            max(self._aucs.values()),
-            chance(evidence.rows, evidence.positives) / 4,
-        )  # a standard error
+        highest = max(self._aucs.values())
+        noise = chance(evidence.rows, evidence.positives) / 4  # a standard error
         if highest != self._fallen_from and (
-            warning := falling(self._aucs, self._steps_per_epoch, noise)
+            warning := falling(self._aucs, self.steps_per_epoch, noise)
         ):
             self._fallen_from = highest
             self._warn(meta, warning)
-        self._checkpoints.wait()
-        folder = self._checkpoints.folder
+        self.checkpoints.wait()
+        folder = self.checkpoints.folder
         best_so_far = best(folder)
-        if self._world.first and (best_so_far is None or auc > best_so_far[1]):
-            mark_best(self._checkpoints.path or latest(folder)[0], auc, self._checkpoints.files)
-        good_enough = self._config.stop_auc is not None and auc >= self._config.stop_auc
+        if self.world.first and (best_so_far is None or auc > best_so_far[1]):
+            mark_best(self.checkpoints.path or latest(folder)[0], auc, self.checkpoints.files)
+        good_enough = self.config.stop_auc is not None and auc >= self.config.stop_auc
         if good_enough:
-            self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
-            self._journal.say(
-                f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done"
+            self.journal.event({"kind": "reached", "step": meta.step, "auc": auc})
+            self.journal.say(
+                f"AUC {auc:.5f} is the {self.config.stop_auc} that was asked for: done"
             )
         return good_enough
 
     def conclude(self, meta: CheckpointMeta) -> None:
-        """Warns of a trained model whose predictions on the validation split are off."""
+        """Warns if the trained model's predictions on the validation split are biased."""
         for text in bad_predictions(self._newest) if self._newest is not None else ():
             self._warn(meta, text)
 
     def _warn(self, meta: CheckpointMeta, text: str) -> None:
-        self._journal.event({"kind": "warning", "step": meta.step, "text": text})
-        self._journal.say(f"warning: {text}")
+        self.journal.event({"kind": "warning", "step": meta.step, "text": text})
+        self.journal.say(f"warning: {text}")

@@ -1,6 +1,6 @@
-"""A server's connections: how many may be open, which one is closed for a new one, and what a request must look like.
+"""Limits a server's open connections and refuses ambiguous HTTP requests.
 
-`Connections` decides, and knows nothing of sockets; `protocol` makes uvicorn's protocol obey it.
+`Connections` chooses the connection to close and does not use sockets. `protocol` applies it to uvicorn's protocol.
 """
 
 from __future__ import annotations
@@ -15,173 +15,179 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 C = TypeVar("C")
 _HEAD_BYTES = 64 * 2**10
-"""How many bytes of a request may come that are no part of its body: a head, or headers after the last chunk."""
+"""The most bytes of a request outside its body: its head, or headers after the last chunk."""
 _PIPELINED = 16
-"""How many requests may follow, unanswered, behind one on the same connection."""
+"""The most unanswered requests that may wait behind another one on the same connection."""
 
 
 class Connections(Generic[C]):
-    """The open connections. A request is under way from the end of its head to the end of its answer. A connection
-    without one is idle, and the longest idle one is closed when too many are open."""
+    """The open connections. A connection is busy from the end of a request's head to the end of its answer. If too
+    many are open, the one that has been idle for longest is closed."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._idle: OrderedDict[C, None] = OrderedDict()
         self._busy: set[C] = set()
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
 
-    def opened(self, new: C) -> C | None:
-        """Which connection is to be closed for the new one, if any: the new one itself if all others have a request
-        under way."""
+    def add(self, new: C) -> C | None:
+        """Adds a connection. Returns the connection to close, if any: the new one if all others are busy."""
         to_close = None
-        if len(self) >= self._limit:
+        if len(self) >= self.limit:
             to_close = next(iter(self._idle), new)
             self._idle.pop(to_close, None)
         if to_close is not new:
             self._idle[new] = None
         return to_close
 
-    def begins(self, connection: C) -> None:
+    def start_request(self, connection: C) -> None:
         """Notes that a connection's request is under way."""
         if connection in self._idle:
             del self._idle[connection]
             self._busy.add(connection)
 
-    def ends(self, connection: C) -> None:
+    def end_request(self, connection: C) -> None:
         """Notes that the answer to a connection's request is complete."""
         if connection in self._busy:
             self._busy.discard(connection)
             self._idle[connection] = None
 
-    def closed(self, connection: C) -> None:
+    def remove(self, connection: C) -> None:
         """Forgets a connection that is no longer open."""
         self._idle.pop(connection, None)
         self._busy.discard(connection)
 
 
-class Doubtful(Exception):
-    """A proxy before this server may read such a request differently, and see two where this one sees one."""
+class AmbiguousRequest(Exception):
+    """A proxy in front of this server may read the request differently, for example as two requests."""
 
 
 def check_head(headers: list[tuple[bytes, bytes]], version: str) -> None:
-    """Raises Doubtful for a head that the parser lets pass. (It refuses two lengths, folded headers and lines that do
-    not end in a carriage return and a line feed by itself.)"""
+    """Raises AmbiguousRequest for an ambiguous head that the parser accepts. The parser itself refuses two lengths,
+    folded headers, and lines that do not end in a carriage return and a line feed."""
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and version != "1.1":
-        raise Doubtful(f"HTTP/{version} has no Transfer-Encoding")
+        raise AmbiguousRequest(f"HTTP/{version} has no Transfer-Encoding")
     if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
-        raise Doubtful("it does not name one host")
+        raise AmbiguousRequest("it does not name one host")
 
 
 def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, which waits at most `seconds` for a request's head, keeps at most `limit` connections open,
-    and refuses doubtful requests."""
-    open_connections: Connections[HttpToolsProtocol] = Connections(limit)
+    """Returns uvicorn's protocol with limits: `seconds` to wait for a request's head, and `limit` open connections."""
 
-    class GuardedProtocol(HttpToolsProtocol):
-        _head_timer: asyncio.TimerHandle | None = None
-        _message_begun = False
-        _outside_body = 0
-        """Bytes that came since the request began, or since the last part of its body."""
+    class LimitedProtocol(GuardedProtocol):
+        head_timeout_s = seconds
+        open_connections = Connections(limit)
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            to_close = open_connections.opened(self)
-            if to_close is self:
-                self._answer_and_close(
-                    503,
-                    "Service Unavailable",
-                    f"{limit} connections are open, and all have a request under way",
-                    "retry-after: 1\r\n",
-                )
-                return
-            if to_close is not None:
-                to_close.transport.close()
-            self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
+    return LimitedProtocol
 
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            self._unset_keepalive_if_required()
-            self._outside_body = len(data) + (self._outside_body if self._message_begun else 0)
-            try:
-                self.parser.feed_data(data)
-                if self._message_begun and self._outside_body > _HEAD_BYTES:
-                    raise Doubtful(f"its head is longer than {_HEAD_BYTES} bytes")
-            except httptools.HttpParserUpgrade:
-                pass  # nothing is upgraded here: the request is answered, and the connection closed
-            except (httptools.HttpParserError, Doubtful) as error:
-                self._answer_and_close(
-                    400,
-                    "Bad Request",
-                    f"this is no proper HTTP request: {error.__context__ or error}"[:300],
-                )
-            if not self._is_idle():
-                self._stop_head_timer()
-                open_connections.begins(self)
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._message_begun = True
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which closes slow and surplus connections and refuses ambiguous requests."""
 
-        def on_headers_complete(self) -> None:
-            check_head(self.headers, self.parser.get_http_version())
-            if len(self.pipeline) >= _PIPELINED:
-                raise Doubtful(
-                    f"more than {_PIPELINED} requests wait behind one on this connection"
-                )
-            super().on_headers_complete()
-            if self.parser.should_upgrade():
-                self.cycle.keep_alive = False
+    head_timeout_s: float
+    open_connections: Connections[HttpToolsProtocol]
+    _head_timer: asyncio.TimerHandle | None = None
+    _message_begun = False
+    _outside_body = 0
+    """Bytes received since the request began, or since the last part of its body."""
 
-        def on_body(self, body: bytes) -> None:
-            self._outside_body = 0
-            super().on_body(body)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        to_close = self.open_connections.add(self)
+        if to_close is self:
+            self._answer_and_close(
+                503,
+                "Service Unavailable",
+                f"{self.open_connections.limit} connections are open, and all of them are busy",
+                "retry-after: 1\r\n",
+            )
+            return
+        if to_close is not None:
+            to_close.transport.close()
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
-        def on_message_complete(self) -> None:
-            self._message_begun = False
-            super().on_message_complete()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._is_idle():
-                open_connections.ends(self)
-
-        def connection_lost(self, exc: Exception | None) -> None:
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._outside_body = len(data) + (self._outside_body if self._message_begun else 0)
+        try:
+            self.parser.feed_data(data)
+            if self._message_begun and self._outside_body > _HEAD_BYTES:
+                raise AmbiguousRequest(f"its head is longer than {_HEAD_BYTES} bytes")
+        except httptools.HttpParserUpgrade:
+            pass  # No upgrade is supported: the request is answered, and the connection is closed.
+        except (httptools.HttpParserError, AmbiguousRequest) as error:
+            self._answer_and_close(
+                400,
+                "Bad Request",
+                f"this is not a valid HTTP request: {error.__context__ or error}"[:300],
+            )
+        if not self._is_idle():
             self._stop_head_timer()
-            open_connections.closed(self)
-            super().connection_lost(exc)
+            self.open_connections.start_request(self)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
-        def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:
-            """Sends a last answer and closes the connection; sends nothing if an answer is half sent."""
-            if not self.transport.is_closing() and (
-                self._is_idle() or not self.cycle.response_started
-            ):
-                body = json.dumps({"error": text})
-                self.transport.write(
-                    f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
-                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
-                )
-            self.transport.close()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._message_begun = True
 
-        def _is_idle(self) -> bool:
-            """Whether no request has begun whose answer is not complete."""
-            return self.cycle is None or self.cycle.response_complete
+    def on_headers_complete(self) -> None:
+        check_head(self.headers, self.parser.get_http_version())
+        if len(self.pipeline) >= _PIPELINED:
+            raise AmbiguousRequest(
+                f"more than {_PIPELINED} requests wait behind one on this connection"
+            )
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
 
-        def _stop_head_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+    def on_body(self, body: bytes) -> None:
+        self._outside_body = 0
+        super().on_body(body)
 
-        def _head_timed_out(self) -> None:
+    def on_message_complete(self) -> None:
+        self._message_begun = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle():
+            self.open_connections.end_request(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        self.open_connections.remove(self)
+        super().connection_lost(exc)
+
+    def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:
+        """Closes the connection. Sends a last answer first, unless another answer is half sent."""
+        if not self.transport.is_closing() and (self._is_idle() or not self.cycle.response_started):
+            body = json.dumps({"error": text})
+            self.transport.write(
+                f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
+            )
+        self.transport.close()
+
+    def _is_idle(self) -> bool:
+        """Whether every request that has begun is answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
             self._head_timer = None
-            if self._is_idle() and not self.transport.is_closing():
-                self._answer_and_close(
-                    408, "Request Timeout", f"the request's head did not come within {seconds:g} s"
-                )
 
-    return GuardedProtocol
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if self._is_idle() and not self.transport.is_closing():
+            self._answer_and_close(
+                408,
+                "Request Timeout",
+                f"the request's head did not come within {self.head_timeout_s:g} s",
+            )

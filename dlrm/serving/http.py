@@ -97,7 +97,7 @@ class HttpApp:
             waiting_limit=limits.waiting,
             units=lambda request: request.units,
             answer_s=limits.seconds,
-            pace=pace,
+            pace=pace or Pace(),
             clock=clock,
         )
         self.batcher.on_batch = self.served.batch

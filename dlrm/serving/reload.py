@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,20 @@ class Failure:
     last: float
 
 
+@dataclass
 class Reload:
-    """Lets the old model answer until the new one is loaded. One that cannot be loaded is reported once, and tried
-    again at each look: whatever is wrong with it, the server and its looks go on."""
+    """Serves the old model until the new one is loaded. A model that cannot be loaded is reported once, and tried again
+    at each look. Its errors do not stop the server."""
 
-    def __init__(
-        self,
-        run: Path,
-        load: Callable[[], Scorer],
-        *,
-        every_s: float,
-        say: Callable[[str], None],
-        take_best: bool = False,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._run = run
-        self._load = load
-        self._every_s = every_s
-        self._say = say
-        self._take_best = take_best
-        self._wall_clock = wall_clock
+    run: Path
+    load: Callable[[], Scorer]
+    _: KW_ONLY
+    every_s: float
+    say: Callable[[str], None]
+    take_best: bool = False
+    wall_clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._failure: Failure | None = None
         self._failing = False
         self._failures = 0
@@ -58,7 +52,7 @@ class Reload:
     async def __call__(self, service: HttpApp) -> None:
         """Looks every `every_s` seconds, until it is cancelled."""
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self.every_s)
             await self.look(service)
 
     async def look(self, service: HttpApp) -> bool:
@@ -101,12 +95,12 @@ class Reload:
 
     def _newer(self, servable: Servable) -> Scorer | None:
         """The model to be served, unless it is served already."""
-        newest = chosen(self._run / "checkpoints", take_best=self._take_best)
-        return None if newest == (servable.path, servable.meta) else self._load()
+        newest = chosen(self.run / "checkpoints", take_best=self.take_best)
+        return None if newest == (servable.path, servable.meta) else self.load()
 
     def _note_failure(self, error: BaseException, service: HttpApp) -> None:
         text = str(error) if isinstance(error, _ERRORS) else f"{type(error).__name__}: {error}"
-        moment, last = self._wall_clock(), self._failure
+        moment, last = self.wall_clock(), self._failure
         repeated = self._failing and last is not None and last.error == text
         self._failure = (
             replace(last, times=last.times + 1, last=moment)
@@ -121,4 +115,4 @@ class Reload:
 
     def _report(self, text: str) -> None:
         with suppress(OSError, ValueError):  # nobody listens any more
-            self._say(text)
+            self.say(text)

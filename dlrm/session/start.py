@@ -1,5 +1,4 @@
-"""Where a run starts, as its command line, its table and, to resume, its checkpoint say; and what can be checked before
-it trains."""
+"""Finds where a run starts, from its command line, table and checkpoint, and checks the run before it trains."""
 
 from __future__ import annotations
 
@@ -14,28 +13,23 @@ from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
-from sluice.dlrm.lookup_frequencies import spread_out
 from sluice.dlrm.model.item_history import with_item_table
-from sluice.dlrm.options import ConfigError, profile_of, tables_of
+from sluice.dlrm.options import ConfigError, profile_of, spread_out, tables_of
 from sluice.dlrm.session.defaults import defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import STREAMS
 
 
 def start_point(given: Given) -> StartPoint:
-    """Says from where the run starts: from its beginning, or from its newest checkpoint."""
+    """Returns where the run starts: at its beginning, or at its newest checkpoint."""
     options = make(StartOptions, given)
-    request = make(PetastormRequest, given)
-    permission = make(CodeOptions, given).permission_with(
-        given.get("transforms", ()), request.functions.values()
-    )
-    ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    # torchrun starts all ranks anew after one of them died: they go on from what was saved.
+    # torchrun restarts all ranks after one of them died. They continue from the newest checkpoint.
     go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     saved = (options.run / "checkpoints" / LATEST).exists()
     if options.resume and not saved and "data" not in given:
@@ -43,43 +37,61 @@ def start_point(given: Given) -> StartPoint:
             f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run "
             "there"
         )
+    request = make(PetastormRequest, given)
+    permission = make(CodeOptions, given).permission_with(
+        given.get("transforms", ()), request.functions.values()
+    )
     if go_on and saved:
-        path, meta = latest(options.run / "checkpoints")
-        config = resumed(meta.config, given, ranks=ranks)
-        meta = replace(meta, config=config.to_dict())
-        if (version := versions.next_version(config, meta)) is not None:
-            start = versions.start_on(
-                options.run,
-                path,
-                meta,
-                version,
-                split_moved=options.split_moved,
-                allow_code=permission,
-            )
-            return replace(start, pause=options.pause)
-        table = config.changed_table(
-            FeatureTable.open(
-                config.data, config.version, allow_code=permission, transforms=config.transforms
-            )
-        )
-        meta.check(table)
-        seen = versions.seen_in(table, meta, options.split_moved)
-        return StartPoint(
-            run=options.run,
-            config=config,
-            table=versions.view(table, config.follow),
-            meta=meta,
-            resume=path,
-            go_on=True,
-            pause=options.pause,
-            split_moved=options.split_moved,
-            seen=seen,
-        )
+        return _resume(given, options, permission)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
-    first_version = (
-        0 if given.get("follow") == "parts" else None
-    )  # a pass over all parts begins with the oldest
+    return _begin(given, options, request, permission, go_on=go_on)
+
+
+def _resume(given: Given, options: StartOptions, permission: Permission) -> StartPoint:
+    """Starts at the newest checkpoint: with the next version of the table if there is one, else with the same one."""
+    path, meta = latest(options.run / "checkpoints")
+    config = resumed(meta.config, given, ranks=_ranks(options))
+    meta = replace(meta, config=config.to_dict())
+    if (version := versions.next_version(config, meta)) is not None:
+        start = versions.start_on(
+            options.run,
+            path,
+            meta,
+            version,
+            split_moved=options.split_moved,
+            allow_code=permission,
+        )
+        return replace(start, pause=options.pause)
+    table = config.changed_table(
+        FeatureTable.open(
+            config.data, config.version, allow_code=permission, transforms=config.transforms
+        )
+    )
+    meta.check(table)
+    return StartPoint(
+        run=options.run,
+        config=config,
+        table=versions.view(table, config.follow),
+        meta=meta,
+        resume=path,
+        go_on=True,
+        pause=options.pause,
+        split_moved=options.split_moved,
+        seen=versions.seen_in(table, meta, options.split_moved),
+    )
+
+
+def _begin(
+    given: Given,
+    options: StartOptions,
+    request: PetastormRequest,
+    permission: Permission,
+    *,
+    go_on: bool,
+) -> StartPoint:
+    """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
+    first_version = 0 if given.get("follow") == "parts" else None
     table = request.changed_table(
         FeatureTable.open(
             given["data"],
@@ -90,7 +102,9 @@ def start_point(given: Given) -> StartPoint:
     )
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     chosen = defaults(rows, given.get("streams", STREAMS))
-    config = fresh({**chosen, **given}, data=table.uri, version=table.version, ranks=ranks)
+    config = fresh(
+        {**chosen, **given}, data=table.uri, version=table.version, ranks=_ranks(options)
+    )
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
     return StartPoint(
@@ -106,6 +120,10 @@ def start_point(given: Given) -> StartPoint:
     )
 
 
+def _ranks(options: StartOptions) -> int:
+    return options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def check(
     start: StartPoint,
     *,
@@ -113,8 +131,8 @@ def check(
     say: Callable[[str], None],
     ranks_per_host: int | None = None,
 ) -> dict[str, Any]:
-    """Checks everything that can be known before training, as one host of `ranks_per_host` ranks would see it; raises
-    what is wrong."""
+    """Checks everything that can be known before training, as on a host of `ranks_per_host` ranks. Raises the first
+    error."""
     from sluice.dlrm import run_plan
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders

@@ -1,16 +1,15 @@
-"""A part of a run: training on one version of the table, from its first batch to its last evaluation."""
+"""Trains on one version of the table, from its first batch to its last evaluation."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from sluice.agent.controller import Controller
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite
@@ -22,23 +21,25 @@ from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks, machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training import assemble, loaders
-from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import BatchChecker, check_files
 from sluice.dlrm.training.profiler import traced
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 
-if TYPE_CHECKING:
-    from sluice.dlrm.session.session import TrainingSession
+
+class VersionResult(NamedTuple):
+    result: dict[str, Any]
+    following: StartPoint | None = None
+    """The start on the next version, if there is one."""
 
 
 class VersionRun:
-    """One version's part of a run. Every rank goes through the same steps in the same order: they meet in many of
-    them."""
+    """The part of a run on one version. All ranks take the same steps in the same order, because they exchange data
+    in many of them."""
 
     def __init__(self, session: TrainingSession, start: StartPoint) -> None:
         self._began = time.perf_counter()
@@ -56,92 +57,32 @@ class VersionRun:
             self._config, start.run, ranks.rank, ranks.local_ranks
         )
 
-    def train(self) -> tuple[dict[str, Any], StartPoint | None]:
-        """Returns the result, and the start on the next version, if there is one."""
+    def train(self) -> VersionResult:
+        """Trains and evaluates. The result is empty if the run goes on with the next version."""
         with ExitStack() as stack:
-            loader = self._open_loader(stack)
-            self._announce(stack, loader)
-            knob_memory = loaders.knob_memory(
-                self._config, loader, self._ranks.local_ranks, self._journal.say
-            )
-            knobs_known = knob_memory.start()
-            parts = assemble.parts_of(
-                self._config,
-                self._planned.layout,
-                len(loader.dense_names),
-                self._planned.placement,
-                self._ranks,
-                steps_per_epoch=len(loader),
-            )
-            self._restore(loader, parts, knobs_known=knobs_known)
-            self._record_start(loader)
-            for text in early_warnings(self._config, self._table, loader.plan):
-                self._warn(text)
-            checkpoints = save_load.Checkpoints(
-                self._start.run / "checkpoints",
-                parts,
-                self._ranks,
-                keep=self._config.keep,
-                record=self._journal.event,
-            )
-            stack.callback(checkpoints.close)
-            batches = SyncedBatches(
-                self._ranks,
-                self._session.signals.stop.is_set,
-                time.perf_counter,
-                self._session.activity,
-            )
-            self._session.signals.end_wait = batches.end_wait
-            validator = Validator(
-                config=self._config,
-                table=self._table,
-                parts=parts,
-                world=self._ranks,
-                journal=self._journal,
-                checkpoints=checkpoints,
-                steps_per_epoch=len(loader),
-                synced_batches=batches,
-                on_evaluation=self._session.on_evaluation,
-            )
+            self._open_loader(stack)
+            self._announce(stack)
+            self._prepare_model()
+            self._prepare_evaluation(stack)
             if self._config.follow == "parts" and self._start.changes is not None:
                 self._journal.say("before it is trained on:")
                 with suppress(Stopped):
-                    validator.measure("train", self._start.meta)
-            outcome, controller = self._train_and_tune(
-                loader,
-                parts,
-                knob_memory,
-                checkpoints=checkpoints,
-                batches=batches,
-                validator=validator,
-            )
-            loader.close()  # its threads and memory are free for the evaluation
-            ended = outcome.stopped or outcome.good_enough
-            following = None if ended else self._session.following(self._start, outcome.meta)
-            if following is not None:
-                return {}, following
-            result = self._judge(outcome, validator)
-            result |= {
-                "decisions": controller.decisions if controller else 0,
-                "opening": controller.opening if controller else None,
-                "version": self._table.version,
-                "bytes_per_step": self._planned.bytes_per_step,
-                "masked": run_plan.masked(self._planned.layout, self._ranks),
-                "rows_set_aside": sum(
-                    self._ranks.gather_objects(loader.quarantined["rows_set_aside"])
-                ),
-                "input": self._conditions.outcome(loader),
-            }
+                    self._validator.measure("train", self._start.meta)
+            outcome, controller = self._train_and_tune()
+            self._loader.close()  # The evaluation needs its threads and memory.
+            if not (outcome.stopped or outcome.good_enough):
+                following = self._session.following(self._start, outcome.meta)
+                if following is not None:
+                    return VersionResult({}, following)
+            result = {**self._judge(outcome), **self._describe(controller)}
             if self._ranks.first:
                 result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
-        return {
-            **result,
-            "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places},
-        }, None
+        plan = {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}
+        return VersionResult({**result, "plan": plan})
 
-    def _open_loader(self, stack: ExitStack) -> BatchLoader:
-        loader = stack.enter_context(
+    def _open_loader(self, stack: ExitStack) -> None:
+        self._loader = stack.enter_context(
             loaders.training(
                 self._config,
                 self._table,
@@ -150,17 +91,16 @@ class VersionRun:
                 conditions=self._conditions,
             )
         )
-        self._session.signals.workers = loader.stacks
+        self._session.signals.workers = self._loader.stacks
         cleanups = self._session.ending.cleanups
         cleanups.append(self._conditions.give_back)
         stack.callback(cleanups.remove, self._conditions.give_back)
-        return loader
 
-    def _announce(self, stack: ExitStack, loader: BatchLoader) -> None:
-        """Says what is about to be done, and where it can be watched."""
-        steps, endpoint = len(loader), self._session.endpoint
+    def _announce(self, stack: ExitStack) -> None:
+        """Reports the plan of the training, and shows its progress at the endpoint."""
+        loader, endpoint = self._loader, self._session.endpoint
         self._journal = self._session.journal()
-        self._journal.expect(self._start.meta.steps_in_all(steps, self._config.epochs))
+        self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
         self._journal.set_listener(endpoint.observe)
         endpoint.show_loader(loader.snapshot, self._table.version)
         stack.callback(endpoint.show_loader, None, self._table.version)
@@ -170,15 +110,61 @@ class VersionRun:
                 self._journal.say(line)
         self._journal.say(f"a rank's loader needs at least {loader.memory_need}")
 
+    def _prepare_model(self) -> None:
+        loader = self._loader
+        self._knob_memory = loaders.knob_memory(
+            self._config, loader, self._ranks.local_ranks, self._journal.say
+        )
+        knobs_known = self._knob_memory.start()
+        self._parts = assemble.parts_of(
+            self._config,
+            self._planned.layout,
+            len(loader.dense_names),
+            self._planned.placement,
+            self._ranks,
+            steps_per_epoch=len(loader),
+        )
+        self._restore(knobs_known=knobs_known)
+        self._record_start()
+        for text in early_warnings(self._config, self._table, loader.plan):
+            self._warn(text)
+
+    def _prepare_evaluation(self, stack: ExitStack) -> None:
+        session = self._session
+        self._checkpoints = save_load.Checkpoints(
+            self._start.run / "checkpoints",
+            self._parts,
+            self._ranks,
+            keep=self._config.keep,
+            record=self._journal.event,
+        )
+        stack.callback(self._checkpoints.close)
+        self._batches = SyncedBatches(
+            self._ranks, session.signals.stop.is_set, time.perf_counter, session.activity
+        )
+        session.signals.end_wait = self._batches.end_wait
+        self._validator = Validator(
+            config=self._config,
+            table=self._table,
+            parts=self._parts,
+            world=self._ranks,
+            journal=self._journal,
+            checkpoints=self._checkpoints,
+            steps_per_epoch=len(self._loader),
+            synced_batches=self._batches,
+            on_evaluation=session.on_evaluation,
+        )
+
     def _warn(self, text: str, step: int | None = None) -> None:
         step = self._start.meta.step if step is None else step
         self._journal.event({"kind": "warning", "step": step, "text": text})
         self._journal.say(f"warning: {text}")
 
-    def _restore(self, loader: BatchLoader, parts: TrainingParts, *, knobs_known: bool) -> None:
-        """Gives model and loader the state of the checkpoint, if there is one. `knobs_known` says that the registry
-        had the loader's knobs."""
+    def _restore(self, *, knobs_known: bool) -> None:
+        """Gives model and loader the state of the checkpoint, if there is one. `knobs_known`: the registry had the
+        loader's knobs."""
         start, journal = self._start, self._journal
+        loader = self._loader
         if start.seen:
             self._warn(start.seen)
         if start.resume is None:
@@ -187,14 +173,18 @@ class VersionRun:
             journal.say(start.changes.text)
             save_load.check(start.resume, self._ranks)
             transplant(
-                start.resume, parts, before=start.before, after=start.meta, changes=start.changes
+                start.resume,
+                self._parts,
+                before=start.before,
+                after=start.meta,
+                changes=start.changes,
             )
             loader.load_state_dict({**loader.state_dict(), "epoch": start.meta.epoch})
         else:
-            save_load.load(start.resume, parts, self._ranks)
+            save_load.load(start.resume, self._parts, self._ranks)
             loader.load_state_dict(start.meta.loader)
             journal.say(_resumption(start.meta, self._config))
-        # What the registry has for a changed table was scaled to it.
+        # The registry scales its knobs to a changed table.
         if start.meta.knobs and (
             not knobs_known if start.changes is not None else not self._config.knobs
         ):
@@ -202,7 +192,7 @@ class VersionRun:
         if differs := start.meta.other_software():
             journal.say(differs)
 
-    def _record_start(self, loader: BatchLoader) -> None:
+    def _record_start(self) -> None:
         start = self._start
         if start.changes is not None:
             self._journal.event(
@@ -220,72 +210,26 @@ class VersionRun:
                 {
                     "kind": "start",
                     "ranks": self._ranks.ranks,
-                    "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
+                    "steps": start.meta.steps_in_all(len(self._loader), self._config.epochs),
                     "resumed_at": start.meta.step,
                     "data": self._table.uri,
                     "version": self._table.version,
-                    "reader": loader.reader,
+                    "reader": self._loader.reader,
                     **self._planned.to_dict(),
                 }
             )
 
-    def _train_and_tune(
-        self,
-        loader: BatchLoader,
-        parts: TrainingParts,
-        knob_memory: KnobMemory,
-        *,
-        checkpoints: save_load.Checkpoints,
-        batches: SyncedBatches,
-        validator: Validator,
-    ) -> tuple[TrainingOutcome, Controller | None]:
-        """Trains, tuned by the agent, until the epochs are over or something ends them."""
-        session = self._session
-        journal = self._journal
-        config = self._config
-
-        def save(meta: CheckpointMeta) -> None:
-            with session.activity.apart("saved a checkpoint"), loader.resting():
-                checkpoints.save(
-                    replace(
-                        meta,
-                        knobs=loader.knobs.to_dict(),
-                        agent=assemble.agent_of(controller, knob_memory),
-                    )
-                )
-            if not meta.loader["step"]:
-                journal.event(
-                    {
-                        "kind": "epoch",
-                        "epoch": meta.epoch,
-                        "step": meta.step,
-                        "rows": meta.rows,
-                        "order_hash": loader.order_hash,
-                    }
-                )
-
-        def evaluate_and_check(meta: CheckpointMeta) -> bool:
-            with session.activity.apart("evaluated"), loader.resting():
-                return validator.evaluate_and_check(meta)
-
-        def table_changed(meta: CheckpointMeta) -> bool:
-            version = versions.next_version(config, meta) if self._ranks.first else None
-            return self._ranks.gather_objects(version)[0] is not None
-
-        checker = BatchChecker(
-            {t.name: t.rows for t in self._planned.layout.columns},
-            loader.dense_names,
-            "split 'train'",
-            missing=config.missing,
-            place_of=loader.place_of,
-        )
+    def _train_and_tune(self) -> tuple[TrainingOutcome, Controller | None]:
+        """Trains with the agent until the epochs are over or the run is ended early."""
+        config, journal = self._config, self._journal
+        loader = self._loader
         with (
             self._conditions.inject_faults(loader, journal.event),
             assemble.tuned(
                 config,
                 loader,
                 self._ranks.apart(f"version {self._table.version}"),
-                knob_memory,
+                self._knob_memory,
                 record=journal.event,
                 observe=journal.metric,
                 agent=self._start.meta.agent,
@@ -295,28 +239,71 @@ class VersionRun:
             trainer = Trainer(
                 config=config,
                 world=self._ranks,
-                parts=parts,
-                checker=checker,
-                save=save,
+                parts=self._parts,
+                checker=BatchChecker.of(self._planned.layout, loader, "train", config.missing),
+                save=lambda meta: self._save(meta, controller),
                 observe=journal.metric,
-                evaluate=evaluate_and_check,
-                synced_batches=batches,
+                evaluate=self._evaluate_and_check,
+                synced_batches=self._batches,
                 tick=tick,
-                table_changed=table_changed,
+                table_changed=self._has_new_version,
                 memory_used=Machine().memory_used,
                 warn=lambda step, text: self._warn(text, step),
             )
             try:
                 outcome = trainer.train(loader, self._start.meta)
-                checkpoints.wait()
+                self._checkpoints.wait()
             except NotFinite as error:  # on all ranks
                 raise trainer.guard.error(str(error)) from None
         return outcome, controller
 
-    def _judge(self, outcome: TrainingOutcome, validator: Validator) -> dict[str, Any]:
-        """Evaluates the model on its test, unless the run was asked to stop, and sums up the training."""
+    def _save(self, meta: CheckpointMeta, controller: Controller | None) -> None:
+        loader = self._loader
+        with self._session.activity.apart("saved a checkpoint"), loader.resting():
+            self._checkpoints.save(
+                replace(
+                    meta,
+                    knobs=loader.knobs.to_dict(),
+                    agent=assemble.agent_of(controller, self._knob_memory),
+                )
+            )
+        if not meta.loader["step"]:
+            self._journal.event(
+                {
+                    "kind": "epoch",
+                    "epoch": meta.epoch,
+                    "step": meta.step,
+                    "rows": meta.rows,
+                    "order_hash": loader.order_hash,
+                }
+            )
+
+    def _evaluate_and_check(self, meta: CheckpointMeta) -> bool:
+        with self._session.activity.apart("evaluated"), self._loader.resting():
+            return self._validator.evaluate_and_check(meta)
+
+    def _has_new_version(self, meta: CheckpointMeta) -> bool:
+        version = versions.next_version(self._config, meta) if self._ranks.first else None
+        return self._ranks.gather_objects(version)[0] is not None
+
+    def _describe(self, controller: Controller | None) -> dict[str, Any]:
+        """Returns the part of the result that describes the table, the input and the agent."""
+        return {
+            "decisions": controller.decisions if controller else 0,
+            "opening": controller.opening if controller else None,
+            "version": self._table.version,
+            "bytes_per_step": self._planned.bytes_per_step,
+            "masked": run_plan.masked(self._planned.layout, self._ranks),
+            "rows_set_aside": sum(
+                self._ranks.gather_objects(self._loader.quarantined["rows_set_aside"])
+            ),
+            "input": self._conditions.outcome(self._loader),
+        }
+
+    def _judge(self, outcome: TrainingOutcome) -> dict[str, Any]:
+        """Evaluates the model on its test split, unless the run was asked to stop. Returns the figures of the run."""
         if not outcome.stopped:
-            validator.conclude(outcome.meta)
+            self._validator.conclude(outcome.meta)
         split = (
             None
             if outcome.stopped
@@ -324,7 +311,7 @@ class VersionRun:
         )
         quality = None
         try:
-            quality = validator.measure(split, outcome.meta).quality if split else None
+            quality = self._validator.measure(split, outcome.meta).quality if split else None
         except Stopped:
             outcome = replace(outcome, stopped=True)
         if outcome.stopped:
@@ -337,7 +324,7 @@ class VersionRun:
 
 
 def _resumption(meta: CheckpointMeta, config: Config) -> str:
-    """Says what a resumed run is about to do."""
+    """Returns a line about the remaining work of a resumed run."""
     if meta.epoch < config.epochs:
         return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
     done = (
@@ -349,7 +336,7 @@ def _resumption(meta: CheckpointMeta, config: Config) -> str:
 
 
 def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
-    """Sums up the results of training, over all ranks."""
+    """Returns the figures of the training over all ranks."""
     peaks_bytes = ranks.gather_objects(outcome.peak_bytes)
     first_batches_s = ranks.gather_objects(outcome.first_batch_s)
     figures = (

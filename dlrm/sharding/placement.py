@@ -1,17 +1,18 @@
-"""Which rank holds which table, or which part of it: plain arithmetic over sizes and use, without torch.
+"""Places tables, or parts of them, on ranks. It computes with sizes and use alone, without torch.
 
-A table is placed whole (`table`), cut by rows over all ranks (`row`), or cut by columns over some (`column`). Two loads
-count on each rank: the bytes that it holds, and the bytes that it reads for one sample. First, tables that cannot be
-whole are cut; the rest go, heaviest first, each to the rank where it hurts least; while the ranks are out of balance,
-the next heaviest table is cut too. Two more kinds are placed if they are asked for: by rows over one host's ranks
-(`table_row`), and a copy on each rank (`data`). What does not fit the accelerators' memory spills to their hosts',
-the largest tables first, if the machine has any.
+A table is placed whole (`table`), cut by rows over all ranks (`row`), or cut by columns over some (`column`). Each rank
+has two loads: the bytes that it holds, and the bytes that it reads for one sample. Tables that cannot be whole are cut
+first. The others follow, the heaviest first, each on the rank where it adds least to the largest load. While the ranks
+are out of balance, the next heaviest table is cut too. Two more kinds must be asked for: by rows over one host's ranks
+(`table_row`), and a copy on each rank (`data`). If the accelerators' memory is too small, the largest tables move to
+the hosts' memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sluice.dlrm.lookup_frequencies import share
 from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS
@@ -32,7 +33,8 @@ from sluice.dlrm.sharding.shard_sizes import (
 TARGET = 1.1  # largest over mean load of a rank that a placement should reach
 MIN_COLUMNS = 4  # the fused kernels take widths in fours
 _WHOLE = "whole: on the least loaded rank"
-_ALL_TRIED = 64  # up to so many tables each number of cuts is tried; beyond, numbers that double
+_ALL_TRIED = 64
+"""Up to this number of tables each number of cuts is tried; beyond it, numbers that double."""
 
 
 def place(
@@ -41,7 +43,7 @@ def place(
     storage: Storage | None = None,
     asked: Mapping[str, str] | None = None,
 ) -> ModelPlacement:
-    """Finds a place for every table. `asked` has KIND or KIND:KERNEL for those that are not to be decided here."""
+    """Places every table. `asked` gives KIND or KIND:KERNEL for tables whose kind is not chosen here."""
     storage, asked = storage or Storage(), dict(asked or {})
     if not tables:
         raise PlacementError("no tables to place")
@@ -80,44 +82,41 @@ def _asked(
         if t.name not in asked:
             continue
         kind, _, kernel = asked[t.name].partition(":")
-        if kind not in (*SHARDING_KINDS, *ASKED_SHARDING_KINDS):
-            raise PlacementError(
-                f"table {t.name!r}: kind {kind!r} is none of "
-                f"{', '.join((*SHARDING_KINDS, *ASKED_SHARDING_KINDS))}"
-            )
-        if kernel and kernel not in shard_sizes.DEVICE_PART:
-            raise PlacementError(
-                f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}"
-            )
-        if kernel and kind in ASKED_SHARDING_KINDS:
-            raise PlacementError(
-                f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}"
-            )
-        if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
-            raise PlacementError(
-                f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory"
-            )
-        if kind == "data" and (storage.dtype != "fp32" or storage.optimiser == "adam"):
-            raise PlacementError(
-                f"table {t.name!r}: copies on all ranks are trained in fp32 by rowwise_adagrad, "
-                f"adagrad or sgd alone, not in {storage.dtype} by {storage.optimiser}; use table"
-            )
-        if kind in ("row", "column") and kind not in cuts(t, machine.ranks):
-            raise PlacementError(
-                f"table {t.name!r}: {t.rows} rows × {t.width} cannot be cut by {kind} over "
-                f"{machine.ranks} ranks; use {' or '.join(['table', *cuts(t, machine.ranks)])}"
-            )
-        if kind == "table_row" and (
-            machine.ranks % machine.ranks_per_host or t.rows < machine.ranks_per_host
-        ):
-            raise PlacementError(
-                f"table {t.name!r}: {t.rows} rows cannot be cut over the {machine.ranks_per_host} "
-                f"ranks of a host, of {machine.ranks} in all"
-            )
+        if problem := _find_problem(t, kind, kernel, machine, storage):
+            raise PlacementError(f"table {t.name!r}: {problem}")
         kinds[t.name] = (kind, "asked for")
         if kernel:
             chosen[t.name] = kernel
     return kinds, chosen
+
+
+def _find_problem(
+    t: TableLike, kind: str, kernel: str, machine: TrainingMachine, storage: Storage
+) -> str | None:
+    """Returns why a table cannot be placed in this way, or None."""
+    ranks, kinds = machine.ranks, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)
+    if kind not in kinds:
+        return f"kind {kind!r} is none of {', '.join(kinds)}"
+    if kernel and kernel not in shard_sizes.DEVICE_PART:
+        return f"kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}"
+    if kernel and kind in ASKED_SHARDING_KINDS:
+        return f"{kind} has no choice of kernels; leave out {kernel!r}"
+    if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
+        return f"kernel {kernel!r} is for GPUs: a CPU has no other memory"
+    if kind == "data" and (storage.dtype != "fp32" or storage.optimiser == "adam"):
+        return (
+            "copies on all ranks are trained in fp32 by rowwise_adagrad, adagrad or sgd alone, not in "
+            f"{storage.dtype} by {storage.optimiser}; use table"
+        )
+    if kind in ("row", "column") and kind not in cuts(t, ranks):
+        return (
+            f"{t.rows} rows × {t.width} cannot be cut by {kind} over {ranks} ranks; use "
+            f"{' or '.join(['table', *cuts(t, ranks)])}"
+        )
+    each = machine.ranks_per_host
+    if kind == "table_row" and (ranks % each or t.rows < each):
+        return f"{t.rows} rows cannot be cut over the {each} ranks of a host, of {ranks} in all"
+    return None
 
 
 def _fitted(
@@ -126,9 +125,9 @@ def _fitted(
     fixed: Mapping[str, tuple[str, str]],
     free: Sequence[TableLike],
 ) -> tuple[ModelPlacement, int]:
-    """The best balanced placement that fits, or else the one that lacks the least memory; and the bytes that it
-    lacks."""
-    # A load above the target's share of one rank can never be balanced whole; above its memory it cannot even be held.
+    """Returns the best balanced placement that fits, and 0; or the one that lacks the least memory, and the missing
+    bytes."""
+    # A table whose load exceeds one rank's share cannot be balanced whole. One beyond its memory cannot be held.
     heavy = sorted(
         (t for t in free if cuts(t, machine.ranks)), key=lambda t: (-load.share(t), t.name)
     )
@@ -136,9 +135,7 @@ def _fitted(
         load.share(t) * machine.ranks > TARGET or load.size(t) > machine.usable_bytes for t in heavy
     )
     best: tuple[tuple[float, float], ModelPlacement] | None = None
-    for count in _counts(
-        must, len(heavy)
-    ):  # the last ones, below `must`, are for memory's sake alone
+    for count in _counts(must, len(heavy)):  # The last ones, below `must`, only save memory.
         cut = {t.name: (cuts(t, machine.ranks)[0], load.why(t)) for t in heavy[:count]}
         found = load.spread({**fixed, **cut})
         missing = max(
@@ -154,10 +151,10 @@ def _fitted(
 
 
 def _does_not_fit(load: _Loads, machine: TrainingMachine, missing: int, fixed: bool) -> DoesNotFit:
-    total, room = load.bytes, machine.usable_bytes * machine.ranks
-    if total > room:
+    total, usable = load.bytes, machine.usable_bytes * machine.ranks
+    if total > usable:
         missing, where = (
-            total - room,
+            total - usable,
             f"in all; it takes {-(-total // machine.usable_bytes)} such ranks or more",
         )
     else:
@@ -173,15 +170,15 @@ def _does_not_fit(load: _Loads, machine: TrainingMachine, missing: int, fixed: b
 
 
 def cuts(t: TableLike, ranks: int) -> list[str]:
-    """The ways in which a table can be cut over so many ranks, the better one first."""
+    """Returns the kinds by which a table can be cut over the ranks, the better one first."""
     if ranks == 1:
         return []
     return ["row"] * (t.rows >= ranks) + ["column"] * (_pieces(t, ranks) > 1)
 
 
 def _counts(least: int, most: int) -> list[int]:
-    """Numbers of tables to cut that are to be tried: from `least` up, as whole tables need the least exchange; then
-    those below `least`."""
+    """Returns the numbers of tables to cut, in the order in which to try them: from `least` up, because whole tables
+    need the least exchange; then those below `least`."""
     steps, step = [least], 1
     while steps[-1] < most:
         steps.append(min(most, steps[-1] + step))
@@ -190,7 +187,7 @@ def _counts(least: int, most: int) -> list[int]:
 
 
 class _Loads:
-    """The arithmetic for one set of tables on one machine."""
+    """Computes the loads of one set of tables on one machine."""
 
     def __init__(
         self,
@@ -214,7 +211,7 @@ class _Loads:
         self._kernels[name] = "uvm_caching"
 
     def size(self, t: TableLike) -> int:
-        """The bytes that a table takes of the ranks' own memory."""
+        """Returns the bytes of a table in the ranks' own memory."""
         return shard_sizes.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
 
     def part(self, t: TableLike, rank: int, rows: int, width: int, lookups: float) -> TableShard:
@@ -224,7 +221,7 @@ class _Loads:
         return lookups * self._storage.weights(1, width)
 
     def share(self, t: TableLike) -> float:
-        """A table's share of all bytes, or of all reads if that is larger."""
+        """Returns a table's share of all bytes, or of all reads if that is larger."""
         reads = self._read(t.lookups, t.width) / self._reads if self._reads else 0.0
         return max(self.size(t) / self.bytes, reads)
 
@@ -237,13 +234,23 @@ class _Loads:
         return f"{fair:.0%} of a rank's share" if fair > TARGET else "cut to balance the ranks"
 
     def spread(self, cut: Mapping[str, tuple[str, str]]) -> ModelPlacement:
-        """Places the tables in `cut` as it says, and all others whole, the heaviest first, each where it adds least to
-        the largest load."""
-        ranks = range(self._machine.ranks)
-        held, read = [0.0 for _ in ranks], [0.0 for _ in ranks]
-        found: dict[str, TablePlacement] = {}
-
-        def put(t: TableLike, kind: str, parts: Sequence[TableShard], why: str) -> None:
+        """Places the tables in `cut` as it says, and all others whole. Heavy tables come first. Each goes where it adds
+        least to the largest load."""
+        kinds = {
+            t.name: cut.get(t.name, ("table", self.why(t) if t.name in self._kernels else _WHOLE))
+            for t in self._tables
+        }
+        # The ranks of the other tables depend on the loads of these.
+        on_all_ranks = [t for t in self._tables if kinds[t.name][0] in ("row", "data")]
+        by_share = sorted(self._tables, key=lambda t: (-self.share(t), t.name))
+        ranks = self._machine.ranks
+        held, read = [0.0] * ranks, [0.0] * ranks
+        found = {}
+        for t in (*on_all_ranks, *by_share):
+            if t.name in found:
+                continue
+            kind, why = kinds[t.name]
+            parts = self._cut(t, kind, held, read)
             for p in parts:
                 held[p.rank] += p.bytes
                 read[p.rank] += p.reads
@@ -255,67 +262,45 @@ class _Loads:
                 why=why,
                 kernel=self.kernel(t),
             )
+        return ModelPlacement(places=tuple(found[t.name] for t in self._tables), ranks=ranks)
 
-        def rest(wanted: int, size: int, reads: float) -> list[int]:
-            """The ranks where a part of this size and use leaves the smallest load; those with room first."""
+    def _cut(
+        self, t: TableLike, kind: str, held: Sequence[float], read: Sequence[float]
+    ) -> list[TableShard]:
+        """Returns a table's parts. `held` and `read` are the ranks' loads so far."""
+        ranks = len(held)
+        if kind == "row":
+            return self._cut_rows(t, range(ranks))
+        if kind == "data":
+            copy = replace(self.part(t, 0, t.rows, t.width, t.lookups / ranks), sends=0)
+            return [replace(copy, rank=r) for r in range(ranks)]
+        if kind == "table_row":
+            each = self._machine.ranks_per_host
+            first = min(range(0, ranks, each), key=lambda h: sum(held[h : h + each]))
+            return self._cut_rows(t, range(first, first + each))
+        pieces = _pieces(t, ranks) if kind == "column" else 1
+        piece = self.part(t, 0, t.rows, t.width // pieces, t.lookups)
 
-            def after(r: int) -> tuple[bool, float, float, int]:
-                b = (held[r] + size) / self.bytes
-                q = (read[r] + reads) / self._reads if self._reads else 0.0
-                return held[r] + size > self._machine.usable_bytes, max(b, q), b + q, r
+        def load_with_piece(r: int) -> tuple[bool, float, float, int]:
+            b = (held[r] + piece.bytes) / self.bytes
+            q = (read[r] + piece.reads) / self._reads if self._reads else 0.0
+            return held[r] + piece.bytes > self._machine.usable_bytes, max(b, q), b + q, r
 
-            return sorted(sorted(ranks, key=after)[:wanted])
+        least_loaded = sorted(range(ranks), key=load_with_piece)[:pieces]
+        return [replace(piece, rank=r) for r in sorted(least_loaded)]
 
-        def by_rows(t: TableLike, over: Sequence[int]) -> list[TableShard]:
-            # Cuts as TorchRec does: into equal blocks, the last one shorter.
-            block = -(-t.rows // len(over))
-            ends = [min(t.rows, n * block) for n in range(len(over) + 1)]
-            return [
-                self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
-                for r, low, high in zip(over, ends[:-1], ends[1:], strict=True)
-            ]
-
-        for t in self._tables:
-            kind, why = cut.get(t.name, ("", ""))
-            if kind == "row":
-                put(t, kind, by_rows(t, ranks), why)
-            elif kind == "data":
-                put(
-                    t,
-                    kind,
-                    [
-                        replace(self.part(t, r, t.rows, t.width, t.lookups / len(ranks)), sends=0)
-                        for r in ranks
-                    ],
-                    why,
-                )
-        for t in sorted(self._tables, key=lambda t: (-self.share(t), t.name)):
-            kind, why = cut.get(
-                t.name, ("table", self.why(t) if t.name in self._kernels else _WHOLE)
-            )
-            if kind in ("row", "data"):
-                continue
-            if kind == "table_row":
-                each = self._machine.ranks_per_host
-                first = min(range(0, len(ranks), each), key=lambda h: sum(held[h : h + each]))
-                put(t, kind, by_rows(t, range(first, first + each)), why)
-                continue
-            pieces = _pieces(t, len(ranks)) if kind == "column" else 1
-            model = self.part(t, 0, t.rows, t.width // pieces, t.lookups)
-            put(
-                t,
-                kind,
-                [
-                    self.part(t, r, t.rows, t.width // pieces, t.lookups)
-                    for r in rest(pieces, model.bytes, model.reads)
-                ],
-                why,
-            )
-        return ModelPlacement(places=tuple(found[t.name] for t in self._tables), ranks=len(ranks))
+    def _cut_rows(self, t: TableLike, ranks: range) -> list[TableShard]:
+        """Cuts as TorchRec does: into equal blocks, the last one shorter."""
+        block = -(-t.rows // len(ranks))
+        ends = [min(t.rows, n * block) for n in range(len(ranks) + 1)]
+        return [
+            self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
+            for r, (low, high) in zip(ranks, pairwise(ends), strict=True)
+        ]
 
 
 def _pieces(t: TableLike, ranks: int) -> int:
-    """The largest number of equal runs of columns that a table can be cut into, at most one a rank."""
+    """Returns the largest number of equal parts by columns, at most one a rank."""
     return max(
         (n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS),
         default=1,

@@ -1,5 +1,4 @@
-"""Looks for bad ids and labels in the statistics of a table's files before the first step, without reading data pages.
-It also checks every batch."""
+"""Finds bad ids and labels: in the statistics of a table's files before the first step, and in every batch."""
 
 from __future__ import annotations
 
@@ -17,13 +16,15 @@ from sluice.common.slow_path import plain_path
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
+    from sluice.dlrm.model.ranker import TableLayout
     from sluice.ingest.batch import Batch
+    from sluice.ingest.loader import BatchLoader
 
 
 def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
     """Checks a rank's part of a table's files."""
     label = next(f.name for f in table.fields if f.role == "label")
-    # A bag's ids lie within bytes, of which statistics say nothing; others the loader is yet to make.
+    # Statistics do not cover the ids inside bags. The loader makes the ids of online columns later.
     sizes = {
         f.name: f.cardinality
         for f in table.stored
@@ -38,7 +39,7 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
         ) from None
 
 
-def _opened(path: str) -> pa.NativeFile:
+def _open(path: str) -> pa.NativeFile:
     path = plain_path(path)
     filesystem, inside = (
         pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
@@ -47,10 +48,9 @@ def _opened(path: str) -> pa.NativeFile:
 
 
 def check_footers(paths: Iterable[str], sizes: Mapping[str, int], label: str) -> None:
-    """Raises BadData naming file, row group, column and value. Row groups without statistics are left to the guard,
-    which sees every batch."""
+    """Raises BadData with file, row group, column and value. `BatchChecker` covers row groups without statistics."""
     for path in paths:
-        with _opened(path) as file:
+        with _open(path) as file:
             footer = pq.ParquetFile(file).metadata
             for group in range(footer.num_row_groups):
                 _check_group(footer.row_group(group), f"{path}, row group {group}", sizes, label)
@@ -78,16 +78,16 @@ def _check_group(
 
 
 class BadData(UsageError):
-    """Data that the model cannot take: its message names the column, the value, what it may be, and where it was."""
+    """Data that the model cannot use. The message names column, value, allowed values and place."""
 
 
 EXTREME = 1e6
-"""Numbers beyond it are seldom meant as a model's input: float32 overflows after a few products of them."""
+"""A larger number is rarely meant as a model's input: float32 overflows after a few products."""
 
 
 class BatchChecker:
-    """Checks each batch before the model gets it, and remembers its largest numbers. That costs one pass over the ids
-    and one over the numbers, far less than a step."""
+    """Checks each batch before the model gets it, and keeps the largest numbers. It costs one pass over the ids and one
+    over the numbers, far less than a step."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class BatchChecker:
         missing: str = "refuse",
         place_of: Callable[[int, int, int], str] = lambda *_: "",
     ) -> None:
-        """`missing` says whether a dense feature that is not a finite number ends the run, or is masked later (`mask`).
-        `place_of` says where a row of a batch comes from, given epoch, step and row."""
+        """`missing`: whether a dense feature that is not finite ends the run (`refuse`), or is masked later (`mask`).
+        `place_of`: returns the origin of a row, given epoch, step and row."""
         self._names = list(cardinalities)
         self._sizes = torch.tensor(list(cardinalities.values()), dtype=torch.int64)
         self._dense = list(dense)
@@ -109,6 +109,17 @@ class BatchChecker:
         self._largest = torch.zeros(len(self._numbers))
         self._extremes: deque[tuple[int, int, int, int, float]] = deque(maxlen=8)
         """Epoch, step, row, column and value of the newest numbers beyond EXTREME, one a batch."""
+
+    @classmethod
+    def of(cls, layout: TableLayout, loader: BatchLoader, split: str, missing: str) -> BatchChecker:
+        """Checks a split's batches against the tables of a model."""
+        return cls(
+            {t.name: t.rows for t in layout.columns},
+            loader.dense_names,
+            f"split {split!r}",
+            missing=missing,
+            place_of=loader.place_of,
+        )
 
     def check(self, batch: Batch) -> None:
         """Raises BadData for the first thing that is wrong with the batch."""

@@ -11,10 +11,12 @@ from typing import Any
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
-from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Errors
 
@@ -43,12 +45,12 @@ def training(
         rank,
         local_ranks,
         split="train",
-        epochs=config.epochs,
+        order=Order(last=config.last, sample=config.sample or None),
+        reading=conditions.reading(config.reader, config.petastorm_options(table.permission)),
+        read_ahead_epochs=config.epochs,
         seed=config.seed,
-        last=config.last,
-        sample=config.sample or None,
-        petastorm=config.petastorm_options(table.permission),
-        **conditions.for_loader(),
+        errors=conditions.errors,
+        workers=conditions.workers,
     )
 
 
@@ -70,9 +72,11 @@ def evaluation(
         rank,
         local_ranks,
         split=split,
-        shuffle=False,
-        last="pad",
-        petastorm=config.petastorm_options(table.permission, ON_EVERY_SPLIT),
+        order=Order(shuffle=False, last="pad"),
+        reading=Reading(
+            reader=config.reader,
+            petastorm=config.petastorm_options(table.permission, ON_EVERY_SPLIT),
+        ),
     )
 
 
@@ -81,17 +85,18 @@ def _loader(
     table: FeatureTable,
     rank: int,
     local_ranks: int,
-    petastorm: PetastormOptions,
+    *,
+    order: Order,
+    reading: Reading,
+    errors: Errors = Errors(),
     **how: Any,
 ) -> BatchLoader:
     # A machine's memory is shared by its ranks.
     limit = config.memory_limit
     if limit is None:
         limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
-    errors = replace(
-        how.pop("errors", Errors()), finite=False
-    )  # the trainer looks itself, as --missing says
-    spec = petastorm.transform_spec
+    spec = reading.petastorm.transform_spec
+    petastorm = replace(reading.petastorm, transform_spec=None)
     try:
         return BatchLoader(
             table,
@@ -99,12 +104,10 @@ def _loader(
             rank=rank,
             ranks=config.ranks,
             memory_limit=limit,
-            reader=config.reader,
             transforms=[] if spec is None else [spec],
-            petastorm=replace(petastorm, transform_spec=None),
-            streams=config.streams,
-            window_rows=config.window_rows,
-            errors=errors,
+            order=replace(order, streams=config.streams, window_rows=config.window_rows),
+            reading=replace(reading, petastorm=petastorm),
+            errors=replace(errors, finite=False),  # the trainer looks itself, as --missing says
             **how,
         )
     except LoaderError as error:

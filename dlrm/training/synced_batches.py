@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,8 @@ from torch.profiler import record_function
 
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.ranks import Ranks
-from sluice.dlrm.training.padding import emptied
 from sluice.dlrm.training.steps import Fetched
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.finite_guard import FiniteGuard
@@ -83,7 +83,7 @@ class SyncedBatches:
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
-                yield Fetched(emptied(batch), wait, feed.state_dict(), rows)
+                yield Fetched(clear_padding(batch), wait, feed.state_dict(), rows)
         finally:
             self._activity.rests()
 
@@ -125,3 +125,21 @@ class SyncedBatches:
             torch.tensor([int(stop_asked), rows, int(failed)])
         ).tolist()
         return ranks_asked > 0, rows, ranks_failed > 0
+
+
+def clear_padding(batch: Batch) -> Batch:
+    """Returns the batch with zeros in the rows that only fill it, whatever a transform made of them. They look up no
+    vector, so that no optimiser counts a row of a table as used. A batch without such rows is returned unchanged."""
+    rows = len(batch.label)
+    if batch.rows == rows:
+        return batch
+    real = batch.weight != 0
+    lengths = batch.lengths.view(-1, rows)
+    looked_up = torch.repeat_interleave(real.repeat(len(lengths)), batch.lengths)
+    return replace(
+        batch,
+        dense=torch.where(real.unsqueeze(1), batch.dense, 0.0),
+        values=batch.values[looked_up],
+        lengths=(lengths * real).to(lengths.dtype).flatten(),
+        label=torch.where(real, batch.label, 0.0),
+    )

@@ -113,6 +113,7 @@ class _TrainingProgress:
         self.sums[3] += step_s - wait_s
 
 
+@dataclass(kw_only=True)
 class Trainer:
     """Trains a sharded model on a feed. Ranks meet before each step, in its collectives, and every `log_every` steps to
     add up their figures.
@@ -122,51 +123,39 @@ class Trainer:
     newer version. `warn(step, text)` reports a batch that is left out. `ahead` is whether steps look ahead, as in
     `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        world: Ranks,
-        parts: TrainingParts,
-        checker: BatchChecker,
-        save: Callable[[CheckpointMeta], None],
-        evaluate: Callable[[CheckpointMeta], bool],
-        observe: Callable[[dict[str, Any]], None],
-        synced_batches: SyncedBatches,
-        memory_used: Callable[[], int],
-        tick: Callable[[], None] = lambda: None,
-        warn: Callable[[int, str], None] = lambda *_: None,
-        table_changed: Callable[[CheckpointMeta], bool] = lambda _: False,
-        ahead: bool | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._config = config
-        self._world = world
-        self._parts = parts
-        self._checker = checker
-        self._save_to = save
-        self._evaluate = evaluate
-        self._observe = observe
-        self._memory_used = memory_used
-        self._tick = tick
-        self._clock = clock
-        self._table_changed = table_changed
-        self._synced_batches = synced_batches
-        self.guard = FiniteGuard(config, world, checker, warn)
+    config: Config
+    world: Ranks
+    parts: TrainingParts
+    checker: BatchChecker
+    save: Callable[[CheckpointMeta], None]
+    evaluate: Callable[[CheckpointMeta], bool]
+    observe: Callable[[dict[str, Any]], None]
+    synced_batches: SyncedBatches
+    memory_used: Callable[[], int]
+    tick: Callable[[], None] = lambda: None
+    warn: Callable[[int, str], None] = lambda *_: None
+    table_changed: Callable[[CheckpointMeta], bool] = lambda _: False
+    ahead: bool | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
         self._peak_bytes = 0
         self._bias_set = False
         self._overlapped_steps: OverlappedSteps | None = None
-        if ahead if ahead is not None else world.device.type == "cuda":
+        if self.ahead if self.ahead is not None else self.world.device.type == "cuda":
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
 
-            self._overlapped_steps = OverlappedSteps(parts, world, self.guard, self._update)
+            self._overlapped_steps = OverlappedSteps(
+                self.parts, self.world, self.guard, self._update
+            )
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
-        loss = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
         progress = _TrainingProgress(meta=meta, saved_at=meta.step, loss=loss)
-        while progress.meta.epoch < self._config.epochs and not (
-            self._synced_batches.stopped or progress.good_enough or progress.table_changed
+        while progress.meta.epoch < self.config.epochs and not (
+            self.synced_batches.stopped or progress.good_enough or progress.table_changed
         ):
             progress.begin_epoch()
             self._train_epoch(feed, progress)
@@ -176,29 +165,29 @@ class Trainer:
             meta=progress.meta,
             timing=progress.timing,
             first_batch_s=progress.first_batch_s or 0.0,
-            stopped=self._synced_batches.stopped,
+            stopped=self.synced_batches.stopped,
             good_enough=progress.good_enough,
             peak_bytes=self._peak_bytes,
         )
 
     def _train_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
         """Makes the steps of an epoch, until it ends, a stop is asked for, or the model is good enough."""
-        config = self._config
+        config = self.config
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
         step = progress.meta.step
         self._bias_set = step > 0
-        batches = self._synced_batches.batches(feed, self.guard)
+        batches = self.synced_batches.batches(feed, self.guard)
         if self._overlapped_steps is None:
             all_steps = self._steps(batches, step)
         else:
             all_steps = self._overlapped_steps.steps(batches, step, self._check)
-        began = self._clock()
+        began = self.clock()
         for finished in all_steps:
-            progress.add(finished, self._clock() - began, self._world.ranks)
+            progress.add(finished, self.clock() - began, self.world.ranks)
             meta = progress.meta
             self.guard.watch(meta.step, finished)
-            self._tick()
+            self.tick()
             if meta.step % config.log_every == 0:
                 self._report(progress)
             evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
@@ -207,14 +196,14 @@ class Trainer:
             if evaluation_due and self._judge(progress.meta):
                 progress.good_enough = True
                 return
-            began = self._clock()
+            began = self.clock()
 
     def _end_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
         """Reports and saves what came since the last report and checkpoint, then evaluates the model."""
-        stopped = self._synced_batches.stopped
+        stopped = self.synced_batches.stopped
         finished = progress.finished
         if finished is not None and not progress.good_enough:
-            if progress.meta.step % self._config.log_every:
+            if progress.meta.step % self.config.log_every:
                 self._report(progress)
             if progress.meta.step != progress.saved_at:
                 if not stopped:
@@ -222,7 +211,7 @@ class Trainer:
                 self._save(progress, finished)
         if not (stopped or progress.good_enough):
             progress.good_enough = self._judge(progress.meta)
-            progress.table_changed = not progress.good_enough and self._table_changed(progress.meta)
+            progress.table_changed = not progress.good_enough and self.table_changed(progress.meta)
 
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
         """Makes a step of one batch after the other."""
@@ -235,20 +224,20 @@ class Trainer:
         if not self._bias_set:
             self._bias_set = True
             self._set_first_bias(batch)
-        self._checker.check(batch)
+        self.checker.check(batch)
 
     def _set_first_bias(self, batch: Batch) -> None:
-        positive, rows = self._world.sum(
+        positive, rows = self.world.sum(
             torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])
         ).tolist()
-        first_bias(self._parts.model, positive / rows)
+        first_bias(self.parts.model, positive / rows)
 
     def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
         """Returns the loss; None if the batch is left out."""
-        device = self._world.device
-        parts = self._parts
+        device = self.world.device
+        parts = self.parts
         batch = fetched.batch
-        rows = fetched.rows / self._world.ranks
+        rows = fetched.rows / self.world.ranks
         parts.rates.begin(step)
         parts.dense.zero_grad()
         logits = parts.model(*parts.layout.features(batch, device), rows)
@@ -260,16 +249,16 @@ class Trainer:
         return loss.detach()
 
     def _update(self) -> None:
-        if self._config.optim.clip:
+        if self.config.optim.clip:
             try:
-                clip(self._parts.dense_parameters.items(), self._config.optim.clip)
+                clip(self.parts.dense_parameters.items(), self.config.optim.clip)
             except GradientError as error:  # on all ranks: they have the same mean gradient
                 raise self.guard.error(str(error)) from None
-        self._parts.update()
+        self.parts.update()
 
     def _judge(self, meta: CheckpointMeta) -> bool:
         self._pause()
-        return self._evaluate(meta)
+        return self.evaluate(meta)
 
     def _pause(self) -> None:
         if self._overlapped_steps is not None:
@@ -277,19 +266,19 @@ class Trainer:
 
     def _report(self, progress: _TrainingProgress) -> None:
         """Adds up over the ranks what each saw since the last report, and begins to count anew."""
-        self._peak_bytes = max(self._peak_bytes, self._memory_used())
+        self._peak_bytes = max(self._peak_bytes, self.memory_used())
         progress.sums[0] = progress.loss.item()
-        loss, rows, wait_s, compute_s = self._world.sum(progress.sums).tolist()
+        loss, rows, wait_s, compute_s = self.world.sum(progress.sums).tolist()
         progress.sums.zero_()
         progress.loss.zero_()
         if not math.isfinite(loss):
             self.guard.end()
         interval = Timing()
-        interval.add(rows, wait_s, compute_s, self._world.ranks)
-        progress.timing.add(rows, wait_s, compute_s, self._world.ranks)
+        interval.add(rows, wait_s, compute_s, self.world.ranks)
+        progress.timing.add(rows, wait_s, compute_s, self.world.ranks)
         if not rows:  # all batches were left out
             return
-        self._observe(
+        self.observe(
             {
                 "kind": "train",
                 "step": progress.meta.step,
@@ -305,4 +294,4 @@ class Trainer:
         position = finished.position
         progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
         progress.saved_at = progress.meta.step
-        self._save_to(progress.meta)
+        self.save(progress.meta)

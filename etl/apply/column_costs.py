@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from sluice.etl import ops
 from sluice.etl.apply.features import Features, cardinalities, stored
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.placement import left_from
+from sluice.etl.spec.columns import ColumnSpec, leave_to_loader
 from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -30,7 +29,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One way to store a column, with what it costs for a row."""
+    """One way to store a column, with its costs a row."""
 
     left: tuple[str, ...]
     """The names of the operators that are left to the loader."""
@@ -42,11 +41,15 @@ class Form:
 
 
 def ways(column: ColumnSpec, kinds: Mapping[str, str]) -> tuple[list[ColumnSpec], str]:
-    """The column as it may be stored, first with all its operators applied; and why none can be left, if none can."""
-    found, why = [left_from(column, None, kinds)], "it has no operators" if not column.ops else ""
+    """Returns the ways to store the column, first with all its operators applied. Also returns why none can be left to
+    the loader, if none can."""
+    found, why = (
+        [leave_to_loader(column, None, kinds, column.name)],
+        "it has no operators" if not column.ops else "",
+    )
     for number in range(len(column.ops)):
         try:
-            found.append(left_from(column, number, kinds))
+            found.append(leave_to_loader(column, number, kinds, column.name))
         except SpecError as error:
             why = why or str(error).partition(": ")[2]
     return found, why if len(found) == 1 else ""
@@ -60,8 +63,8 @@ def forms(
     *,
     clock: Clock = time.thread_time,
 ) -> dict[str, list[Form]]:
-    """Each column that may be left to the loader in more than one form, in all its forms. `columns` are a row group's
-    rows, as the loader works on them."""
+    """Returns all forms of each column that may be left to the loader. `columns` are a row group's rows, as the loader
+    processes them."""
     features = Features(spec, state)
     extras = features.extras(columns, keys)
     sizes = cardinalities(spec, state)
@@ -115,7 +118,7 @@ def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) 
 
 
 def _timed(work: Callable[[], Any], clock: Clock) -> tuple[float, Any]:
-    """The median seconds of a few tries, and what the work gave."""
+    """Returns the median seconds of a few tries, and the result of the work."""
     times = []
     for _ in range(_TRIES):
         began = clock()

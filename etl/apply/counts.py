@@ -1,9 +1,9 @@
-"""What a job counts of its rows: `CountsOfRows` counts one batch after another, `Counted` reads the sums.
+"""What a job counts of its rows: `CountsOfRows` counts one batch after another, `RowCounts` reads the sums.
 
 Operators learn from the training split alone. Counts that only say how many rows there are and where they are placed
 (rows, rejects, nulls, partitions, the steps of `table.order`) include all splits. A batch's counts are rows of
 (key, value, count), which an engine adds up, whatever the batches were: key is the number of a fitted operator, or
-below 0 what `Counted` reads.
+below 0 what `RowCounts` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sluice.etl.apply.features import Features, FileAssignment, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.unreadable import unread
-from sluice.etl.ops.chain import lifted, shaped
+from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
@@ -40,7 +40,7 @@ COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class RowCounts:
     """What one pass over the input found."""
 
     parsed: int
@@ -62,7 +62,7 @@ class Counted:
     `sluice.etl.apply.features.FileAssignment`."""
 
     @classmethod
-    def of(cls, table: pa.Table) -> Counted:
+    def of(cls, table: pa.Table) -> RowCounts:
         found: dict[int, dict[str, int]] = {}
         for row in table.to_pylist():
             found.setdefault(row["key"], {})[row["value"]] = row["count"]
@@ -100,16 +100,16 @@ class CountsOfRows:
 
     def of(self, parsed: Parsed) -> Batches:
         if not self._level:
-            yield from self.of_parsed(parsed)
-        yield from self.of_selected(*selected(self._spec, parsed))
+            yield from self.count_parsed(parsed)
+        yield from self.count_selected(*selected(self._spec, parsed))
 
-    def of_parsed(self, parsed: Parsed) -> Batches:
-        """Counts all rows of a batch, before any is left out: the first pass does so."""
+    def count_parsed(self, parsed: Parsed) -> Batches:
+        """Counts all rows of a batch, before any is left out. Only the first pass does this."""
         yield from counts_of_parsed(self._spec, parsed)
         yield from _of_unread(self._features, parsed)
 
-    def of_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
-        """Counts the rows that `selected` left."""
+    def count_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
+        """Counts the rows that `selected` kept."""
         spec = self._spec
         yield _counts(_KEPT_KEY, ["rows"], [_with_drawn(spec, columns)])
         if not len(columns[spec.label]):
@@ -146,7 +146,7 @@ def _of_state(
         op, values = column.ops[number], values_of(column, number)
         if lifted(op, values):
             values, _ = flat(values)
-        names, counts = learned.op.count(shaped(op, values, extras))
+        names, counts = learned.op.count(prepare_column(op, values, extras))
         yield _counts(key, names, counts)
 
 
@@ -170,7 +170,7 @@ def _of_unread(features: Features, parsed: Parsed) -> Batches:
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
-    """The rows that filters and the sample leave; also their keys, if the sample had to compute them."""
+    """Returns the rows that filters and the sample keep. Also returns their keys, if the sample had to compute them."""
     columns = parsed.columns
     rows = spec.rows
     keys = None
@@ -220,9 +220,9 @@ def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]
     )
 
 
-def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
-    """Joins batches to about that many rows, or fewer where they are wide: the larger they are, the more equal values a
-    worker counts together."""
+def join_batches(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
+    """Joins batches to about that many rows, or fewer if they are wide. In larger batches a worker counts more equal
+    values together."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -234,5 +234,5 @@ def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def enough(held: list[pa.RecordBatch], rows: int) -> bool:
-    """Whether batches have that many rows, or are as wide as is worked on together."""
+    """Returns whether batches have that many rows, or are as wide as is processed together."""
     return bool(sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES)

@@ -1,4 +1,4 @@
-"""An operator that fails at its work, as a user's function may: `FeatureError` names the column, and a value."""
+"""The error of an operator, which may be a user's function: `FeatureError` names the column and a value."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN = 100  # how many characters of a value are quoted
 
 
 class FeatureError(RuntimeError):
-    """The message says it all in one line."""
+    """An operator failed. The message needs no traceback."""
 
 
 def step_of(
     column: str, op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]
 ) -> pa.Array:
-    """`step` on a column's values; FeatureError if the operator fails."""
+    """Applies `step` to a column's values. Raises a FeatureError if the operator fails."""
     try:
         return step(op, values, state, extras)
     except (MemoryError, OSError):
@@ -42,7 +42,7 @@ def step_of(
                 return True
             return False
 
-        place, what = _alone(fails, len(values)), " ".join(str(error).split())
+        place, what = _failing_value(fails, len(values)), " ".join(str(error).split())
         at = "" if place is None else f" at {str(values[place].as_py())[:_SHOWN]!r}"
         raise FeatureError(
             f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
@@ -50,8 +50,8 @@ def step_of(
         ) from error
 
 
-def _alone(fails: Callable[[int, int], bool], count: int) -> int | None:
-    """The number of a value at which an operator fails even if there is no other; None if only several fail
+def _failing_value(fails: Callable[[int, int], bool], count: int) -> int | None:
+    """Returns the number of a value at which the operator fails by itself. None: it fails only on several values
     together."""
     start = 0
     while count > 1:

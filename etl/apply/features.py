@@ -1,6 +1,7 @@
-"""Applies a spec to one batch after another: `Features` makes the table's columns, `FileAssignment` says where rows go.
+"""Applies a spec to one batch after another: `Features` makes the table's columns, `FileAssignment` decides where rows
+go.
 
-Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow reference and serving run the same code.
+Both are arithmetic on Arrow arrays. Spark's workers, the tests' slow reference and the server run the same code.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def in_training(
     spec: Spec,
     split: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """Whether each row is in the split that everything is learned from; `split` holds the rows' splits, if they are
-    known."""
+    """Returns whether each row is in the split from which everything is learned. `split` has the rows' splits, if they
+    are known."""
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
@@ -58,13 +59,13 @@ def in_training(
 
 
 class Features:
-    """Applies every column's operators; the fitted ones look things up in `state`."""
+    """Applies every column's operators. Fitted operators look values up in `state`."""
 
     def __init__(self, spec: Spec, state: FittedState, *, ahead: bool = True) -> None:
-        """Unless `ahead` is given, the structures in which operators look values up are made when they are first
-        needed. OperatorError if a `python` operator names a function that the spec has no permission to import."""
+        """Unless `ahead` is given, the lookup structures of operators are made when they are first needed. Raises an
+        OperatorError if a `python` operator names a function that the spec has no permission to import."""
         self.spec = spec
-        self._functions = spec.imported()
+        self._functions = spec.import_functions()
         self._state = state
         self._prepared: dict[str, Any] = {}
         for learned in spec.fitted if ahead else ():
@@ -80,12 +81,13 @@ class Features:
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> list[pa.Array]:
-        """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names. Rows
-        that `late_unfit` names are not fit to be stored. `split` and `folds` are what rows have if their keys do not
-        decide it, as of rows that are drawn for others.
+        """Returns the table's columns, in the spec's order, as Spark stores them, without the columns in `but`. Rows
+        that `late_unfit` names must not be stored. `split` and `folds` are given for rows whose keys do not decide
+        them, such as drawn negatives.
 
-        Without `keys`, as in serving, rows belong to no fold, and labels need not be there. Rows outside the training
-        split belong to no fold either, as nothing was learned from them: they are treated as a server treats them."""
+        Without `keys`, as in serving, rows belong to no fold, and labels may be missing. Rows outside the training
+        split belong to no fold either, because nothing was learned from them. They are treated as a server treats them.
+        """
         extras = self.extras(columns, keys, split, folds)
         return [
             stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
@@ -103,9 +105,9 @@ class Features:
         made: Mapping[str, pa.Array] | None = None,
         but: Container[str] = (),
     ) -> dict[str, Flags]:
-        """The rows of which a number may not be published, by the reason, as far as that shows once operators have
-        learned; not those of the columns that `but` names. `made` are columns that `apply` made. What is left to the
-        loader is looked at, too."""
+        """Returns the rows with a number that must not be published, by reason, as far as it is known only after
+        operators have learned. Columns in `but` are left out. `made` are columns that `apply` made. Columns that are
+        left to the loader are checked, too."""
         found = {}
         extras: dict[str, pa.Array] | None = None
         for column in self.spec.columns:
@@ -122,9 +124,9 @@ class Features:
         return found
 
     def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """What a model takes from rows without labels, as a loader reads it back: a number or an id for each row, or a
-        list of ids for an `id_list`. Operators left to the loader come after this; a number that float32 cannot hold
-        is there as it is."""
+        """Returns a model's inputs for rows without labels, as a loader reads them back: a number or an id for each
+        row, or a list of ids for an `id_list`. Operators that are left to the loader come after this. A number that
+        float32 cannot hold stays as it is."""
         extras = self.extras(columns, None)
         found = {}
         for column in self.spec.columns:
@@ -144,7 +146,7 @@ class Features:
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> dict[str, pa.Array]:
-        """What operators may need to know about a row besides their column."""
+        """Returns what operators may need to know about a row besides their column."""
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
@@ -173,7 +175,7 @@ class Features:
         columns: Mapping[str, pa.Array],
         extras: Mapping[str, pa.Array],
     ) -> pa.Array:
-        """The column after `ops`, the first of its operators."""
+        """Returns the column after `ops`, the first of its operators."""
         values = columns[column.sources[0]]
         if len(column.sources) > 1:
             values = pa.StructArray.from_arrays(
@@ -189,7 +191,7 @@ class Features:
         return values
 
     def prepared(self, key: str, op: Fitted) -> Any:
-        """The structure in which an operator looks values up."""
+        """Returns the structure in which an operator looks values up."""
         if key not in self._prepared:
             self._prepared[key] = op.prepare(self._state[key])
         return self._prepared[key]
@@ -246,8 +248,8 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class FileAssignment:
-    """Decides which split and which file a row belongs to, by its own values alone: not by the cluster, nor by other
-    rows."""
+    """Decides which split and which file a row belongs to. Only the row's own values decide, not the cluster and not
+    other rows."""
 
     spec: Spec
     files: tuple[int, ...]
@@ -259,8 +261,8 @@ class FileAssignment:
     def of(
         cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None, unlabelled: float = 0.0
     ) -> FileAssignment:
-        """Plans enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned, and
-        `unlabelled` is the share of rows without a label."""
+        """Plans enough files that each has about `table.file_rows` rows. `pairs` are the rows of each pair, if the
+        table is partitioned. `unlabelled` is the share of rows without a label."""
         if pairs:
             names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
             return cls(
@@ -275,7 +277,7 @@ class FileAssignment:
 
     @property
     def ends(self) -> list[int]:
-        """For each split, the number of the file after its last."""
+        """Returns for each split the number of the file after its last."""
         if not self.pairs:
             return [int(end) for end in np.cumsum(self.files)]
         splits = [int(pair.partition(_BETWEEN)[0]) for pair in self.pairs]
@@ -286,7 +288,7 @@ class FileAssignment:
 
     @property
     def partitions(self) -> list[str]:
-        """The value of each file, if the table is partitioned."""
+        """Returns the value of each file, if the table is partitioned."""
         return [
             pair.partition(_BETWEEN)[2]
             for pair, count in zip(self.pairs, self.files, strict=bool(self.pairs))
@@ -294,8 +296,8 @@ class FileAssignment:
         ]
 
     def paired(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array]) -> pa.Array:
-        """The split's number and the value for each row, as one text; a missing or empty value has Hive's name for
-        it."""
+        """Returns the split's number and the value for each row, as one text. A missing or empty value has Hive's name
+        for it."""
         values = as_text(columns[self.spec.table.partition or ""])
         values = pc.fill_null(
             pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION
@@ -313,13 +315,13 @@ class FileAssignment:
 
     @property
     def has_ties(self) -> bool:
-        """Whether rows with the same key may differ in more than the label, so that their order needs more than the
-        key."""
+        """Returns whether rows with the same key may differ in more than the label. Their order then needs more than
+        the key."""
         others = self.spec.input.with_place.keys() - {self.spec.label}
         return self.spec.rows.looks_back or not self.spec.rule.covers(others)
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
-        """The number of each row's split; -1 where it lies in none."""
+        """Returns the number of each row's split; -1 for a row in no split."""
         return split_of(columns, keys, self.spec)
 
     def file(
@@ -328,8 +330,8 @@ class FileAssignment:
         split: npt.NDArray[np.int32],
         shares: npt.NDArray[np.float64] | None = None,
     ) -> npt.NDArray[np.int32]:
-        """The number of each row's file, over all splits (or over all pairs, if `split` holds the numbers of pairs);
-        chosen by `shares`, the share of rows before it, if given."""
+        """Returns the number of each row's file, over all splits, or over all pairs if `split` has the numbers of
+        pairs. If `shares` is given, the share of rows before a row decides."""
         counts = np.array(self.files, np.uint64)[split]
         first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
         within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
@@ -344,7 +346,7 @@ class FileAssignment:
         keys: Keys,
         split: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
-        """The file of each row, and what the row is sorted by there before its key, if anything."""
+        """Returns the file of each row, and its first sort key there, if it has one before its key."""
         table = self.spec.table
         if self.pairs:
             known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))

@@ -1,5 +1,5 @@
-"""What is refused of a job's input before any row is read, on every engine: files that are cut short, other headers,
-Parquet files that do not agree. Pure."""
+"""Refuses a job's input before any row is read, on every engine: truncated files, other headers, Parquet files that do
+not agree. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
-from sluice.etl.spec.spec import Input
+from sluice.etl.spec.input_section import Input
 
 HEAD, TAIL = 10, 11
 """How many of a compressed file's first and last bytes `fault` looks at."""
@@ -20,7 +20,7 @@ _BLOCK, _END = (
 
 
 def fault(name: str, head: bytes, tail: bytes) -> str | None:
-    """What is wrong with a file of this name, by its first ten and last eleven bytes; None if no fault is seen."""
+    """Returns what is wrong with a file of this name, by its first ten and last eleven bytes. None: no fault."""
     if name.endswith(".gz") and head and head[:2] != b"\x1f\x8b":
         return "it is no gzip file"
     if not name.endswith(".bz2") or not head:
@@ -36,8 +36,8 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
 
 
 def zstd_fault(read: Callable[[int, int], bytes], size: int) -> str | None:
-    """What is wrong with the frames of a .zst file of this size, by the heads of its blocks alone; None if no fault is
-    seen. `read` returns so many bytes from a place on."""
+    """Returns what is wrong with the frames of a .zst file of this size, by the heads of its blocks. None: no fault is
+    seen. `read` returns so many bytes from a position on."""
     at, cut = 0, "it is cut short"
     while at < size:
         head = read(at, min(8, size - at))
@@ -63,15 +63,15 @@ def zstd_fault(read: Callable[[int, int], bytes], size: int) -> str | None:
 
 
 def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
-    """Raises an InputError that names the first file which is not whole, of pairs of file and fault."""
+    """Raises an InputError that names the first damaged file, given pairs of file and fault."""
     for file, wrong in faults:
         if wrong:
             raise InputError(f"{file}: {wrong}; copy it here anew, whole")
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
-    """The lines that are no rows, the longest first: those that a file with a header may begin with, and empty ones,
-    unless a row has a single field. In CSV the names may stand in quotes: all of them, or those that need it."""
+    """Returns the lines that are no rows, the longest first: headers, with which a file may begin, and empty lines,
+    unless a row has a single field. In CSV the names may be quoted: all of them, or those that need it."""
     names, sign = list(source.columns), source.delimiter
     is_row = (
         source.format in ("parquet", "delta")
@@ -96,8 +96,8 @@ def headers_of(source: Input) -> tuple[str, ...]:
 
 
 def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:
-    """How many rows lie before each part of the input, by its file and its place there, and how many there are; of
-    parts with their numbers of rows. Files come in the order of their names."""
+    """Returns how many rows come before each part of the input, by file and position, and how many there are in all.
+    Files are in the order of their names."""
     parts = sorted(counts, key=lambda part: (unquote(part[0]), part[1]))
     ends = list(accumulate(counts[part] for part in parts))
     return {part: end - counts[part] for part, end in zip(parts, ends, strict=True)}, ends[
@@ -133,9 +133,9 @@ _NUMBERS = (*_WHOLE, "float", "double")
 
 
 def common_type(types: Collection[str], kind: str) -> str | None:
-    """The type by Spark's name that holds a column of these types, which a spec reads as `kind`; None if there is no
-    such. Whole numbers of any size go together, and numbers of all types where numbers are wanted. A column whose
-    writer saw no value is one of whole numbers: Parquet stores it so."""
+    """Returns the type, by Spark's name, that holds a column of these types which a spec reads as `kind`. None: there
+    is no such type. Whole numbers of any size go together, and so do all numbers where numbers are wanted. A column
+    without any value is stored as whole numbers in Parquet."""
     types = {"int" if one == "null" else one for one in types}
     if len(types) == 1:
         return next(iter(types))
@@ -176,7 +176,7 @@ def refuse_differences(
 
 
 def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> None:
-    """Refuses input of columns in which one of those that the spec names is nowhere."""
+    """Refuses input if one of the spec's columns is in none of its files."""
     for name in wanted:
         if name not in have:
             raise InputError(f"{named}: there is no column {name!r} (there are: {', '.join(have)})")

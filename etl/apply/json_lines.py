@@ -1,7 +1,7 @@
-"""Lines that each hold a JSON object: `Objects` reads them, all at once where that is safe, otherwise one by one.
+"""Reads lines that each hold a JSON object: `JsonObjects` reads them together where that is safe, otherwise one by one.
 
-Arrow reads objects, not lines: it would take two on one line for two rows, and one over two lines for one. So only
-lines that are surely one object each are read together; any other line is judged by itself, by Python's reader.
+Arrow reads objects, not lines. It takes two objects on one line for two rows, and one object on two lines for one. So
+only lines that are certainly one object each are read together. Python's reader reads any other line alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from sluice.etl.apply.lines import Flags, awry, bare, joined
+from sluice.etl.apply.lines import Flags, find_irregular, join_lines, strip_end
 from sluice.etl.spec.nested_columns import flattened
 
 MAX_DEPTH = 100
@@ -25,9 +25,9 @@ _LOOKED_AT = 100  # lines in which true and false are looked for
 
 
 def _plain(depth: int = 2) -> str:
-    """A pattern of lines that are one object each, with no more than `depth` levels in it. If it lets a line through
-    that is not JSON, Arrow refuses that line; lines in which the two readers differ (NaN, the sign of -0, halves of
-    surrogate pairs) it does not let through."""
+    """Returns a pattern of lines that are one object each, with at most `depth` levels. If a line matches and is no
+    JSON, Arrow refuses it. Lines that the two readers read differently do not match (NaN, the sign of -0, halves of
+    surrogate pairs)."""
     unicode = (
         r"u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
         r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -45,10 +45,10 @@ _PLAIN = _plain()
 _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
-class Objects:
-    """Reads the members that are columns, and skips the others; of a name that occurs twice the last counts. A column
-    with a dotted name is a part of an object, unless a line has a member of that very name; true and false are the
-    numbers 1 and 0, and in a list of texts a whole number is its digits."""
+class JsonObjects:
+    """Reads the members that are columns and skips the others. If a name occurs twice, the last one counts. A column
+    with a dotted name is a part of an object, unless a line has a member with this whole name. true and false are the
+    numbers 1 and 0. In a list of texts a whole number is its digits."""
 
     def __init__(
         self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]
@@ -64,10 +64,10 @@ class Objects:
         """The columns that the last lines wrote as another type: numbers as true or false, texts of lists as whole
         numbers. The next lines are read so first."""
 
-    def awry(self, lines: pa.Array) -> Flags:
-        """Which lines have to be read alone."""
+    def find_irregular(self, lines: pa.Array) -> Flags:
+        """Returns which lines must be read alone."""
         plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
-        found: Flags = awry(lines) | ~plain
+        found: Flags = find_irregular(lines) | ~plain
         for name in self._parts:
             found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(
                 zero_copy_only=False
@@ -75,7 +75,7 @@ class Objects:
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
-        """Reads lines that are not awry; ArrowInvalid if any is no such object, or a value is not of its column's
+        """Reads lines that are not irregular; ArrowInvalid if any is no such object, or a value is not of its column's
         type."""
         if not len(lines):
             return self._schema.empty_table()
@@ -102,7 +102,7 @@ class Objects:
                 inner = inner.setdefault(part, {})
             inner[last] = self._written_as.get(field.name, field.type)
         table = pyarrow.json.read_json(
-            pa.BufferReader(joined(lines)),
+            pa.BufferReader(join_lines(lines)),
             pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
             pyarrow.json.ParseOptions(
                 explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"
@@ -116,9 +116,9 @@ class Objects:
         return read
 
     def _values(self, line: bytes) -> dict[str, Any]:
-        """The values of a line's columns; none if it is no object."""
+        """Returns the values of a line's columns, or none if the line is no object."""
         try:
-            value = _DECODER.decode(bare(line).decode())
+            value = _DECODER.decode(strip_end(line).decode())
         except ValueError:
             return {}
         return (
@@ -128,7 +128,7 @@ class Objects:
         )
 
     def _value(self, value: Any, name: str) -> Any:
-        """The member of that name; for a dotted one, if there is none, the part of an object."""
+        """Returns the member with that name. For a dotted name without a member, it returns the part of an object."""
         if name in value or name not in self._parts:
             return value.get(name)
         for part in self._parts[name]:
@@ -138,7 +138,7 @@ class Objects:
     def one(self, line: bytes) -> dict[str, Any] | str:
         """Reads the values of any one line, or returns why it is rejected."""
         try:
-            text = bare(line).decode()
+            text = strip_end(line).decode()
             if _is_too_deep(text):
                 return f"nested more than {MAX_DEPTH} levels deep"
             value = _DECODER.decode(text)
@@ -153,13 +153,13 @@ class Objects:
 
 
 def _outer(name: str) -> set[str]:
-    """The names of what a part with this dotted name lies in."""
+    """Returns the names of the objects that contain a part with this dotted name."""
     parts = name.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
-    """The fields of a schema; what lies in a mapping is a struct."""
+    """Returns the fields of a schema. A mapping becomes a struct."""
     return [
         pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
         for name, kind in nested.items()
@@ -167,7 +167,7 @@ def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def _whole(digits: str) -> int | float:
-    """Reads a whole number; Python refuses to read those of thousands of digits, which are beyond any float, too."""
+    """Reads a whole number. Python refuses to read numbers of thousands of digits, which are beyond any float, too."""
     try:
         return int(digits)
     except ValueError:
@@ -188,7 +188,7 @@ def _is_too_deep(text: str) -> bool:
 
 
 def has_infinity(table: pa.Table) -> bool:
-    """Whether a column of numbers, or of lists of them, holds an infinity."""
+    """Returns whether a column of numbers, or of lists of them, has an infinity."""
     columns = (
         pc.list_flatten(column) if pa.types.is_list(column.type) else column
         for column in table.columns
@@ -200,8 +200,7 @@ def has_infinity(table: pa.Table) -> bool:
 
 
 def as_kind(value: Any, kind: str) -> Any:
-    """Converts a value that fits as Arrow does: a whole number that a float does not hold exactly does not become a
-    float."""
+    """Converts a value that fits as Arrow does. A whole number that no float holds exactly stays a whole number."""
     if isinstance(value, bool):
         value = int(value)
     if value is None or kind in ("int", "text"):
@@ -213,7 +212,7 @@ def as_kind(value: Any, kind: str) -> Any:
 
 
 def _written_as(value: Any, kind: str) -> pa.DataType | None:
-    """The type of a value that a line may write in place of one of that kind; None if it is none."""
+    """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""
     if isinstance(value, bool) and kind in ("int", "float"):
         return pa.bool_()
     if (
@@ -230,7 +229,7 @@ def _is_whole_number(value: Any) -> bool:
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value, as JSON gives it, fits a column of that type; None always does."""
+    """Returns whether a value from JSON fits a column of that type. None always does."""
     if value is None:
         return True
     if kind in _ELEMENT:
@@ -248,7 +247,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 def _is_float(number: float) -> bool:
-    """Whether the nearest float of a number is finite, or NaN, which is a missing number."""
+    """Returns whether the nearest float of a number is finite, or NaN, which is a missing number."""
     try:
         return not math.isinf(number)
     except OverflowError:  # a whole number
@@ -256,7 +255,7 @@ def _is_float(number: float) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    """Returns whether a text can be written as UTF-8. Half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:

@@ -1,5 +1,5 @@
-"""Whether a job may build on what a version learned: not if it would then be tested on rows that were learned from.
-Pure."""
+"""Decides whether a job may build on what a version learned. It may not if it would then be tested on rows that were
+learned from. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import tomllib
 from itertools import accumulate
 from typing import Any
 
-from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_section import DEFAULT_SPLIT
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 
 
 def saw_others(before: FittedState, spec: Spec) -> bool:
-    """Whether a state was learned from other rows than those of the split that `spec` learns from."""
+    """Returns whether a state was learned from other rows than those of the split that `spec` learns from."""
     return (
         bool(before.tables)
         and before.fitted_on != spec.table.training
@@ -25,11 +26,12 @@ def saw_others(before: FittedState, spec: Spec) -> bool:
 def why_not(
     before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, rows_moved: bool
 ) -> str | None:
-    """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
-    have `rows_moved`; None if it may.
+    """Returns why `spec` may not build on the state of a version whose spec was `text`. With `rows_moved`, that
+    version's rows had other keys. None: it may.
 
-    A state that is only applied again may be of another split; it cannot be added to. In an append no row was there
-    before, but in an overwrite the rows that were learned from must still be training rows."""
+    A state that is only applied again may come from another split, but nothing can be added to it. An append has none
+    of the rows that were learned from. In an overwrite, these rows must still be training rows.
+    """
     if saw_others(before, spec):
         if not update:
             return None
@@ -42,13 +44,13 @@ def why_not(
 
 
 def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | None:
-    """Why rows of `spec` could meet their own labels in the `state` that the version of `parent` learned; None if they
-    cannot. A row is kept apart from its own label by its fold, or by its time: both must be as they were."""
+    """Returns why rows of `spec` could meet their own labels in the `state` that the version of `parent` learned. None:
+    they cannot. A fold, or the time, keeps a row apart from its own label. Both must be as they were."""
     if state.tables.keys().isdisjoint(spec.learned_from_labels):
         return None
     before, rule = Spec.parse(parent.spec), parent.identity
     needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
-    if "key" in needed and (rule is None or not spec.rule.same(rule)):
+    if "key" in needed and (rule is None or not spec.rule.is_same(rule)):
         return "its rows are known by other columns now, and so lie in other folds"
     names = [(spec.label, before.label)]
     names += (
@@ -61,7 +63,7 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
 
 
 def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
-    """How the training split lost rows compared with the spec of that text, if it did."""
+    """Returns how the training split lost rows compared with the spec of that text. Empty: it did not."""
     if moved and spec.table.split_time is None and spec.table.split_column is None:
         return "rows go to their splits by other keys"
     before, now = (_rule(one) for one in (text, spec.text))
@@ -75,8 +77,8 @@ def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
 
 
 def _rule(text: str) -> tuple[dict[str, Any], tuple[float, float]]:
-    """What decides a row's split, and where the training split begins and ends: in shares, or times. Read from the TOML
-    alone, as a whole spec may name code, which no table may cause to run."""
+    """Returns what decides a row's split, and the begin and end of the training split in shares or times. It reads only
+    the TOML, because a whole spec may name code, which a table must not run."""
     table = tomllib.loads(text).get("table", {})
     split = table.get("split", DEFAULT_SPLIT)
     number = list(split).index("train") if "train" in split else 0

@@ -1,4 +1,4 @@
-"""Lines of bytes, each judged by itself: `joined`, `awry` and `Delimited`, which cuts them into cells.
+"""Lines of bytes, each judged by itself: `join_lines`, `find_irregular` and `Delimited`, which cuts them into cells.
 
 A line feed ends a line, and carriage returns right before it belong to that end; any other byte is a part of the line.
 Arrow reads all lines of a batch at once, and would see other ends, or none, in some of them: these are found beforehand
@@ -30,7 +30,7 @@ _BLOCK = (
 )  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
-def joined(lines: pa.Array) -> pa.Buffer:
+def join_lines(lines: pa.Array) -> pa.Buffer:
     """Joins all lines into one piece; each already has its end, so bytes are only copied if carriage returns end
     lines."""
     _, offsets, data = lines.buffers()
@@ -49,11 +49,11 @@ def _has_return(content: pa.Buffer) -> bool:
     )
 
 
-def awry(lines: pa.Array) -> Flags:
+def find_irregular(lines: pa.Array) -> Flags:
     """Which lines Arrow would take for several, or would change: those that are not UTF-8, or begin with a byte order
     mark, or hold a carriage return."""
     found: Flags = np.zeros(len(lines), bool)
-    content = joined(lines)
+    content = join_lines(lines)
     if _has_return(content):
         found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
     if content[:3].to_pybytes() == _MARK:  # Arrow would remove the mark from the first line
@@ -80,7 +80,7 @@ def _has_other_bytes(line: bytes) -> bool:
     return False
 
 
-def bare(line: bytes) -> bytes:
+def strip_end(line: bytes) -> bytes:
     """A line without its end."""
     return line.removesuffix(b"\n").rstrip(b"\r")
 
@@ -103,7 +103,7 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
                     pc.starts_with(lines, header).to_numpy(zero_copy_only=False)
                 ).tolist()
             )
-    found[[number for number in like if bare(lines[number].as_py()) in headers]] = True
+    found[[number for number in like if strip_end(lines[number].as_py()) in headers]] = True
     return found
 
 
@@ -113,7 +113,7 @@ def in_order(
     second: pa.Table,
     others: Sequence[int],
 ) -> pa.Table:
-    """The rows of two tables as one, ordered by the places that the rows of each have."""
+    """Returns the rows of two tables as one, ordered by the given places of the rows."""
     if not len(others):
         return first
     return pa.concat_tables([first, second]).take(
@@ -136,7 +136,7 @@ class Delimited:
         optional: int = 0,
         decimal: str = ".",
     ) -> None:
-        """A line may end before the last `optional` columns, which are then null."""
+        """A line may end before the last `optional` columns. These are then null."""
         self._least, self._decimal = len(schema) - optional, decimal
         self._schema = schema
         self._quoted = quoted
@@ -153,29 +153,29 @@ class Delimited:
         one = rf'(?:"((?:[^"]|"")*+)"([^{end}]*)|((?:[^"{end}][^{end}]*)?))({end}|\Z)'
         self._field = re.compile(one.encode(), re.S)
 
-    def awry(self, lines: pa.Array) -> Flags:
-        """Which lines have to be cut alone."""
-        found = awry(lines)
+    def find_irregular(self, lines: pa.Array) -> Flags:
+        """Returns which lines must be cut alone."""
+        found = find_irregular(lines)
         if self._quoted and pc.any(quotes := pc.match_substring(lines, '"')).as_py():
             odd = pc.and_not(quotes, pc.match_substring_regex(lines, self._closed))
             found |= odd.to_numpy(zero_copy_only=False)
         return found
 
     def read(self, lines: pa.Array) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Reads lines that are not awry, as columns of their types; ArrowInvalid if any cell is not of its column's
-        type."""
+        """Reads lines that are not irregular, as columns of their types. Raises ArrowInvalid if a cell is not of its
+        column's type."""
         return self._read(lines, {f.name: f.type for f in self._schema})
 
-    def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Reads any lines, as columns of bytes, null where a field is empty, without the rejected lines."""
+    def cut(self, lines: pa.Array, irregular: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """Reads any lines as columns of bytes, without the rejected lines. An empty field is null."""
         table, rejected = self._read(
-            lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary())
+            lines.filter(pa.array(~irregular)), dict.fromkeys(self._schema.names, pa.binary())
         )
-        numbers = np.flatnonzero(~alone)
+        numbers = np.flatnonzero(~irregular)
         rejected = [(int(numbers[number]), reason) for number, reason in rejected]
         rows, there = [], []
-        for number in np.flatnonzero(alone):
-            cells = self._cells(bare(lines[int(number)].as_py()))
+        for number in np.flatnonzero(irregular):
+            cells = self._cells(strip_end(lines[int(number)].as_py()))
             if cells is None or not self._least <= len(cells) <= len(self._schema):
                 rejected.append((int(number), OPEN_QUOTE if cells is None else FIELDS))
             else:
@@ -210,7 +210,8 @@ class Delimited:
     def _of_width(
         self, lines: pa.Array, types: Mapping[str, pa.DataType]
     ) -> tuple[pa.Table, list[tuple[int, int]]]:
-        """Reads the lines that have as many fields as there are types, and says of each other how many it has."""
+        """Reads the lines that have as many fields as there are types. For each other line it returns the number of
+        fields."""
         wrong: list[tuple[int, int]] = []
         if not len(lines):
             return pa.table({name: pa.array([], kind) for name, kind in types.items()}), wrong
@@ -219,14 +220,14 @@ class Delimited:
             wrong.append((row.number - 1, row.actual_columns))
             return "skip"
 
-        content, longest = joined(lines), pc.max(pc.binary_length(lines)).as_py()
+        content, longest = join_lines(lines), pc.max(pc.binary_length(lines)).as_py()
         table = pyarrow.csv.read_csv(
             pa.BufferReader(content),
             pyarrow.csv.ReadOptions(
                 use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=list(types)
             ),
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
-            # Lines that are not UTF-8 are awry, and are not among these.
+            # Lines that are not UTF-8 are irregular, and are not among these.
             pyarrow.csv.ConvertOptions(
                 column_types=types,
                 null_values=[""],

@@ -1,4 +1,5 @@
-"""What serving must know about other rows: `Serving` adds the columns that joins and histories make. Needs no Spark."""
+"""Looks up for the server what it must know about other rows: `Serving` adds the columns of joins and histories. Needs
+no Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class _Tail:
         return cls(Lookup.of(as_text(table["key"].combine_chunks())), table)
 
     def of(self, keys: pa.Array, name: str) -> pa.Array:
-        """A column's values for these keys, null where a key is not in the table."""
+        """Returns a column's values for these keys; null if the table lacks a key."""
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
         missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
         found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
@@ -89,7 +90,7 @@ class Serving:
 
 
 def joined(columns: list[pa.Array]) -> pa.Array:
-    """The key of each row, as `sluice.etl.spark.joins.newest_of` writes it."""
+    """Returns the key of each row, as `sluice.etl.spark.joins.newest_of` writes it."""
     if len(columns) == 1:
         return columns[0]
     for character, code in ESCAPED.items():
@@ -98,13 +99,13 @@ def joined(columns: list[pa.Array]) -> pa.Array:
 
 
 def _filled(lists: pa.Array) -> pa.Array:
-    """An empty history in place of null, where a key has none; numbers as floats."""
+    """Returns an empty history in place of null, where a key has none, and numbers as floats."""
     kind = pa.list_(pa.string() if pa.types.is_string(lists.type.value_type) else pa.float64())
     return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
 
 
 def _lagged(lists: pa.Array, history: History, columns: Mapping[str, pa.Array]) -> pa.Array:
-    """The value `lag` rows before the next row."""
+    """Returns the value `lag` rows before the next row."""
     lengths = (
         pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     )

@@ -1,8 +1,9 @@
-"""Which rows a table cannot hold, as a number of theirs would be published as NaN, infinite or as another number.
+"""Finds rows that a table cannot hold, because one of their numbers would be published as NaN, as infinite or as
+another number.
 
-Operators compute in float64, as IEEE 754 says. A number is published as the nearest float32 (`time`: as it is). A row
-with a number that this makes infinite, or that is NaN, is set aside. Where no operator of a chain learns, that is known
-when rows are parsed; otherwise only once all have learned.
+Operators compute in float64, as IEEE 754 says. A number is published as the nearest float32 (`time`: unchanged). A row
+is rejected if a number becomes infinite by this, or is NaN. Without operators that learn, this is known when rows are
+parsed. Otherwise it is known only after all operators have learned.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ _NO_ROWS: Flags = np.zeros(0, bool)
 
 
 def is_late(column: ColumnSpec) -> bool:
-    """Whether its numbers are known only when the table is written: an operator learns, or calls a user's function."""
+    """Returns whether the column's numbers are known only when the table is written: an operator learns, or calls a
+    user's function."""
     return any(isinstance(op, (Fitted, Python)) for op in column.ops)
 
 
 def reason(column: ColumnSpec) -> str:
-    """Why rows with such numbers are rejected."""
+    """Returns why rows with such numbers are rejected."""
     wrong = {"time": "NaN or infinite", "weight": "NaN, below 0, or too large for float32"}
     return f"{column.name}: {wrong.get(column.role, 'NaN, or too large for float32')}"
 
@@ -49,8 +51,8 @@ def as_stored(values: pa.Array, kind: str) -> npt.NDArray[np.floating]:
 
 
 def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
-    """The numbers of a column that must be fit to be published, as chains of operators with the type after each: what
-    all of them give, and, where some are left to the loader, what is stored for it as one number a row."""
+    """Returns the numbers of a column that must be fit to be published, as chains of operators with the type after
+    each: the result of all operators and, if some are left to the loader, the stored column of one number a row."""
     whole = (column.ops, ROLE_KINDS[column.role][1])
     return (
         [whole]
@@ -60,7 +62,7 @@ def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
 
 
 def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
-    """Which of the stored numbers may not be published; no flags if all may."""
+    """Returns which of the stored numbers must not be published. No flags: all may."""
     bad = ~np.isfinite(numbers)
     if column.role == "weight":
         bad |= numbers < 0
@@ -68,7 +70,7 @@ def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
 
 
 def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
-    """Which rows of a column that is not `is_late` hold a number that may not be published; no flags if none does."""
+    """Returns which rows of a column that is not `is_late` have a number that must not be published. No flags: none."""
     values = columns[column.sources[0]]
     if len(column.sources) > 1:
         values = pa.StructArray.from_arrays(
@@ -80,7 +82,7 @@ def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
 
 
 def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array]) -> Flags:
-    """Which rows are not fit, where `run` gives the column after some of its operators."""
+    """Returns which rows are not fit. `run` returns the column after some of its operators."""
     found = [
         bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))
     ]

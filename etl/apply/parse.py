@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.json_lines import Objects, fits, has_infinity
+from sluice.etl.apply.json_lines import JsonObjects, fits, has_infinity
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import as_number
@@ -72,7 +72,7 @@ class InputParser:
             optional=len(spec.input.optional),
             decimal=spec.input.decimal,
         )
-        self._objects = Objects(self.schema, self.types, WRONG)
+        self._objects = JsonObjects(self.schema, self.types, WRONG)
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
@@ -111,8 +111,8 @@ class InputParser:
         )
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
-        alone = self._delimited.awry(lines)
-        if not alone.any():
+        irregular = self._delimited.find_irregular(lines)
+        if not irregular.any():
             try:
                 table, rejected = self._delimited.read(lines)
             except pa.ArrowInvalid:
@@ -120,7 +120,7 @@ class InputParser:
             else:
                 if not has_infinity(table):
                     return Parsed(self._columns(table), table.num_rows, rejected)
-        return self._cell_by_cell(*self._delimited.cut(lines, alone), len(lines))
+        return self._cell_by_cell(*self._delimited.cut(lines, irregular), len(lines))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
         return {name: _whole(table[name]) for name in self.types}
@@ -157,23 +157,23 @@ class InputParser:
         )
 
     def _json_lines(self, lines: pa.Array) -> Parsed:
-        alone = self._objects.awry(lines)
+        irregular = self._objects.find_irregular(lines)
         try:
-            table = self._objects.read(lines.filter(pa.array(~alone)))
+            table = self._objects.read(lines.filter(pa.array(~irregular)))
         except pa.ArrowInvalid:
-            table, alone = self.schema.empty_table(), np.ones(len(lines), bool)
-        if not alone.any():
+            table, irregular = self.schema.empty_table(), np.ones(len(lines), bool)
+        if not irregular.any():
             return Parsed(self._columns(table), table.num_rows, [])
         rejected: list[tuple[int, str]] = []
         rows: dict[int, dict[str, Any]] = {}
-        for number in np.flatnonzero(alone).tolist():
+        for number in np.flatnonzero(irregular).tolist():
             found = self._objects.one(lines[number].as_py())
             if isinstance(found, str):
                 rejected.append((number, found))
             else:
                 rows[number] = found
         more = pa.Table.from_pylist(list(rows.values()), self.schema)
-        table = in_order(table, np.flatnonzero(~alone), more, list(rows))
+        table = in_order(table, np.flatnonzero(~irregular), more, list(rows))
         return Parsed(self._columns(table), table.num_rows, rejected)
 
     def _without_bad(self, batch: pa.RecordBatch) -> Parsed:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.common.errors import InputError
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.lines import are_headers, bare
+from sluice.etl.apply.lines import are_headers, strip_end
 from sluice.etl.apply.parse import ABOUT_ROWS, InputParser, Parsed
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Spec
@@ -134,7 +134,7 @@ def _text(row: dict[str, Any]) -> tuple[str, str | None]:
     """A row as text, and its bytes in base64 if they are not text."""
     row = {name: value for name, value in row.items() if name not in ABOUT_ROWS}
     if "line" in row:
-        content = bare(row["line"])
+        content = strip_end(row["line"])
     elif "_broken" in row:
         cells = b",".join(value or b"" for name, value in row.items() if name != "_broken")
         content = cells if row["_broken"] is None else row["_broken"].encode("latin-1")

@@ -1,4 +1,4 @@
-"""Where rows go: `RowPlacement` gives each row its split, its file and what it is sorted by, and gathers sketches."""
+"""Decides where rows go: `RowPlacement` gives each row its split, its file and its sort key, and collects sketches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.etl.table.sketch import Gathered, HashBounds, gather
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows, those that are drawn among them, and where they go."""
+    """Some rows, the negatives drawn among them, and where they go."""
 
     columns: Mapping[str, pa.Array]
     keys: Keys
@@ -33,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchInputs:
-    """What sketches need to know of each row that is written."""
+    """The values of each written row that sketches need."""
 
     rules: tuple[Identity, ...]
     """The rules to sketch by; the first is that of the rows' keys."""
@@ -100,8 +100,8 @@ class RowPlacement:
         return Rows(columns, keys, folds, split, files, order)
 
     def _order_in_file(self, columns: Mapping[str, pa.Array], keys: Keys) -> Keys:
-        """By what rows lie in their file. Rows with one key that differ only in their labels need no more than one
-        number for both."""
+        """Returns the sort keys of rows in their file. Rows with one key that differ only in their labels share one
+        number."""
         if (
             self._placement.has_ties
             or self._spec.rule.without(self._spec.label) != self._spec.rule.columns
@@ -112,8 +112,8 @@ class RowPlacement:
     def fit(
         self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str], but: Container[str] = ()
     ) -> tuple[Rows, list[pa.Array]]:
-        """The rows that may be published, and their columns of these names as `made`. Sketches gather these rows
-        alone."""
+        """Returns the rows that may be published, and their columns of these names as `made`. Sketches collect only
+        these rows."""
         flags = self._features.late_unfit(
             rows.columns,
             rows.keys,
@@ -139,7 +139,7 @@ class RowPlacement:
 
     @staticmethod
     def order(placement: FileAssignment) -> list[str]:
-        """The names of `Rows.order`: rows are sorted by `_first`, if there is one, then `_key`, then `_row`."""
+        """Returns the names of `Rows.order`: rows are sorted by `_first`, if there is one, then `_key`, then `_row`."""
         return [
             *(["_first"] if placement.sorted_by_value else []),
             *(["_row"] if placement.has_ties else []),

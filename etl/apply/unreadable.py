@@ -1,6 +1,6 @@
-"""Values that are there but that an operator cannot read: counted in the first pass, compared with the version before.
+"""Counts values that an operator cannot read in the first pass, and compares them with the version before.
 
-A fill hides them in the table, so that a date format that changed would look like any other column of numbers.
+A fill hides them in the table. A changed date format would look like any other column of numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LostValues(Protocol):
 
     @property
     def examples(self) -> Mapping[str, str]:
-        """A value that could not be read."""
+        """Returns a value that could not be read."""
         ...
 
 
@@ -57,7 +57,7 @@ class Lost:
 
 
 def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: bool) -> list[Lost]:
-    """The columns of both versions in which the share of lost values has grown too much, worst first."""
+    """Returns the columns of both versions in which the share of lost values has grown too much, worst first."""
     found = [
         Lost(column=name, before=before[name], now=share, unread=unread)
         for name, share in after.items()
@@ -69,8 +69,8 @@ def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: boo
 def refuse_lost(
     before: JobRecord | None, now: LostValues, accepted: Container[str], say: Callable[[str], None]
 ) -> None:
-    """Refuses a version in which a column has lost many more of its values than before: they are missing, or there but
-    cannot be read, whatever fills may make of them."""
+    """Refuses a version in which a column has lost many more of its values than before. They are missing, or cannot be
+    read, even if a fill replaces them."""
     missing: Mapping[str, float] = {}
     unread: Mapping[str, float] = {}
     if before is not None:
@@ -93,7 +93,7 @@ def refuse_lost(
 def unread(
     features: Features, columns: Mapping[str, pa.Array]
 ) -> Iterator[tuple[str, int, str | None]]:
-    """Yields, for each column of a batch whose operators read values, the number of rows in which one could not, and
+    """Yields for each column of a batch whose operators read values the number of rows with an unreadable value, and
     such a value."""
     for column in features.spec.columns:
         if not (upto := reading(column.left_to_spark)):

@@ -1,1 +1,1 @@
-"""A job from beginning to end, whichever engine does its work."""
+"""A job, from its request to the published version, on any engine."""

@@ -1,4 +1,4 @@
-"""What runs a job's passes: `Engine`, the seam between a job and Spark, or this machine's own threads."""
+"""`Engine`: the interface between a job and what does its work, Spark or this machine's threads."""
 
 from __future__ import annotations
 
@@ -8,56 +8,54 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Sketch
 
-if TYPE_CHECKING:
-    from sluice.etl.jobs.job_run import Job
-
 Learnt: TypeAlias = pa.Table | FileBackedState
 
 
 class JobFailure(RuntimeError):
-    """A job that its engine could not finish: its message is the cause in one line."""
+    """A job that its engine could not finish. The message is the cause in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What one pass counted: rows of (key, value, count), see `sluice.etl.apply.counts`."""
+    """What one pass counted: rows of (key, value, count). See `sluice.etl.apply.counts`."""
 
     table: pa.Table
     stored: Mapping[int, FileBackedState] = field(default_factory=dict)
-    """The vocabularies, by their keys, that were written to files instead."""
-    parsed_before: Counted | None = None
-    """Where rows met other rows, what was counted before that: only there are the rows that do not parse."""
+    """The vocabularies that were written to files instead, by their keys."""
+    parsed_before: RowCounts | None = None
+    """If rows met other rows, the counts before that. Only they include the rows that do not parse."""
 
     @property
-    def counted(self) -> Counted:
-        found = Counted.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
+    def counted(self) -> RowCounts:
+        found = RowCounts.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
         first = self.parsed_before
         if first is None:
             return found
-        # Some rows that met others may not be published. They did parse, and are rejected all the same.
+        # Rows that were rejected after they met others did parse.
         rejected = Counter(first.rejected) + Counter(found.rejected)
         parsed = first.parsed - sum(found.rejected.values())
         return replace(found, parsed=parsed, rejected=dict(sorted(rejected.items())))
 
     def of(self, number: int) -> pa.Table:
-        """The values and counts of one fitted operator."""
+        """Returns the values and counts of one fitted operator."""
         return self.table.filter(pa.compute.equal(self.table["key"], number)).drop_columns("key")
 
 
 def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, pa.Array]:
-    """The first rows of parts of an input, as one; no more parts are made than it takes."""
+    """Returns the first rows of an input's parts. Takes no more parts than needed."""
     held: list[pa.Table] = []
     for part in parts:
         held.append(pa.table(dict(part)))
@@ -77,7 +75,7 @@ def clearly() -> Iterator[None]:
         yield
     except MemoryError as error:
         raise JobFailure(
-            f"this machine's memory does not do for it ({error}); nothing was published"
+            f"this machine has too little memory ({error}); nothing was published"
         ) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -93,8 +91,8 @@ def clearly() -> Iterator[None]:
 
 
 class Engine(ABC):
-    """Does the work of one job. What comes out is a function of the job and its input alone: every engine makes the
-    same rows in the same files and order, and learns the same states."""
+    """Does the work of one job. The result depends only on the job and its input: every engine makes the same rows in
+    the same files and order, and learns the same states."""
 
     name: ClassVar[str]
 
@@ -105,50 +103,46 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuses input that cannot be read, and a folder of rejects that holds anything else, before any row is
-        read."""
+        """Refuses input that cannot be read, and a folder of rejects that holds other files, before any row is read."""
 
     @abstractmethod
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
-        """The columns of about so many rows of the input, of those that filters and the sample leave."""
+        """Returns the columns of about so many rows of the input, after filters and the sample."""
 
     def url(self, relative: str) -> str:
-        """The name that this engine has for a file or folder of the table."""
+        """Returns this engine's name for a file or folder of the table."""
         return self.job.store.url(relative)
 
     @abstractmethod
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
-        """Counts, in one pass over the input, rows and what these `operators` of one level learn from; a level of
-        None learns nothing. Sums below an operator's `least` are left out."""
+        """Counts rows, and what these `operators` of one level learn from, in one pass over the input. A level of None
+        counts only rows. Leaves out sums below an operator's `least`."""
 
     @abstractmethod
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
-        """`old` with the values that only `new` has: no known value changes what it becomes."""
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+        """Returns `old` with the values that only `new` has. The ids of known values do not change."""
 
     @abstractmethod
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        """Writes the rows that the table does not get as JSON lines of a folder, which is emptied first: those that do
-        not parse, and, with a `state`, those whose features cannot be published. Returns how many there are by
-        reason."""
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+        """Writes the rejected rows as JSON lines of a folder, which is emptied first, and counts them by reason. These
+        are the rows that do not parse, and, with a `state`, those whose features cannot be published."""
 
     @abstractmethod
-    def reject(self, folder: str, reason: str) -> Reject | None:
-        """One of the rows that were rejected for this reason."""
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
+        """Returns one of the rows that were rejected for this reason."""
 
     def ways(self, _state: FittedState) -> dict[str, str]:
-        """How rows meet each fitted table that is kept in files, and each side table, in words, where there are
-        several ways."""
+        """Describes how rows are joined with each fitted table in files, and with each side table."""
         return {}
 
     @abstractmethod
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
-        """Writes the table's files, and what serving must know of other rows. Returns sketches of the rows by how they
-        are recognised, then by split."""
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
+        """Writes the table's files, and the rows that serving needs. Returns sketches by recognition, then by split."""
 
     @abstractmethod
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Calls a function on every path, in order, on any free worker."""
+        """Calls a function with every path, on any free worker. Returns the results in the order of the paths."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what the job needed, however it ended."""
+        """Releases what the job needed, also after a failure."""

@@ -1,16 +1,17 @@
-"""Learns what a spec's operators need: `fit` takes a pass for each level, on whichever engine."""
+"""`fit` learns what a spec's operators need, with one pass over the input for each level."""
 
 from __future__ import annotations
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.jobs.engine import Engine, Learnt
 from sluice.etl.table.fitted_state import FittedState
 
 
-def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, Counted]:
-    """Takes a pass for each level: returns every fitted operator's state, and the counts of good rows and of rejects by
-    reason. What `before` holds keeps its place, and new values follow."""
+def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, RowCounts]:
+    """Returns the state of every fitted operator, and the counts of good rows and of rejects by reason.
+
+    Takes a pass for each level. Values in `before` keep their ids, and new values follow."""
     spec, counted = engine.spec, None
     tables: dict[str, Learnt] = {}
     for level in range(max(1, spec.levels)):
@@ -23,7 +24,7 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
             if new is None:
                 new = learned.op.learn(sums.of(number))
             if before is not None and learned.key in before.tables:
-                new = engine.extended(level, number, learned.op, before.kept(learned.key), new)
+                new = engine.extend(level, number, learned.op, before.kept(learned.key), new)
             tables[learned.key] = new
         counted = counted or sums.counted
     assert counted is not None
@@ -32,14 +33,14 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
     ), counted
 
 
-def count(engine: Engine) -> Counted:
-    """Only counts good rows and rejects, where nothing is to be fitted."""
+def count(engine: Engine) -> RowCounts:
+    """Counts good rows and rejects, without fitting."""
     return engine.sums(None, FittedState(), {}).counted
 
 
-def too_many_values(named: str, max_values: int) -> InputError:
+def too_many_values(names: str, max_values: int) -> InputError:
     return InputError(
-        f"{named}: its columns have more than {max_values:,} values to keep in all; give the "
-        "largest a min_count or max_size, or hash them; with past = true each moment of a value "
+        f"{names}: its columns have more than {max_values:,} values to keep in all; give the "
+        "largest columns a min_count or max_size, or hash them; with past = true each moment of a value "
         "counts: give past_step"
     )

@@ -1,5 +1,6 @@
-"""What a person sees of a running job: `JobProgress`, with a bar for each pass. On a terminal it moves; elsewhere each
-stage is a line at its beginning and its end, and one every few seconds between."""
+"""`JobProgress` shows the progress of a job. On a terminal each pass has a moving bar.
+
+Otherwise each stage prints a line at its start and its end, and one every few seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +15,8 @@ _MOVES_S, _LINES_S = 0.5, 5.0
 _WIDTH = 20
 
 
-def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) -> str:
-    """How far a pass is: a bar, its rows and MB a second as far as they are known, and the time left if the rest takes
-    as long as what is done."""
+def draw_bar(name: str, *, share: float, rows: int, size: float, seconds: float) -> str:
+    """Returns a bar with the rows and MB a second of a pass, if they are known, and the time left at that speed."""
     full = int(share * _WIDTH)
     speed = f", {size / seconds / 1e6:.0f} MB/s" if size and seconds > 0 else ""
     left = f", {seconds * (1 - share) / share:.0f} s left" if share and seconds > 0 else ""
@@ -25,7 +25,7 @@ def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) ->
 
 
 class Pass:
-    """How far a pass is, of a `size` in any unit, which stands for so many bytes."""
+    """The progress of one pass. `size` is the whole work in any unit, and `bytes_` its number of bytes."""
 
     def __init__(
         self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic
@@ -44,7 +44,7 @@ class Pass:
     @property
     def text(self) -> str:
         share = min(1.0, self._done / self._size)
-        return drawn(
+        return draw_bar(
             self._name,
             share=share,
             rows=self._rows,
@@ -54,10 +54,10 @@ class Pass:
 
 
 class JobProgress:
-    """`with progress.stage("fit"): …` says when a stage begins, how far it is, and how long it took."""
+    """`with progress.stage("fit"): …` prints when a stage starts, its progress, and how long it took."""
 
     def __init__(self, out: TextIO, every_s: float | None = None) -> None:
-        """`every_s` is how often it says how far a stage is."""
+        """`every_s` is the time between two lines, or two moves of the bar."""
         self._out = out
         self._moves = out.isatty()
         if every_s is None:
@@ -65,10 +65,10 @@ class JobProgress:
         self._every_s = every_s
         self._so_far: Callable[[], str] = lambda: "…"
         self.took: dict[str, float] = {}
-        """The seconds of each stage that has ended well."""
+        """The seconds of each stage that has succeeded."""
 
     def follow(self, so_far: Callable[[], str]) -> None:
-        """Shows from now on what an engine says of how far it is."""
+        """Sets the function that describes the progress of the current pass."""
         self._so_far = so_far
 
     def say(self, text: str) -> None:

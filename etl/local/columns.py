@@ -1,4 +1,4 @@
-"""Input that has columns, Parquet and Delta, in pieces that threads take: `RowGroups`, and `check_columns`."""
+"""Input with columns (Parquet and Delta), in pieces for threads: `RowGroups`, and `check_columns`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
 from sluice.etl.local.input_paths import InputFile
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted, spark_name
 from sluice.etl.spec.nested_columns import flattened, parts
-from sluice.etl.spec.spec import Input
 
 _PIECE_ROWS, _BATCH_BYTES = 1 << 17, 64 << 20
 
@@ -34,7 +34,7 @@ class RowGroups:
     ]  # the values that a Delta table's log, not the file, has for its rows
 
     def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
-        """The spec's columns, and `_bad`, the name of the first that does not fit its type."""
+        """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
         with self.file.open() as stream:
             reader = pq.ParquetFile(stream)
             names = {part.name for part in parts(reader.schema_arrow)}
@@ -85,7 +85,7 @@ def row_groups_of(
 def check_columns(
     named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]
 ) -> None:
-    """Refuses files whose columns do not agree, or are not those of the spec, or cannot become them here."""
+    """Refuses files whose columns do not agree, are not those of the spec, or cannot be converted here."""
     stored = {
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
     }

@@ -1,8 +1,9 @@
-"""A job's passes on this machine's threads: `LocalEngine`.
+"""Runs a job's passes on this machine's threads: `LocalEngine`.
 
-The first pass parses; what it parsed is kept for the passes after it, in memory and beyond that on the disk, and parsed
-again only where the disk has no room for it. Rows wait for their file in memory, and beyond a budget on the disk: a
-file's rows are bounded by `table.file_rows`, so the file is all that a sort ever holds."""
+The first pass parses. Its result is kept for the later passes, in memory and then on the disk. It is parsed again only
+where the disk has no room. Rows wait for their file in memory, and beyond a budget on the disk. `table.file_rows`
+limits the rows of a file, so a sort never holds more than one file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
-from sluice.etl.apply.counts import Counted, CountsOfRows, selected
+from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of, rows_before
@@ -30,7 +31,7 @@ from sluice.etl.apply.rejected import Refused, Reject, refuse_others
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
@@ -115,9 +116,9 @@ class LocalEngine(Engine):
         def read(piece: Piece | RowGroups) -> int:
             rows = 0
             for columns, keys in self._rows(
-                piece, None if level else lambda found: sums.add(counts.of_parsed(found))
+                piece, None if level else lambda found: sums.add(counts.count_parsed(found))
             ):
-                sums.add(counts.of_selected(columns, keys))
+                sums.add(counts.count_selected(columns, keys))
                 rows += len(keys)
             return rows
 
@@ -127,7 +128,7 @@ class LocalEngine(Engine):
             )
             table = sums.total(MAX_VALUES)
         if table is None:
-            raise too_many_values(self.job.named, MAX_VALUES)
+            raise too_many_values(self.job.input_names, MAX_VALUES)
         return Sums(table)
 
     def _rows(
@@ -137,8 +138,8 @@ class LocalEngine(Engine):
         *,
         last: bool = False,
     ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
-        """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
-        parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
+        """Returns the rows of a piece that filters and the sample keep, with their keys. The `first` pass sees all that
+        is parsed, and keeps the rest if there is room. Later passes take that, or parse again."""
         place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
         there = self._kept.pop(place, None) if last else self._kept.get(place)
         for ticket in there or ():
@@ -175,14 +176,14 @@ class LocalEngine(Engine):
     def _places(
         self, part: tuple[str, int], upto: int, rows: int
     ) -> npt.NDArray[np.float64] | None:
-        """The places in the input of so many rows, the last of which has the number `upto` in its part."""
+        """Returns the places in the input of so many rows. The last one has the number `upto` in its part."""
         if self._before is None:
             return None
         firsts, total = self._before
         return np.arange(firsts[part] + upto - rows, firsts[part] + upto) / total
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
-        """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
+        """Calls a function on each piece of the input, and shows the progress by the rows that it returns."""
         self._pass = Pass(name, self._input.size, self._input.bytes)
 
         def counted(piece: Piece | RowGroups) -> None:
@@ -195,11 +196,11 @@ class LocalEngine(Engine):
 
         deque(self._threads.over(counted, self._input.pieces()), 0)
 
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
         return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         fs, inner, _ = store_of(folder)
         refuse_others(folder, _names_in(folder))
         fs.create_dir(inner, recursive=True)
@@ -215,7 +216,7 @@ class LocalEngine(Engine):
         return counts
 
     def _rejects(self, features: Features | None) -> Iterator[Reject]:
-        """All rejects, by file and line. Only pieces that have some are read again, of compressed files all."""
+        """Yields all rejects, by file and line. Only pieces with rejects are read again; of compressed files, all."""
         before: dict[str, int] = defaultdict(int)
         files = {file for file, _ in self._bad}
         pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
@@ -248,10 +249,10 @@ class LocalEngine(Engine):
             lines += batch.num_rows
         return piece, lines, found
 
-    def reject(self, folder: str, reason: str) -> Reject | None:
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
         return self._examples.get(reason)
 
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
         placement = FileAssignment.of(
             spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0)

@@ -1,5 +1,5 @@
-"""A job's input on this machine: `LocalInput`, its files, what is refused of them, and the pieces that threads take;
-and `only_spark`, which says by name what is left to Spark."""
+"""A job's input on this machine: `LocalInput`, its files, the checks on them, and the pieces for threads. `only_spark`
+names what only Spark can do."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
 from sluice.etl.local.input_paths import InputFile, files_of, store_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.threads import Threads
-from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.foreign_tables import files_of_delta
 
 _NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
 
 
 def only_spark(spec: Spec) -> str | None:
-    """Why only Spark can do a job of this spec; None if the local engine can, too."""
+    """Returns why only Spark can do a job of this spec. None: the local engine can, too."""
     found = [
         *(["[dedup]"] if spec.rows.dedup else []),
         *(["[[join]]"] if spec.rows.joins else []),
@@ -52,7 +53,7 @@ class LocalInput:
         self._groups: list[RowGroups] = []
 
     def _of_delta(self, path: str) -> list[str]:
-        """The files of a Delta table; what its log alone says of their rows is kept."""
+        """Returns the files of a Delta table, and what its log says of their rows."""
         from deltalake import DeltaTable
 
         found = files_of_delta(path)
@@ -88,8 +89,8 @@ class LocalInput:
         return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)
 
     def check(self) -> None:
-        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
-        that is compressed and not whole."""
+        """Refuses a file whose header differs from the spec's columns, a Parquet file with other columns, and a
+        truncated compressed file."""
         if self._has_columns:
             schemas = dict(
                 zip(

@@ -1,4 +1,4 @@
-"""The files that a job's input names: `files_of` resolves paths, folders, globs and URIs of any store."""
+"""Finds the files of a job's input: `files_of` resolves paths, folders, globs and URIs of any store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOLDER, _FILE = pafs.FileType.Directory, pafs.FileType.File
 
 
 class SameFile(InputError):
-    """A file that is meant twice."""
+    """A file that is named twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,9 @@ class InputFile:
 
 
 def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
-    """All files that these name, sorted by name; those that begin with _ or . are none, as in Spark. SameFile if two of
-    them name the same. ForeignTableError if one lies in a table's folder, unless a table's log named all (`by_log`)."""
+    """Returns all files with these names, sorted by name. Names that begin with _ or . are left out, as in Spark.
+    Raises a SameFile if two paths name one file. Raises a ForeignTableError if a file lies in a table's folder, unless
+    a table's log named all (`by_log`)."""
     found: list[InputFile] = []
     for path in paths:
         try:
@@ -77,7 +78,7 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
 
 
 def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
-    """The file system of a path or URI, the path within it, and what stands before that in a URI."""
+    """Returns the file system of a path or URI, the path within it, and the part of the URI before that."""
     scheme, mark, rest = path.partition("://")
     if not mark or scheme == "file":
         return (
@@ -109,8 +110,8 @@ def _refuse_tables(
     listed: Iterable[pafs.FileInfo],
     prefix: str,
 ) -> None:
-    """Raises a ForeignTableError if one of these files or folders lies in a table's folder. In a store far away a look
-    at a folder takes up to eight requests, so what a listing has shown is not asked for again."""
+    """Raises a ForeignTableError if one of these files or folders lies in a table's folder. In a remote store a look at
+    a folder takes up to eight requests, so the results of a listing are used again."""
     known: dict[str, set[str]] = {}
     for info in listed:
         folder, _, name = info.path.rpartition("/")
@@ -153,7 +154,7 @@ def _hidden(path: str) -> bool:
 
 
 def _braces(path: str) -> Iterator[str]:
-    """A path with each of its alternatives in braces."""
+    """Yields a path with each of its alternatives in braces."""
     if not (found := re.search(r"\{([^{}]*)\}", path)):
         yield path
         return
@@ -162,8 +163,8 @@ def _braces(path: str) -> Iterator[str]:
 
 
 def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
-    """The files and folders that a path with wildcards names; a wildcard does not match a slash. All that lies in the
-    folders that were listed for it is added to `listed`."""
+    """Yields the files and folders that a path with wildcards names. A wildcard does not match a slash. The contents of
+    the listed folders are added to `listed`."""
     parts = path.rstrip("/").split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     found = ["/".join(parts[:first])]

@@ -1,7 +1,8 @@
-"""Text input in pieces that threads take: `Piece`, about 16 MiB of whole lines of one file.
+"""Text input in pieces for threads: `Piece`, about 16 MiB of whole lines of one file.
 
-A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read themselves; a
-compressed one is read through from its beginning, by whoever hands out the pieces."""
+A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read themselves. A
+compressed file is read from its beginning, while pieces are handed out.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _FAULTS = {
 
 
 class Room:
-    """Memory for pieces, which threads take over from one another: fresh memory costs a fault for every page of it."""
+    """Memory for pieces, which threads use again. Fresh memory costs a page fault for every page."""
 
     def __init__(self, size: int) -> None:
         self._size, self._free = size, deque[bytearray]()
@@ -65,8 +66,8 @@ class Piece:
     content: bytes | None = None  # the lines, if they have been read
 
     def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
-        """Its lines, with their ends, as a column `line`; those that repeat a header are left out. They lie in the
-        piece's room: once this has ended they are others."""
+        """Yields its lines, with their ends, as a column `line`, without repeated headers. They lie in the piece's
+        memory, which is used again afterwards."""
         with (
             self.room.taken()
             if self.content is None
@@ -90,7 +91,7 @@ class Piece:
                 yield _without(headers, pa.record_batch([lines], ["line"]))
 
     def _read(self, room: bytearray) -> memoryview | bytes:
-        """The bytes of the lines that begin in this part of a plain file."""
+        """Returns the bytes of the lines that begin in this part of a plain file."""
         with self.file.open() as stream, memoryview(room) as whole:
             before = min(1, self.start)  # the line that began before ends here at the earliest
             stream.seek(self.start - before)
@@ -119,7 +120,8 @@ def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
 
 
 def first_line(file: InputFile, encoding: str) -> str:
-    """The first line of a file, without a byte order mark and its end; InputError if only Spark can read it."""
+    """Returns the first line of a file, without a byte order mark and its end. Raises an InputError if only Spark can
+    read it."""
     if file.path.endswith(SPARK_ONLY):
         raise InputError(
             f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
@@ -135,7 +137,7 @@ def first_line(file: InputFile, encoding: str) -> str:
 
 
 def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
-    """Where each line ends; looked for bit by bit, so that what is compared stays in a core's cache."""
+    """Returns where each line ends. It looks at short parts, so that the comparison stays in a core's cache."""
     return np.concatenate(
         [
             np.flatnonzero(content[start : start + _CHUNK // 4] == ord("\n")) + (start + 1)
@@ -150,7 +152,7 @@ def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatc
 
 
 def _to_line_end(stream: Any) -> bytes:
-    """What a file holds from here up to the end of the line, and with it."""
+    """Returns a file's bytes from here to the end of the line, including the end."""
     held = b""
     while b"\n" not in held and (chunk := stream.read(_CHUNK // 16)):
         held += chunk
@@ -175,7 +177,7 @@ def _decompressed(file: InputFile, piece_bytes: int, room: Room) -> Iterator[Pie
 
 
 def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:
-    """A file's text."""
+    """Yields a file's text."""
     codec = _CODECS.get(PurePosixPath(file.path).suffix)
     if codec is None or not file.size:
         yield from iter(lambda: stream.read(_CHUNK), b"")

@@ -1,5 +1,5 @@
-"""Rows of an input without a job: `cut` writes the first ones as an input of their own, by which a job's time is told
-before it runs; `numbered_rows` reads all of them with their places."""
+"""Reads rows of an input without a job. `cut` writes the first rows as a separate input, to predict a job's time.
+`numbered_rows` reads all rows with their places."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sluice.etl.local.input import LocalInput
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import PIECE_BYTES, pieces_of
 from sluice.etl.local.threads import Threads
-from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.spec import Spec
 
 
 def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> pa.Table:
-    """All rows of an input that parse, in order, with two more columns: the file of each row, and its line there (in
-    formats without lines, its number)."""
+    """Returns all rows of an input that parse, in order, with two more columns: the file of each row, and its line
+    there (in formats without lines, its number)."""
     headers = tuple(header.encode(spec.input.encoding) for header in headers_of(spec.input))
     parser, tables = InputParser(spec), list[pa.Table]()
     places, total = list[np.ndarray](), 0
@@ -52,8 +53,8 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
 def cut(
     source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int
 ) -> tuple[int, float] | None:
-    """Writes about so many rows to `parts` files, and returns how many rows they are, and the share of the input's
-    bytes that they come from; None of formats whose rows are not in files alone."""
+    """Writes about so many rows to `parts` files. Returns their number, and the share of the input's bytes that they
+    come from. None: the format has rows outside files."""
     if source.format == "delta":
         return None
     files = files_of(paths)

@@ -1,5 +1,5 @@
-"""The rows of every file of a job, as threads make them: `SpooledRows`, which wait in a `Spool`; and `FileWriter`,
-which sorts one file and writes it."""
+"""Collects the rows of every file of a job from threads: `SpooledRows`, which wait in a `Spool`. `FileWriter` sorts and
+writes one file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AS_STORED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A batch that waits, in parts that are asked for one by one."""
+    """A waiting batch, whose parts are requested one by one."""
 
     ends: npt.NDArray[np.int64]
     """The rows before each part, and all."""
@@ -41,13 +41,14 @@ class Ticket:
 
 
 class Spool:
-    """Batches that wait: in memory up to a budget, beyond it in a file without a name, which goes with the process.
+    """Waiting batches: in memory up to a budget, beyond it in a file without a name, which disappears with the process.
 
-    There each part of a batch lies in one piece. A map of the file would read pages that nobody asks for all around
-    each column of each part, again and again where memory is tight."""
+    In the file each part of a batch is in one piece. A memory map would read unneeded pages around each column of each
+    part, again and again when memory is short.
+    """
 
     def __init__(self, budget: int, most: int | None = None) -> None:
-        """`most` are the bytes that the file may have."""
+        """`most` is the limit of the file in bytes."""
         self._budget = budget
         self._most = most
         self._held = 0
@@ -58,7 +59,7 @@ class Spool:
     def put(
         self, batch: pa.RecordBatch, ends: npt.NDArray[np.int64] | None = None
     ) -> Ticket | None:
-        """Takes a batch, and returns what `get` gives its parts back for; None if there is no room for it."""
+        """Takes a batch, and returns the ticket for `get`. None: there is no room for it."""
         ends = np.array([0, batch.num_rows]) if ends is None else ends
         with self._lock:
             if self._held + batch.nbytes <= self._budget:
@@ -88,7 +89,7 @@ class Spool:
         return Ticket(ends, batch.schema, np.array(places) - places[0] + start)
 
     def get(self, ticket: Ticket, part: int = 0) -> pa.RecordBatch:
-        """A part of a batch."""
+        """Returns a part of a batch."""
         first, last = ticket.ends[part : part + 2].tolist()
         if isinstance(ticket.held, pa.RecordBatch):
             return ticket.held.slice(first, last - first)
@@ -104,7 +105,7 @@ class Spool:
 
 
 class SpooledRows:
-    """Batches sorted by the number of the file that each row goes to, a part of each for each file."""
+    """Batches sorted by the number of each row's file, with one part for each file."""
 
     def __init__(self, files: int, spool: Spool) -> None:
         self._files = files
@@ -130,7 +131,7 @@ class SpooledRows:
             self.row_bytes = max(self.row_bytes, int(batch.nbytes // max(1, batch.num_rows)))
 
     def of(self, file: int) -> pa.Table:
-        """All rows of a file, in any order."""
+        """Returns all rows of a file, in any order."""
         there = [ticket for ticket in self._batches if ticket.ends[file + 1] > ticket.ends[file]]
         parts = [self._spool.get(ticket, file) for ticket in there or self._batches[:1]]
         return pa.Table.from_batches(parts).combine_chunks()
@@ -157,7 +158,8 @@ class FileWriter:
         return f"{folder}/part-{file:05}.parquet"
 
     def finish(self, file: int) -> int:
-        """Sorts a file's rows and writes them as `etl.spark.write.parquet_options` describes it. Returns how many."""
+        """Sorts a file's rows and writes them with the options of `etl.spark.write.parquet_options`. Returns their
+        number."""
         rows, spec = self.runs.of(file), self.placement.spec
         self.threads.wanted()
         by = [

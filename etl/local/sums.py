@@ -23,7 +23,7 @@ _ROW_BYTES = 64  # of a count and a short text, also while they are added up
 
 
 class CountSums:
-    """`least` are the sums below which a key's values are left out."""
+    """A key's values with sums below `least` are left out."""
 
     def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
         self._threads = threads
@@ -62,7 +62,7 @@ class CountSums:
         return sum(table.num_rows for table in self._held[key])
 
     def total(self, max_rows: int) -> pa.Table | None:
-        """All sums, as rows of (key, value, count); None if more than `max_rows` rows are to be kept."""
+        """Returns all sums, as rows of (key, value, count). None: more than `max_rows` rows would be kept."""
         found, rows = [COUNTS.empty_table()], 0
         for table in self._threads.over(self._whole, self._pieces()):
             found.append(table)

@@ -1,4 +1,4 @@
-"""This machine's threads at work on a job: `Threads` calls a function on one thing after another, a few ahead, and
+"""Runs a job's work on this machine's threads: `Threads` calls a function on one item after another, a few ahead, and
 stops within a moment."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ R = TypeVar("R")
 
 
 class JobEnded(Exception):
-    """The job ends: what a thread was at is of no use any more."""
+    """The job ends, so a thread's current work is not needed."""
 
 
 class Threads:
-    """Threads that look up, between two steps, whether they are still wanted."""
+    """Threads that check between two steps whether they are still needed."""
 
     def __init__(self, count: int) -> None:
         self.count, self._stopped = count, threading.Event()
@@ -30,14 +30,14 @@ class Threads:
         self._running: set[Future[Any]] = set()
 
     def wanted(self) -> None:
-        """Raises `JobEnded` if the job has ended meanwhile; a thread asks so between two steps of a moment each."""
+        """Raises `JobEnded` if the job has ended. A thread calls it between two steps of a moment each."""
         if self._stopped.is_set():
             raise JobEnded
 
     def over(
         self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
     ) -> Iterator[R]:
-        """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
+        """Calls a function on each item, and yields the results in order. At most `ahead` calls wait or run."""
         most, waiting = ahead or 2 * self.count, deque[Future[R]]()
         for item in items:
             self.wanted()
@@ -62,7 +62,7 @@ class Threads:
             ) from error
 
     def close(self) -> None:
-        """Ends the threads: what has not begun never does, and what runs ends at its next step."""
+        """Ends the threads. Waiting work never begins, and running work ends at its next step."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(CancelledError):

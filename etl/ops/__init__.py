@@ -1,4 +1,4 @@
-"""Feature operators, by the names that specs give them. Neither Spark nor torch is imported here."""
+"""Feature operators by their names in specs. This package imports neither Spark nor torch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ __all__ = [
 
 
 def made(described: Mapping[str, Any]) -> Operator:
-    """The operator that `described` names with its parameters, as a spec or a `Field` does."""
+    """Returns the operator that `described` names, with its parameters, as in a spec or a `Field`."""
     given = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in described.items()
@@ -109,14 +109,13 @@ def made(described: Mapping[str, Any]) -> Operator:
 def online(field: Field, state: FittedState | None) -> Online:
     """Returns the operators that this column leaves to the loader, as a pure function of its stored values.
 
-    It gives a float64 or an id for each value, or lists of ids for lists. The caller checks that a batch can hold the
-    numbers. `state` is that of the version (`FeatureTable.state()`); fitted operators need it."""
+    The function returns a float64 or an id for each value, or lists of ids for lists. The caller checks that a batch
+    can hold the numbers. `state` is that of the version (`FeatureTable.state()`). Fitted operators need it."""
     steps: list[tuple[Operator, Any]] = []
     for described in field.online:
         kind = OPERATORS.get(str(described.get("op")))
-        if (
-            kind is None or kind is Python
-        ):  # a table is no program: it cannot name a function to be called
+        # A table is data, so it cannot name a function to call.
+        if kind is None or kind is Python:
             raise OperatorError(
                 f"column {field.name!r}: {described.get('op')!r} is no operator for the loader"
             )
@@ -133,9 +132,8 @@ def online(field: Field, state: FittedState | None) -> Online:
 
     def applied(column: pa.Array) -> pa.Array:
         for number, (op, learned) in enumerate(steps):
-            whole = (
-                not number and stored_as == np.int64
-            )  # as `whole_numbers` made them: no text again
+            # `whole_numbers` made the stored values, so they need no conversion to text.
+            whole = not number and stored_as == np.int64
             column = op.apply(column, learned) if whole else step(op, column, learned, {})
         return column
 

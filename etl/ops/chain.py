@@ -1,5 +1,5 @@
-"""The steps of a chain: which kind follows which (`follow`), how one operator is applied to any column (`step`), and
-which of them read values that may not be readable (`reading`)."""
+"""The steps of a chain: the kind after an operator (`follow`), its application to a column (`step`), and the operators
+that may meet unreadable values (`reading`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENTS = {plural: single for single, plural in LISTS.items()}
 
 
 def follow(op: Operator, kind: str) -> str | None:
-    """The kind that `op` gives when it takes a column of that kind; None if it cannot take it."""
+    """Returns the kind that `op` gives for a column of that kind, or None if it cannot take it."""
     if kind in op.takes:
         return op.kind(kind)
     if kind in ELEMENTS and not op.needs:
@@ -26,8 +26,8 @@ def follow(op: Operator, kind: str) -> str | None:
     return op.kind("text") if "text" in op.takes and kind in ("number", "id") else None
 
 
-def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
-    """The column as the operator wants it: text or number, together with what it must know besides."""
+def prepare_column(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
+    """Returns the column as the operator needs it: text or number, together with `op.needs`."""
     if (
         not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
         and op.name != "python"
@@ -41,7 +41,7 @@ def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa
 
 
 def lifted(op: Operator, values: pa.Array) -> bool:
-    """Whether an operator on single values is applied to a column of lists."""
+    """Returns whether an operator on single values is applied to a column of lists."""
     return pa.types.is_list(values.type) and not set(op.takes) & ELEMENTS.keys()
 
 
@@ -49,15 +49,14 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
     if lifted(op, values):
         elements, lengths = flat(values)
         return relisted(step(op, elements, state, extras), lengths)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # too large is infinite, and infinite less infinite NaN
-        return op.apply(shaped(op, values, extras), state)
+    # Numbers that are too large become infinite, and infinite less infinite becomes NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return op.apply(prepare_column(op, values, extras), state)
 
 
 def reading(ops: Sequence[Operator]) -> int:
-    """The number of operators up to the last that reads values; 0 if there is none, or if it has to wait for what
-    another one learns."""
+    """Returns the number of operators up to the last one that reads values. Returns 0 if there is none, or if it needs
+    what another operator learns."""
     upto = max((number for number, op in enumerate(ops, 1) if op.reads), default=0)
     return 0 if any(isinstance(op, Fitted) for op in ops[:upto]) else upto
 

@@ -1,8 +1,7 @@
-"""Finds the places of values in a vocabulary: `Lookup`, an open hash table in numpy, built once and asked by whole
-columns.
+"""`Lookup` finds the places of values in a vocabulary: an open hash table in numpy, for whole columns.
 
-Values are distinguished by their 64-bit hashes alone. If two values of one vocabulary have the same hash, the table is
-refused when it is built; an unseen value has a known one's hash with a chance of vocabulary size / 2^64.
+Only the 64-bit hashes of values are compared. If two values of one vocabulary have the same hash, the table is refused
+when it is built. An unseen value has the hash of a known value with a chance of vocabulary size / 2^64.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from sluice.etl.ops.hashing import hash_texts
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A hash table that is at most half full, with linear probing, so that nearly every value is found at the first or
-    second try."""
+    """A hash table with linear probing. It is at most half full, so nearly every value is found at the first or second
+    try."""
 
     hashes: npt.NDArray[np.uint64]
     owners: npt.NDArray[np.int32]
-    """The place in the vocabulary of the value that occupies a slot; -1 if the slot is empty."""
+    """The place in the vocabulary of the value in each slot, or -1 if the slot is empty."""
 
     @classmethod
     def of(cls, values: pa.Array) -> Lookup:
@@ -47,7 +46,7 @@ class Lookup:
         return cls(table, owners)
 
     def places(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-        """The place of each value, given its hash; -1 for values that are not in the vocabulary."""
+        """Returns the place of each value, given its hash, or -1 for values outside the vocabulary."""
         last = len(self.owners) - 1
         slot = (hashes & np.uint64(last)).astype(np.int64)
         places = self.owners[slot]

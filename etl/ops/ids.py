@@ -1,12 +1,12 @@
 """Operators that give ids: hash, modulus, cross, categorify (a fitted vocabulary) and vocabulary (the user's own).
 
-Ids: 0 padding, 1 null, then the buckets for values out of the vocabulary, then values by falling count, ties by value.
+Ids: 0 padding, 1 null, then the buckets for values outside the vocabulary, then values by falling count, ties by value.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ _MOST = 2**63 - 1
 class Hash(Operator):
     """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
 
-    name: ClassVar[str] = "hash"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
+    name = "hash"
+    takes = ("text",)
+    gives = "id"
     size: int
     salt: int = 0
 
@@ -57,9 +57,9 @@ class Hash(Operator):
 class Cross(Operator):
     """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
-    name: ClassVar[str] = "cross"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "id"
+    name = "cross"
+    takes = ("row",)
+    gives = "id"
     size: int
     salt: int = 0
 
@@ -78,11 +78,11 @@ class Modulus(Operator):
     """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. A value that is not a
     whole number of 64 bits has id 1, as null has."""
 
-    name: ClassVar[str] = "modulus"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
-    online_too: ClassVar[bool] = True
-    left_as: ClassVar[str] = "int64"
+    name = "modulus"
+    takes = ("text",)
+    gives = "id"
+    online_too = True
+    left_as = "int64"
     size: int
 
     def __post_init__(self) -> None:
@@ -97,8 +97,8 @@ class Modulus(Operator):
         return pa.array(ids)
 
     def whole_numbers(self, column: pa.Array) -> pa.Array:
-        """The column's whole numbers; if signed 64 bits cannot hold one besides NO_NUMBER, its remainder stands
-        instead."""
+        """Returns the column's whole numbers. A number that signed 64 bits cannot hold, or that equals NO_NUMBER, is
+        replaced by its remainder."""
         whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
         negative = pc.starts_with(column, "-")
         try:
@@ -107,7 +107,9 @@ class Modulus(Operator):
                 pa.uint64()
             )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
-            return pa.array([self._held(_whole(text)) for text in column.to_pylist()], pa.int64())
+            return pa.array(
+                [self._fit_int64(_parse_whole(text)) for text in column.to_pylist()], pa.int64()
+            )
         low = signed.fill_null(0).to_numpy(zero_copy_only=False)
         high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
         numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
@@ -115,7 +117,7 @@ class Modulus(Operator):
         numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
         return pa.array(numbers)
 
-    def _held(self, number: int | None) -> int:
+    def _fit_int64(self, number: int | None) -> int:
         if number is None:
             return NO_NUMBER
         return number if NO_NUMBER < number <= _MOST else number % self.size
@@ -124,7 +126,7 @@ class Modulus(Operator):
         return FIRST + self.size
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_whole(text: str | None) -> int | None:
     sign = text[:1] == "-" if text else False
     digits = (text or "")[sign:]
     if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
@@ -137,9 +139,9 @@ def _whole(text: str | None) -> int | None:
 class Vocabulary(Operator):
     """The user's own vocabulary: ids follow the order of `values`; all others share `oov` buckets by hash."""
 
-    name: ClassVar[str] = "vocabulary"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
+    name = "vocabulary"
+    takes = ("text",)
+    gives = "id"
     values: tuple[str, ...]
     oov: int = 1
 
@@ -161,10 +163,10 @@ class Categorify(Fitted):
     """Gives each value that occurs at least `min_count` times an id of its own, but only to the `max_size` most
     frequent; the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
 
-    name: ClassVar[str] = "categorify"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
-    may_be_stored: ClassVar[bool] = True
+    name = "categorify"
+    takes = ("text",)
+    gives = "id"
+    may_be_stored = True
     min_count: int = 1
     max_size: int = MAX_VALUES
     oov: int = 1
@@ -204,7 +206,7 @@ class Categorify(Fitted):
 
 
 def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
-    """The id of each value: by its place in the vocabulary, or that of a bucket."""
+    """Returns the id of each value: from its place in the vocabulary, or of a bucket."""
     hashes = hash_texts(column)
     ids: npt.NDArray[np.int32] = lookup.places(hashes)
     unknown = np.flatnonzero(ids < 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +51,9 @@ def packed(column: pa.Array) -> pa.Array:
 class FirstX(Operator):
     """The first `size` elements of each list, or the last ones with `last = true`."""
 
-    name: ClassVar[str] = "first_x"
-    takes: ClassVar[tuple[str, ...]] = ("texts", "numbers", "ids")
-    gives: ClassVar[str] = "texts"
+    name = "first_x"
+    takes = ("texts", "numbers", "ids")
+    gives = "texts"
     size: int
     last: bool = False
 
@@ -76,9 +76,9 @@ class Bag(Operator):
     """A statistic of each list: `size`, or of its numbers `sum`, `mean`, `min`, `max`. An empty list's mean, min and
     max are null; elements that are null do not count."""
 
-    name: ClassVar[str] = "bag"
-    takes: ClassVar[tuple[str, ...]] = ("numbers", "texts", "ids")
-    gives: ClassVar[str] = "number"
+    name = "bag"
+    takes = ("numbers", "texts", "ids")
+    gives = "number"
     of: str = "size"
 
     def __post_init__(self) -> None:
@@ -111,9 +111,9 @@ class Bag(Operator):
 class Overlap(Operator):
     """How many different elements two lists share; with `share = true` divided by how many they have together."""
 
-    name: ClassVar[str] = "overlap"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "number"
+    name = "overlap"
+    takes = ("row",)
+    gives = "number"
     share: bool = False
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
@@ -136,10 +136,10 @@ class Recent(Operator):
     first of them. `within` limits how much earlier they may be. `gap` limits them to the row's session, in which
     neighbours are at most `gap` apart. Null without a time."""
 
-    name: ClassVar[str] = "recent"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    columns: ClassVar[tuple[str, ...]] = ("number", "numbers")
-    gives: ClassVar[str] = "number"
+    name = "recent"
+    takes = ("row",)
+    columns = ("number", "numbers")
+    gives = "number"
     within: float | None = None
     gap: float | None = None
     of: str = "count"
@@ -182,9 +182,9 @@ class Recent(Operator):
 class Flags(Operator):
     """The names of those of several columns of numbers that are neither 0 nor null, as a list."""
 
-    name: ClassVar[str] = "flags"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "texts"
+    name = "flags"
+    takes = ("row",)
+    gives = "texts"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         wrong = next(
@@ -210,9 +210,9 @@ class Flags(Operator):
 class Vectors(Operator):
     """The `width` numbers in the row of the matrix in `file` (numpy's .npy) that an id names."""
 
-    name: ClassVar[str] = "lookup"
-    takes: ClassVar[tuple[str, ...]] = ("id",)
-    gives: ClassVar[str] = "numbers"
+    name = "lookup"
+    takes = ("id",)
+    gives = "numbers"
     file: str
     width: int
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +29,10 @@ COMPARISONS = {
 class Fill(Operator):
     """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a dense column that says where."""
 
-    name: ClassVar[str] = "fill"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
+    name = "fill"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
     value: float = 0.0
     indicator: bool = False
 
@@ -53,9 +53,9 @@ def filled(column: pa.Array, value: float) -> pa.Array:
 class Missing(Operator):
     """1 where there is no finite number, else 0."""
 
-    name: ClassVar[str] = "missing"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
+    name = "missing"
+    takes = ("number",)
+    gives = "number"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)
@@ -66,11 +66,11 @@ class Missing(Operator):
 class Clip(Operator):
     """Keeps values within `low` and `high`; nulls stay."""
 
-    name: ClassVar[str] = "clip"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
-    online_too: ClassVar[bool] = True
+    name = "clip"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
+    online_too = True
     low: float | None = None
     high: float | None = None
 
@@ -89,12 +89,12 @@ class Clip(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Operator):
-    """(x - `minus`) / `by`, as for thousandths of a second, of which seconds are to be made; nulls stay."""
+    """(x - `minus`) / `by`, for instance to convert milliseconds to seconds; nulls stay."""
 
-    name: ClassVar[str] = "scale"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
+    name = "scale"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
     by: float
     minus: float = 0.0
 
@@ -114,11 +114,11 @@ class Scale(Operator):
 class Log(Operator):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
 
-    name: ClassVar[str] = "log"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
-    online_too: ClassVar[bool] = True
+    name = "log"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
+    online_too = True
     shift: float = 1.0
     floor: float = 1e-6
 
@@ -138,11 +138,11 @@ class BoxCox(Operator):
     """(x^`power` - 1) / `power`, where x is the value + `shift`, but at least `floor`; the logarithm of x if `power` is
     0. Nulls stay."""
 
-    name: ClassVar[str] = "boxcox"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
-    online_too: ClassVar[bool] = True
+    name = "boxcox"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
+    online_too = True
     power: float
     shift: float = 0.0
     floor: float = 1e-6
@@ -166,11 +166,11 @@ class BoxCox(Operator):
 class Logit(Operator):
     """Logarithm of x / (1 - x), with x kept `margin` away from 0 and 1; nulls stay."""
 
-    name: ClassVar[str] = "logit"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    keeps_order: ClassVar[bool] = True
-    online_too: ClassVar[bool] = True
+    name = "logit"
+    takes = ("number",)
+    gives = "number"
+    keeps_order = True
+    online_too = True
     margin: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -185,11 +185,11 @@ class Logit(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Operator):
-    """1 where the number compares so, as `to = ">= 4"` says, else 0; nulls stay, and NaN is one."""
+    """1 if the comparison `to`, for instance ">= 4", holds for the number, else 0; nulls stay, and NaN becomes null."""
 
-    name: ClassVar[str] = "compare"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
+    name = "compare"
+    takes = ("number",)
+    gives = "number"
     to: str
 
     def __post_init__(self) -> None:
@@ -216,10 +216,10 @@ class Compare(Operator):
 class Bucketize(Operator):
     """The number of boundaries at or below a value, as an id from 2 on; nulls and NaN have id 1."""
 
-    name: ClassVar[str] = "bucketize"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "id"
-    online_too: ClassVar[bool] = True
+    name = "bucketize"
+    takes = ("number",)
+    gives = "id"
+    online_too = True
     boundaries: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -244,9 +244,9 @@ def bucketed(column: pa.Array, boundaries: np.ndarray) -> pa.Array:
 class OneHot(Operator):
     """A column `name=value` for each of `values`: 1 where the text is that value, else 0."""
 
-    name: ClassVar[str] = "one_hot"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
+    name = "one_hot"
+    takes = ("text",)
+    gives = "number"
     values: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -264,9 +264,9 @@ class OneHot(Operator):
 class InverseShare(Operator):
     """The weight of a row of a sample that keeps a `share` of label 0: 1 for label 1, 1 / share for label 0."""
 
-    name: ClassVar[str] = "inverse_share"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
+    name = "inverse_share"
+    takes = ("number",)
+    gives = "number"
     share: float
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:

@@ -1,9 +1,8 @@
-"""What was known about a value before a moment: `Timeline`, asked by whole columns, and the names under which counts
-are kept.
+"""`Timeline`: what was known about a value before a moment, for whole columns.
 
-A state that is causal has a row for each value and moment, by value and then by time, with what was known once that
-moment was over. A row finds the last state row strictly before it, so rows of one moment do not see each other. The
-state is made from sums of whole numbers, name by name, so it does not depend on how rows were spread.
+A causal state has a row for each value and moment, by value and then by time. It holds what was known after that
+moment. A row finds the last state row strictly before it, so rows of one moment do not see each other. The state is
+made from sums of whole numbers, so it does not depend on the distribution of rows over workers.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ Whole = npt.NDArray[np.int64]
 
 def check_step(past: bool, step: float) -> None:
     if not (step >= 0 and np.isfinite(step)):
-        raise OperatorError(f"past_step = {step}: must be 0, for the times as they are, or above")
+        raise OperatorError(f"past_step = {step}: must be 0 (exact times) or above")
     if step and not past:
         raise OperatorError(f"past_step = {step:g}: is for past = true alone")
 
 
 def moments_of(time: pa.Array, step: float) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
-    """The moment that each row's time falls in, and a mask of the rows without a time."""
+    """Returns the moment of each row's time, and a mask of the rows without a time."""
     at, nulls = values_of(time)
     return (np.floor(at / step) * step if step else at) + 0.0, nulls
 
 
-def stamped(time: pa.Array, step: float, names: pa.Array) -> pa.Array:
+def add_moments(time: pa.Array, step: float, names: pa.Array) -> pa.Array:
     """Puts the moment of each row before its name."""
     at, _ = moments_of(time, step)
     return pc.binary_join_element_wise(pa.array(at).cast(pa.string()), names, ":")
 
 
-def unstamped(names: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Splits stamped names into (names, moments) again."""
+def split_moments(names: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Splits the results of `add_moments` into (names, moments)."""
     cut = pc.extract_regex(names, "(?s)^(?P<at>[^:]*):(?P<name>.*)$")
     return cut.field("name"), cut.field("at").cast(pa.float64())
 
 
-def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
-    """Sorts the table by value and time, and adds the columns of those names up over a value's moments."""
+def add_running_sums(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    """Sorts the table by value and time, and replaces the named columns by running sums over a value's moments."""
     ordered = state.sort_by([("value", "ascending"), ("at", "ascending")]).combine_chunks()
-    _, place = coded(ordered)
+    _, place = index_values(ordered)
     first = np.searchsorted(place, place)
     for name in names:
         amounts = ordered[name].to_numpy()
@@ -63,8 +62,8 @@ def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
     return ordered
 
 
-def coded(state: pa.Table) -> tuple[pa.Array, Whole]:
-    """The distinct values of a table that is sorted by value, and each row's place among them."""
+def index_values(state: pa.Table) -> tuple[pa.Array, Whole]:
+    """Returns the distinct values of a table that is sorted by value, and each row's place among them."""
     found = state["value"].combine_chunks().dictionary_encode()
     found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     return found.dictionary, found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -76,7 +75,7 @@ class Timeline:
 
     lookup: Lookup
     moments: Floats
-    """All moments in the state, rising."""
+    """All moments in the state, in ascending order."""
     places: Whole
     """For each of the state's rows, the place of its value."""
     ranks: Whole
@@ -84,19 +83,19 @@ class Timeline:
 
     @classmethod
     def of(cls, state: pa.Table) -> Timeline:
-        values, places = coded(state)
+        values, places = index_values(state)
         moments, ranks = np.unique(state["at"].to_numpy(), return_inverse=True)
         return cls(Lookup.of(values), moments, places, ranks.astype(np.int64))
 
     def rank(self, at: Floats, nulls: npt.NDArray[np.bool_] | None) -> Whole:
-        """How many moments are strictly before each time; for a row without a time, all are."""
+        """Returns the number of moments strictly before each time. For a row without a time, all moments count."""
         rank = np.searchsorted(self.moments, at, side="left").astype(np.int64)
         if nulls is not None:
             rank[nulls] = len(self.moments)
         return rank
 
     def before(self, hashes: npt.NDArray[np.uint64], rank: Whole) -> Whole:
-        """The number of the state's last row that has the given value and is before the given rank; -1 if there is
+        """Returns the number of the state's last row with the given value before the given rank, or -1 if there is
         none."""
         place, steps = self.lookup.places(hashes).astype(np.int64), len(self.moments) + 1
         found = (
@@ -107,7 +106,7 @@ class Timeline:
         return np.where(known, found, -1)
 
     def totals(self, running: Whole) -> Whole:
-        """Sums a column that `running` made over all values: what was known before each rank."""
+        """Sums a column of `add_running_sums` over all values. Returns what was known before each rank."""
         fresh = np.diff(running, prepend=0)
         first = np.flatnonzero(np.diff(self.places, prepend=-1))
         fresh[first] = running[first]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
 
 
 def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Array]:
-    """The number of finite values, and the sums of their powers, in parts."""
+    """Returns the number of finite values, and the sums of their powers in parts."""
     values = finite_of(column)
     if not len(values):
         return _named([], [])
@@ -46,9 +46,9 @@ def _rows(kept: pa.Table) -> int:
 class FillMean(Fitted):
     """Puts the mean of the column's finite values in place of missing ones."""
 
-    name: ClassVar[str] = "fill_mean"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
+    name = "fill_mean"
+    takes = ("number",)
+    gives = "number"
     indicator: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -68,9 +68,9 @@ class FillMean(Fitted):
 class FillMedian(Fitted):
     """Puts the (lower) median of the column's finite values in place of missing ones."""
 
-    name: ClassVar[str] = "fill_median"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
+    name = "fill_median"
+    takes = ("number",)
+    gives = "number"
     indicator: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -90,10 +90,10 @@ class FillMedian(Fitted):
 class Standardise(Fitted):
     """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
-    name: ClassVar[str] = "standardise"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    online_too: ClassVar[bool] = True
+    name = "standardise"
+    takes = ("number",)
+    gives = "number"
+    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1, 2))
@@ -120,10 +120,10 @@ class Standardise(Fitted):
 class MinMax(Fitted):
     """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
 
-    name: ClassVar[str] = "min_max"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    online_too: ClassVar[bool] = True
+    name = "min_max"
+    takes = ("number",)
+    gives = "number"
+    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         values = finite_of(column)
@@ -153,10 +153,10 @@ class MinMax(Fitted):
 class Quantiles(Fitted):
     """Gives the ids, from 2 on, of `buckets` ranges with about equal numbers of rows; nulls and NaN have id 1."""
 
-    name: ClassVar[str] = "quantiles"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "id"
-    online_too: ClassVar[bool] = True
+    name = "quantiles"
+    takes = ("number",)
+    gives = "id"
+    online_too = True
     buckets: int
 
     def __post_init__(self) -> None:

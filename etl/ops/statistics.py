@@ -1,4 +1,4 @@
-"""Operators that replace a value by what is known about all its rows: count (and share), target, group statistics.
+"""Operators that replace a value by a statistic of all its rows: count (and share), target, group statistics.
 
 With `past = true` a row of the training split only gets what was known before it: see `sluice.etl.ops.past_values`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,12 @@ from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix
 from sluice.etl.ops.past_values import (
     Timeline,
+    add_moments,
+    add_running_sums,
     check_step,
-    coded,
+    index_values,
     moments_of,
-    running,
-    stamped,
-    unstamped,
+    split_moments,
 )
 
 _FOLD = np.uint64(0xF01DF01D00000001)
@@ -34,17 +34,17 @@ _VALUE = "v"
 
 
 def _keys(column: pa.Array) -> pa.Array:
-    """The column as texts, with a null as a value of its own."""
+    """Returns the column as texts, with a null as a value of its own."""
     return pc.fill_null(pc.binary_join_element_wise(_VALUE, column, ""), _NULL_TEXT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded(Fitted):
-    """What all operators here share: whether a row sees only what came before it."""
+    """The parameters of all operators here: whether a row sees only earlier rows."""
 
     past: bool = False
     past_step: float = 0.0
-    """How much time counts as one moment: the coarser, the fewer moments the state has to hold."""
+    """The length of a moment. With longer moments the state holds fewer of them."""
 
     def __post_init__(self) -> None:
         check_step(self.past, self.past_step)
@@ -55,8 +55,8 @@ class _Encoded(Fitted):
 
     @property
     def described(self) -> dict[str, Any]:
-        """The description, without the parameters of `past` where it is not asked for. Fitted states are known by a
-        hash of it."""
+        """The description, without the parameters of `past` if it is false. Fitted states are identified by its
+        hash."""
         whole = super().described
         return (
             whole
@@ -70,22 +70,22 @@ class Count(_Encoded):
     """The number of rows in which the value occurs; with `share = true` its share of the rows with any value. Unseen
     values have 0, nulls stay."""
 
-    name: ClassVar[str] = "count"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
+    name = "count"
+    takes = ("text",)
+    gives = "number"
     share: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         if self.past:
             value, time = column.flatten()
-            column = stamped(time, self.past_step, value)
+            column = add_moments(time, self.past_step, value)
         counted = pc.value_counts(column.drop_null())
         return counted.field("values"), counted.field("counts")
 
     def learn(self, counted: pa.Table) -> pa.Table:
         if self.past:
-            values, at = unstamped(_one(counted["value"]))
-            return running(
+            values, at = split_moments(_one(counted["value"]))
+            return add_running_sums(
                 pa.table({"value": values, "at": at, "count": _one(counted["count"])}), ("count",)
             )
         return counted.select(["value", "count"]).sort_by("value").combine_chunks()
@@ -132,10 +132,10 @@ class Target(_Encoded):
     label is not in its feature. Other rows and the server use the whole training split. A row's fold depends on its
     key. A null is a value like others."""
 
-    name: ClassVar[str] = "target"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
-    may_be_null: ClassVar[bool] = False
+    name = "target"
+    takes = ("text",)
+    gives = "number"
+    may_be_null = False
     folds: int = 5
     smoothing: float = 20.0
 
@@ -150,7 +150,7 @@ class Target(_Encoded):
             raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
 
     def _folds(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """The fold of each row; a row without a key gets `folds`, a fold in which no row was fitted."""
+        """Returns the fold of each row. A row without a key gets `folds`, a fold without fitted rows."""
         raw = keys.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         fold = (mix(raw ^ _FOLD) % np.uint64(self.folds)).astype(np.int64)
         fold[pc.is_null(keys).to_numpy(zero_copy_only=False)] = self.folds
@@ -159,7 +159,7 @@ class Target(_Encoded):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         value, label, keys = column.flatten()
         if self.past:
-            stamp = stamped(keys, self.past_step, _keys(value))
+            stamp = add_moments(keys, self.past_step, _keys(value))
             counted = pc.value_counts(
                 pc.binary_join_element_wise(label.cast(pa.string()), stamp, "")
             )
@@ -173,14 +173,14 @@ class Target(_Encoded):
     def learn(self, counted: pa.Table) -> pa.Table:
         names = _one(counted["value"])
         if self.past:
-            values, at = unstamped(pc.utf8_slice_codeunits(names, 1))
+            values, at = split_moments(pc.utf8_slice_codeunits(names, 1))
             counts = counted["count"].to_numpy()
             clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
             both = pa.table(
                 {"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)}
             )
             both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
-            return running(
+            return add_running_sums(
                 both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks")
             )
         cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
@@ -198,8 +198,8 @@ class Target(_Encoded):
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
-        """The encodings by the value's place and the fold left out; the last row is for values not seen, the last
-        column for rows of no fold. With `past`, what was known at which time."""
+        """Returns the encodings by the value's place and the fold that is left out. The last row is for unseen values,
+        the last column for rows without a fold. With `past`, returns what was known at each time."""
         if self.past:
             timeline, both = (
                 Timeline.of(state),
@@ -215,7 +215,7 @@ class Target(_Encoded):
         sums = np.zeros((2, len(values) + 1, self.folds + 1))
         for number, name in enumerate(("clicks", "count")):
             np.add.at(sums[number], (place, state["fold"].to_numpy()), state[name].to_numpy())
-        # What is known without a fold: the sums over all, less the fold's own.
+        # The sums without a fold: the sums over all folds, less the fold's own.
         without = sums.sum(axis=2, keepdims=True) - sums
         whole = without[:, :-1].sum(axis=1)
         prior = whole[0] / np.maximum(whole[1], 1.0)
@@ -242,9 +242,9 @@ class Group(_Encoded):
     """A statistic of the second column's numbers over all rows that have the first column's value: `mean`, `sum`,
     `std`, `count`, `min` or `max`. Null where there are none."""
 
-    name: ClassVar[str] = "group"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "number"
+    name = "group"
+    takes = ("row",)
+    gives = "number"
     of: str = "mean"
 
     def __post_init__(self) -> None:
@@ -255,7 +255,7 @@ class Group(_Encoded):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         keys, numbers = self._pair(column)
         if self.past:
-            keys = stamped(column.flatten()[-1], self.past_step, keys)
+            keys = add_moments(column.flatten()[-1], self.past_step, keys)
         values, nulls = values_of(numbers)
         there = np.flatnonzero(
             np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls
@@ -285,7 +285,7 @@ class Group(_Encoded):
         return self._extremes(counted) if self.of in ("min", "max") else self._moments(counted)
 
     def _extremes(self, kept: pa.Table) -> pa.Table:
-        """The least, or the largest, number of each key among those that the batches found."""
+        """Returns the least or the largest number of each key, from those of all batches."""
         cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
         found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
         ends = (
@@ -293,9 +293,11 @@ class Group(_Encoded):
         )
         if not self.past:
             return ends.sort_by("value").combine_chunks()
-        values, at = unstamped(_one(ends["value"]))
-        ordered = running(pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ())
-        _, place = coded(ordered)
+        values, at = split_moments(_one(ends["value"]))
+        ordered = add_running_sums(
+            pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ()
+        )
+        _, place = index_values(ordered)
         further = np.minimum if self.of == "min" else np.maximum
         whole = [
             further.accumulate(part)
@@ -337,7 +339,7 @@ class Group(_Encoded):
 
     def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
         """The same for each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
-        names, times = unstamped(pa.array(sums, pa.string()))
+        names, times = split_moments(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
         scales = (
             scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ())

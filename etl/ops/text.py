@@ -4,7 +4,7 @@ ngram)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,9 @@ class Map(Operator):
     """Replaces each of `values` by the text at the same place in `to`, or by null if that is empty; other texts stay,
     or become null with `others = "null"`."""
 
-    name: ClassVar[str] = "map"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "text"
+    name = "map"
+    takes = ("text",)
+    gives = "text"
     values: tuple[str, ...]
     to: tuple[str, ...]
     others: str = "keep"
@@ -56,9 +56,9 @@ class Map(Operator):
 class Lower(Operator):
     """The text in small letters, of any alphabet; nulls stay."""
 
-    name: ClassVar[str] = "lower"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "text"
+    name = "lower"
+    takes = ("text",)
+    gives = "text"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return pc.utf8_lower(column)
@@ -69,9 +69,9 @@ class Replace(Operator):
     """Replaces whatever the regular expression `pattern` (RE2's) finds by `to`, in which \\1 is what its first group
     found; nulls stay."""
 
-    name: ClassVar[str] = "replace"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "text"
+    name = "replace"
+    takes = ("text",)
+    gives = "text"
     pattern: str
     to: str = ""
 
@@ -90,9 +90,9 @@ class Concat(Operator):
     """Joins several columns' values into one text, so that operators on one column can take their combination. Never
     null: a null among them is a value of its own."""
 
-    name: ClassVar[str] = "concat"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "text"
+    name = "concat"
+    takes = ("row",)
+    gives = "text"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return pc.binary_join_element_wise(*map(_part, column.flatten()), _BETWEEN)
@@ -113,9 +113,9 @@ def _part(column: pa.Array) -> pa.Array:
 class Split(Operator):
     """The parts of a delimited text, as a list; null and the empty text give an empty one."""
 
-    name: ClassVar[str] = "split"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "texts"
+    name = "split"
+    takes = ("text",)
+    gives = "texts"
     separator: str = "|"
 
     def __post_init__(self) -> None:
@@ -134,9 +134,9 @@ class Split(Operator):
 class Ngram(Operator):
     """Makes one text of each `size` consecutive elements of a list; a shorter list gives an empty one."""
 
-    name: ClassVar[str] = "ngram"
-    takes: ClassVar[tuple[str, ...]] = ("texts", "ids")
-    gives: ClassVar[str] = "texts"
+    name = "ngram"
+    takes = ("texts", "ids")
+    gives = "texts"
     size: int = 2
 
     def __post_init__(self) -> None:

@@ -22,10 +22,10 @@ class ParseTime(Operator):
     repeat is taken as the earlier one. `%S.%f` also reads parts of a second; a format that ends in `%z` reads times
     that say themselves how far they are from UTC."""
 
-    name: ClassVar[str] = "parse_time"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
-    reads: ClassVar[bool] = True
+    name = "parse_time"
+    takes = ("text",)
+    gives = "number"
+    reads = True
     format: str | tuple[str, ...] = "%Y-%m-%d %H:%M:%S"
     zone: str = "UTC"
 
@@ -126,9 +126,9 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
 class _LocalPart(Operator):
     """What a clock on the wall shows at a time given as seconds since 1970."""
 
-    takes: ClassVar[tuple[str, ...]] = ("number", "row")
-    gives: ClassVar[str] = "number"
-    reads: ClassVar[bool] = True
+    takes = ("number", "row")
+    gives = "number"
+    reads = True
     part: ClassVar[Callable[..., pa.Array]]
     zone: str = "UTC"
 
@@ -147,7 +147,7 @@ class Hour(_LocalPart):
     names row by row (UTC if it names none; null if there is no such zone). Nulls stay. Summer time is known up to the
     year 2037."""
 
-    name: ClassVar[str] = "hour"
+    name = "hour"
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.hour)
 
 
@@ -155,7 +155,7 @@ class Hour(_LocalPart):
 class Weekday(_LocalPart):
     """Day of the week, Monday 0 to Sunday 6, of seconds since 1970 in `zone`. Nulls stay."""
 
-    name: ClassVar[str] = "weekday"
+    name = "weekday"
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.day_of_week)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,9 +30,9 @@ class Python(Operator):
     one array of the kind `output`, one value for each row, from those values alone. `size` bounds the ids it gives.
     `apply` gets the function as its state; making the operator imports nothing."""
 
-    name: ClassVar[str] = "python"
-    takes: ClassVar[tuple[str, ...]] = KINDS
-    gives: ClassVar[str] = "number"
+    name = "python"
+    takes = KINDS
+    gives = "number"
     function: str
     inputs: tuple[str, ...]
     output: str

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import Counted, selected
+from sluice.etl.apply.counts import RowCounts, selected
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
-from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress, drawn
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import refuse_unread, side_table
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.vocabulary.join import Joins
@@ -49,7 +49,9 @@ class SparkEngine(Engine):
     def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
         super().__init__(job, progress)
         self._spark = spark
-        self._raw = Raw(spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier())
+        self._raw = RawInput(
+            spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier()
+        )
         self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
         progress.follow(passes_of(spark))
 
@@ -102,10 +104,10 @@ class SparkEngine(Engine):
         with self._naming_files():
             return sums_of(self._raw, level, state, operators, self._large)
 
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extended(op, old, new, self._large.of_level(level), number)
 
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         return write_rejects(
             self._raw, folder, state, self._joins(state).names if state is not None else ()
         )
@@ -118,14 +120,14 @@ class SparkEngine(Engine):
             hot_values(self.job.worker_bytes),
         )
 
-    def reject(self, folder: str, reason: str) -> Reject | None:
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
         return reject_of(self._spark, folder, reason)
 
     def ways(self, _state: FittedState) -> dict[str, str]:
         met = choose_lookup(self.spec, _state, self.job.worker_bytes)
         return {key: met[key] for key in _state.stored} | self._raw.joins
 
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
         job, joins = self.job, self._joins(state)
         with self._naming_files():
             sketches = write(
@@ -198,7 +200,7 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             sum(getattr(stage, what)() for stage in stages)
             for what in ("inputRecords", "inputBytes")
         )
-        return drawn(
+        return draw_bar(
             "",
             share=done / total,
             rows=rows if size <= _LONGEST * rows else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.vocabulary.large import may_be_stored
 from sluice.etl.spark.vocabulary.strategy import (

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNT_ROWS, Counted, CountsOfRows, gathered
+from sluice.etl.apply.counts import COUNT_ROWS, CountsOfRows, RowCounts, join_batches
 from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.jobs.engine import Sums
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.ops.base import MAX_VALUES
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.large import Large, may_be_stored
 from sluice.etl.spark.workers.last_features import features_of
 from sluice.etl.spark.workers.parsed_rows import counts_of, rows_of, with_keys
@@ -32,7 +32,11 @@ _COUNTS = "key int, value string, count bigint"
 
 
 def sums_of(
-    raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int, Learned], large: Large
+    raw: RawInput,
+    level: int | None,
+    state: FittedState,
+    wanted: Mapping[int, Learned],
+    large: Large,
 ) -> Sums:
     """What the operators of one level keep of the counts, together with the counts of rows: a table on the driver,
     except for vocabularies that are too large for it, which are written to files."""
@@ -60,7 +64,7 @@ def sums_of(
         stored,
         None
         if level or not raw.spec.rows.relational
-        else Counted.of(_summed(raw.parsed.mapInArrow(partial(counts_of), _COUNTS)).toArrow()),
+        else RowCounts.of(_summed(raw.parsed.mapInArrow(partial(counts_of), _COUNTS)).toArrow()),
     )
 
 
@@ -82,8 +86,8 @@ def _collected(kept: DataFrame, most: int) -> pa.Table | None:
     return table if table.num_rows <= most else None
 
 
-def _counted(raw: Raw, level: int | None, state: FittedState) -> DataFrame:
-    """Returns columns (key, value, count): key is the number of a fitted operator, or what `Counted` reads. The first
+def _counted(raw: RawInput, level: int | None, state: FittedState) -> DataFrame:
+    """Returns columns (key, value, count): key is the number of a fitted operator, or what `RowCounts` reads. The first
     level's were counted as the rows were parsed, unless these were to meet other rows first."""
     if not level and not raw.spec.rows.relational:
         return _summed(raw.parsed.select("counts").mapInArrow(partial(counts_of), _COUNTS))
@@ -107,8 +111,8 @@ def _count(
     counts = CountsOfRows(spec, level, features_of(spec, packed(), ahead=False)[1])
     if spec.rows.relational:
         parser = InputParser(spec)
-        for batch in gathered(batches, COUNT_ROWS):
+        for batch in join_batches(batches, COUNT_ROWS):
             yield from counts.of(parser.parse(batch))
         return
-    for rows in gathered(rows_of(batches), COUNT_ROWS):
-        yield from counts.of_selected(*with_keys(rows))
+    for rows in join_batches(rows_of(batches), COUNT_ROWS):
+        yield from counts.count_selected(*with_keys(rows))

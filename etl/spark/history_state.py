@@ -15,7 +15,7 @@ from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sluice.etl.spark.read_input import Raw
+    from sluice.etl.spark.read_input import RawInput
     from sluice.etl.spec.spec import Spec
 
 _OPTIONS = {
@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 
 
-def write_tails(raw: Raw, store: TableStore, job: str) -> None:
+def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     """Writes Parquet files of (key, value), or (key, the side table's columns), to a folder for each history and side
     table."""
     spec, frames = raw.spec, {}

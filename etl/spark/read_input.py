@@ -1,4 +1,4 @@
-"""The input as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
+"""The input as Spark reads it: `RawInput`, a frame of lines, or of columns for formats that have them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawInput:
     """The input of a job, and how it is read."""
 
     spark: SparkSession

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.rejected import Refused, Reject, refuse_others
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.last_features import features_of
 from sluice.etl.spark.workers.parsed_rows import Before, places_of
 from sluice.etl.spec.spec import Spec
@@ -46,7 +46,7 @@ def check_rejects(spark: SparkSession, url: str) -> None:
 
 
 def write_rejects(
-    raw: Raw, url: str, state: FittedState | None = None, but: Collection[str] = ()
+    raw: RawInput, url: str, state: FittedState | None = None, but: Collection[str] = ()
 ) -> dict[str, int]:
     """Writes rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show
     every byte, base64 of them; with a `state`, also rows whose features cannot be published, not looking at columns

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.workers.last_features import features_of
 from sluice.etl.spark.workers.parsed_rows import selected_rows
@@ -41,7 +41,7 @@ _SPARK_TYPES = {
 
 
 def write(
-    raw: Raw,
+    raw: RawInput,
     state: FittedState,
     placement: FileAssignment,
     url: str,

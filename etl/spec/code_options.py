@@ -1,4 +1,4 @@
-"""The options by which a user allows code that a spec names: `--allow-code` and `--spec`, the same in all programs."""
+"""The options with which a user allows code of a spec, in all programs: `--allow-code` and `--spec`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.etl.spec.toml_keys import SpecError
 
 def _module(text: str) -> str:
     if not MODULE_NAME.fullmatch(text):
-        raise UsageError(f"{text!r} is no module's name; write for instance mine.features")
+        raise UsageError(f"{text!r} is not the name of a module; write for instance mine.features")
     find_modules_here()
     return text
 
@@ -36,7 +36,7 @@ def _spec(path: str) -> str:
 
 
 def _functions(path: str) -> frozenset[str]:
-    """The functions that a user's spec names; nothing is imported yet."""
+    """Returns the functions that a user's spec names. Imports nothing."""
     try:
         return Spec.parse(Path(path).read_text("utf-8"), path).functions
     except (OSError, ValueError) as error:
@@ -45,21 +45,21 @@ def _functions(path: str) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """Which code a table's spec may name. Every program that reads a table or a run folder has these options, so that
-    one command line fits all; no run records them."""
+    """The code that a table's spec may import. Every program that reads a table or a run folder has these options. No
+    run records them."""
 
     title = "code that the table's spec names"
     allow_code: tuple[str, ...] = setting(
         (),
-        "let the table's spec name functions of this module to be imported and run; may be given again, and is not "
-        "remembered (default: none; built-in operators need no leave)",
+        "let the table's spec import and run functions of this module; may be repeated, and is not "
+        "remembered (default: none; built-in operators need no permission)",
         metavar="MODULE",
         parse=_module,
         again=True,
     )
     own_spec: str = setting(
         "",
-        "a spec of your own: the functions that it names may be imported and run",
+        "your own spec: the functions that it names may be imported and run",
         flags=("--spec",),
         metavar="FILE",
         parse=_spec,
@@ -72,14 +72,14 @@ class CodeOptions:
     def permission_with(
         self, transforms: Sequence[str], functions: Iterable[str] = ()
     ) -> Permission:
-        """What these options allow, and what the same command line names: the functions of --transform, and others."""
+        """Returns the permission of these options, with the functions of --transform and others of the command line."""
         named = frozenset(one.function for one in short_transforms(transforms)).union(functions)
         own = _functions(self.own_spec) if self.own_spec else frozenset()
         return Permission(frozenset(self.allow_code), named | own)
 
     @property
     def words(self) -> list[str]:
-        """The same options as words of another program's command line."""
+        """The options as words of another program's command line."""
         return [
             *(word for module in self.allow_code for word in ("--allow-code", module)),
             *(("--spec", self.own_spec) if self.own_spec else ()),
@@ -88,14 +88,14 @@ class CodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformOptions:
-    """Functions that change the columns. A function that is named here may be imported."""
+    """Functions that change the columns. They may be imported."""
 
     title = "input"
     transforms: tuple[str, ...] = setting(
         (),
-        "what else is done to the columns, after the table's own transforms: a function over a dict of numpy "
-        "arrays, of all columns or of those named; an output that is no column becomes a dense one, or, with =SIZE, "
-        "one of so many ids; may be given again",
+        "a function to apply after the table's own transforms; it takes a dict of numpy arrays, of all columns "
+        "or of the named ones; an output that is no column becomes a dense column, or, with =SIZE, a column of ids "
+        "below SIZE; may be repeated",
         flags=("--transform",),
         metavar="MODULE:FUNCTION[:IN,…>OUT,…]",
         parse=_transform,

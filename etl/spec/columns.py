@@ -16,7 +16,15 @@ from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import Fill, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian
 from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.toml_keys import SpecError, known, texts, value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    check_keys,
+    read_choice,
+    read_column_names,
+    read_count,
+    read_texts,
+    read_value,
+)
 
 # For each role, the kind that a chain must end in, and the Arrow type that is stored.
 ROLE_KINDS = {
@@ -40,15 +48,15 @@ class ColumnSpec:
 
     name: str
     sources: tuple[str, ...]
-    """The input columns it is made from."""
+    """The input columns that it is made from."""
     role: str
     ops: tuple[Operator, ...] = ()
     online: int | None = None
-    """The number of the first operator that is left to the loader; None: Spark applies all."""
+    """The number of the first operator that is left to the loader. None: the ETL applies all."""
     left_as: str = ""
-    """Arrow's name of the type in which it is then stored."""
+    """Arrow's name of the type in which such a column is stored."""
     raw: bool = False
-    """Whether it is then stored as texts, numbers or lists in which nulls stay nulls."""
+    """Whether such a column is stored as texts, numbers or lists in which nulls stay nulls."""
     width: int | None = None
 
     def state_key(self, number: int) -> str:
@@ -77,14 +85,14 @@ class ColumnSpec:
 
     @property
     def type(self) -> str:
-        """Arrow's name of the type that is stored; for bags, of the type in which they are packed."""
+        """Arrow's name of the stored type. For bags it is the type in which they are packed."""
         return self.left_as or (
             "int64" if self.role == "sparse" and self.wide else ROLE_KINDS[self.role][1]
         )
 
     @property
     def left_to_loader(self) -> tuple[dict[str, Any], ...]:
-        """The online operators as `Field.online` holds them: plain values, which include where their state is."""
+        """The online operators as `Field.online` holds them: plain values, with the key of each state."""
         if self.online is None:
             return ()
         return tuple(
@@ -101,28 +109,28 @@ class ColumnSpec:
         )
 
     def level(self, number: int) -> int:
-        """The fitting pass of this column's operator of that number: 0 if no operator before it learns anything."""
+        """Returns the fitting pass of an operator: the number of operators before it that learn."""
         return sum(isinstance(op, Fitted) for op in self.ops[:number])
 
 
 def read_columns(
     entries: list[tuple[str, dict[str, Any]]], kinds: Mapping[str, str]
 ) -> tuple[ColumnSpec, ...]:
-    """Reads all columns. A wildcard's columns come in the order of `kinds`, the input columns; an exact name beats a
-    wildcard."""
+    """Reads all columns. The columns of a wildcard come in the order of `kinds`, the input columns. An entry with a
+    column's exact name takes precedence over a wildcard."""
     exact: dict[str, tuple[str, dict[str, Any]]] = {}
     wild: dict[str, tuple[str, dict[str, Any]]] = {}
     for path, entry in entries:
-        known(entry, _COLUMN_KEYS, path)
+        check_keys(entry, _COLUMN_KEYS, path)
         if ("name" in entry) == ("match" in entry):
             raise SpecError(f"{path}: give either name or match")
         if "name" in entry:
-            name = value(entry, "name", str, "", path)
+            name = read_value(entry, "name", str, "", path)
             if name in exact:
                 raise SpecError(f"{path}.name = {name!r}: {exact[name][0]} has this name already")
             exact[name] = (path, entry)
             continue
-        pattern = value(entry, "match", str, "", path)
+        pattern = read_value(entry, "match", str, "", path)
         matched = [n for n in kinds if fnmatch.fnmatchcase(n, pattern)]
         if not matched:
             raise SpecError(
@@ -137,40 +145,41 @@ def read_columns(
             wild[name] = (path, entry)
     chosen = {**wild, **exact}
     names = [n for n in kinds if n in chosen] + [n for n in exact if n not in kinds]
-    columns = [
-        c
-        for name in names
-        for c in _expanded(_column(name, *chosen[name], kinds), chosen[name][0], kinds)
-    ]
-    for number, column in enumerate(columns):
-        if "\0" in column.name:
-            raise SpecError(
-                f"column {column.name!r}: a file cannot hold a name with the character 0; leave it out"
-            )
-        alike = next(
-            (other.name for other in columns[:number] if other.name.lower() == column.name.lower()),
-            None,
-        )
-        if alike == column.name:
-            raise SpecError(
-                f"column {column.name!r} is there twice: an operator adds one of this name"
-            )
-        if alike is not None:
-            raise SpecError(
-                f"column {column.name!r}: a Delta table cannot tell it from {alike!r}; give one of them "
-                "another name, not one with other capitals"
-            )
-    _joint(columns)
+    columns = []
+    for name in names:
+        path, entry = chosen[name]
+        columns += _split_column(_read_column(name, path, entry, kinds), path, kinds)
+    _check_names(columns)
+    _check_joint_vocabularies(columns)
     return tuple(columns)
 
 
+def _check_names(columns: list[ColumnSpec]) -> None:
+    """Refuses names that a file or a Delta table cannot hold."""
+    seen: dict[str, ColumnSpec] = {}
+    for column in columns:
+        name = column.name
+        if "\0" in name:
+            raise SpecError(
+                f"column {name!r}: a file cannot hold a name with the character 0; leave it out"
+            )
+        other = seen.setdefault(name.lower(), column)
+        if other is not column:
+            raise SpecError(
+                f"column {name!r} is there twice: an operator adds one of this name"
+                if other.name == name
+                else f"column {name!r}: a Delta table cannot tell it from {other.name!r}; give one of them "
+                "another name, not one with other capitals"
+            )
+
+
 def is_the_tables_own(name: str) -> bool:
-    """Whether no column of a spec can have this name."""
+    """Returns whether a name is reserved, so that no column of a spec can have it."""
     return name.lower() in ("split", "partition") or name.startswith("_")
 
 
-def _expanded(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[ColumnSpec]:
-    """The columns that one entry stands for: one_hot makes a column for each value, a fill's indicator one more."""
+def _split_column(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[ColumnSpec]:
+    """Returns the columns of one entry: one_hot makes a column for each value, and a fill's indicator adds one."""
     marked = [number for number, op in enumerate(column.ops) if getattr(op, "indicator", False)]
     if marked:
         plain = tuple(
@@ -189,17 +198,15 @@ def _expanded(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[C
 
 
 def _indicator(column: ColumnSpec, number: int, path: str, kinds: Mapping[str, str]) -> ColumnSpec:
-    """The column that says where the fill of that number found no finite number; behind an operator that learns, where
-    the input has none."""
+    """Returns the column that marks rows in which the fill of that number found no finite number. If an operator before
+    the fill learns, it marks rows in which the input has none."""
     here = f"{path}.ops[{number}].indicator"
     if column.role == "label":
         raise SpecError(f"{here}: a label cannot make another column")
     before = column.ops[:number]
     if any(isinstance(op, Fitted) for op in before):
         before = ()
-    kind: str | None = kinds[column.sources[0]] if len(column.sources) == 1 else "row"
-    for op in before:
-        kind = follow(op, kind or "")
+    kind = _kinds_along(column.sources, before, kinds)[-1]
     if kind != "number":
         raise SpecError(
             f"{here}: the added column is made of {kind} here, not of a number; leave indicator out, and "
@@ -213,8 +220,8 @@ def _indicator(column: ColumnSpec, number: int, path: str, kinds: Mapping[str, s
     )
 
 
-def _joint(columns: list[ColumnSpec]) -> None:
-    """Checks that columns which share a vocabulary agree on its parameters."""
+def _check_joint_vocabularies(columns: list[ColumnSpec]) -> None:
+    """Refuses columns that share a vocabulary and differ in its parameters."""
     first: dict[str, tuple[str, Operator]] = {}
     for column in columns:
         for key, op, number in column.fitted:
@@ -231,116 +238,122 @@ def _joint(columns: list[ColumnSpec]) -> None:
                     )
 
 
-def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str]) -> ColumnSpec:
+def _read_column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str]) -> ColumnSpec:
     if is_the_tables_own(name):
         raise SpecError(f"{path}.name = {name!r}: this name is the table's own")
-    sources = texts(raw, "from", (name,), path)
-    for source in sources:
-        if source not in kinds:
-            key = "from" if "from" in raw else "name"
-            raise SpecError(
-                f"{path}.{key} = {source!r}: no such input column{nearest(source, kinds)}"
-            )
+    sources = read_column_names(
+        {"name": name, **raw}, "from" if "from" in raw else "name", kinds, path
+    )
     if not sources:
         raise SpecError(f"{path}.from: must name at least one input column")
-    role = value(raw, "role", str, "", path)
-    if role not in ROLE_KINDS:
-        raise SpecError(f"{path}.role = {role!r}: unknown role{nearest(role, ROLE_KINDS)}")
-    kind = kinds[sources[0]] if len(sources) == 1 else "row"
-    ops = []
+    role = read_choice(raw, "role", ROLE_KINDS, "", path)
+    column = ColumnSpec(name=name, sources=sources, role=role, width=_read_width(raw, role, path))
+    kind = _kinds_along(sources, (), kinds)[0]
     online = None
-    kinds_there: list[str] = []
-    for number, entry in enumerate(value(raw, "ops", list, [], path)):
+    for number, entry in enumerate(read_value(raw, "ops", list, [], path)):
         here = f"{path}.ops[{number}]"
         op, is_online = operator(entry, here)
-        if kind == "row" and isinstance(op, Python) and len(op.inputs) != len(sources):
-            raise SpecError(
-                f"{here}.inputs: names {len(op.inputs)} inputs, but the column is made from {len(sources)}"
-            )
-        given = follow(op, kind)
-        if given is None:
-            what = f"several columns ({', '.join(sources)})" if kind == "row" else kind
-            raise SpecError(
-                f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {name!r} is {what} here"
-            )
-        if op.columns and (found := tuple(kinds[source] for source in sources)) != op.columns:
-            raise SpecError(
-                f"{here}: {op.name} takes columns of {' and '.join(op.columns)}, and {', '.join(sources)} "
-                f"are {' and '.join(found)}"
-            )
-        if is_online:
-            may_be_left(op, role, kind, sources, f"{here}.online")
-            online = number if online is None else online
-        elif online is not None:
+        kind = _follow(op, kind, column, kinds, here)
+        if is_online and online is None:
+            online = number
+        elif online is not None and not is_online:
             raise SpecError(
                 f"{here}.online: {path}.ops[{online}] is left to the loader, so all after it must be too"
             )
-        ops.append(op)
-        kinds_there.append(kind)
-        kind = given
-    stored_as, as_is = (
-        ("", False) if online is None else left_as(role, kinds_there[online], ops, online)
-    )
-    fits_its_role(name, role, kind, ops if as_is else ops[:online], path)
-    if sum(isinstance(op, Fitted) for op in ops) > MAX_LEVELS:
+        column = dataclasses.replace(column, ops=(*column.ops, op))
+    if len(column.fitted) > MAX_LEVELS:
         raise SpecError(
             f"{path}.ops: at most {MAX_LEVELS} operators that learn can follow each other in a chain"
         )
-    return ColumnSpec(
-        name=name,
-        sources=sources,
-        role=role,
-        ops=tuple(ops),
-        online=online,
-        left_as=stored_as,
-        raw=as_is,
-        width=_width(raw, role, path),
-    )
+    return leave_to_loader(column, online, kinds, path)
 
 
-def may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], here: str) -> None:
-    """Refuses an operator that only the ETL can apply; `here` is the key that leaves it to the loader."""
-    if role not in ("dense", "sparse", "id_list"):
+def _kinds_along(
+    sources: tuple[str, ...], ops: Sequence[Operator], kinds: Mapping[str, str]
+) -> list[str]:
+    """Returns the kind of values before each operator, and after the last."""
+    found = [kinds[sources[0]] if len(sources) == 1 else "row"]
+    for op in ops:
+        found.append(follow(op, found[-1]) or "")
+    return found
+
+
+def _follow(
+    op: Operator, kind: str, column: ColumnSpec, kinds: Mapping[str, str], here: str
+) -> str:
+    """Returns the kind that an operator gives. Raises SpecError if it cannot take the column as it is there."""
+    names = ", ".join(column.sources)
+    if kind == "row" and isinstance(op, Python) and len(op.inputs) != len(column.sources):
         raise SpecError(
-            f"{here}: a {role} column cannot be left to the loader; dense, sparse and id_list ones "
-            "can"
+            f"{here}.inputs: names {len(op.inputs)} inputs, but the column is made from "
+            f"{len(column.sources)}"
+        )
+    given = follow(op, kind)
+    if given is None:
+        what = f"several columns ({names})" if kind == "row" else kind
+        raise SpecError(
+            f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {column.name!r} is {what} here"
+        )
+    found = tuple(kinds[source] for source in column.sources)
+    if op.columns and found != op.columns:
+        raise SpecError(
+            f"{here}: {op.name} takes columns of {' and '.join(op.columns)}, and {names} are "
+            f"{' and '.join(found)}"
+        )
+    return given
+
+
+def leave_to_loader(
+    column: ColumnSpec, number: int | None, kinds: Mapping[str, str], path: str
+) -> ColumnSpec:
+    """Leaves a column's operators from that number on to the loader, or none. Raises SpecError if the loader cannot
+    apply them, or if what is then stored does not fit the column's role."""
+    along = _kinds_along(column.sources, column.ops, kinds)
+    stored_as = ""
+    raw = False
+    if number is not None:
+        for op, kind in zip(column.ops[number:], along[number:], strict=False):
+            _check_leavable(op, column, kind, path)
+        stored_as, raw = _stored_type(column, along[number], column.ops[number:])
+    _check_role(column, along[-1], column.ops if raw else column.ops[:number], path)
+    return dataclasses.replace(column, online=number, left_as=stored_as, raw=raw)
+
+
+def _check_leavable(op: Operator, column: ColumnSpec, kind: str, path: str) -> None:
+    """Refuses an operator that only the ETL can apply."""
+    if column.role not in ("dense", "sparse", "id_list"):
+        raise SpecError(
+            f"{path}: a {column.role} column cannot be left to the loader; dense, sparse and id_list "
+            "columns can"
         )
     if kind == "row":
         raise SpecError(
-            f"{here}: {op.name} takes several columns ({', '.join(sources)}), and one is stored; "
-            "apply it in the ETL, or as a [[transform]] over columns that are"
+            f"{path}: {op.name} takes several columns ({', '.join(column.sources)}), so it cannot be left "
+            "to the loader; apply it in the ETL, or as a [[transform]] over columns of the table"
         )
     if isinstance(op, Python):
         raise SpecError(
-            f"{here}: python cannot be left to the loader; name {op.function!r} as the function of "
+            f"{path}: python cannot be left to the loader; name {op.function!r} as the function of "
             "a [[transform]]"
         )
     if op.needs:
         raise SpecError(
-            f"{here}: {op.name} must know a row's {' and '.join(op.needs)}, which the ETL alone "
-            "does"
+            f"{path}: {op.name} must know a row's {' and '.join(op.needs)}, which only the ETL knows"
         )
 
 
-def left_as(role: str, kind: str, ops: Sequence[Operator], online: int) -> tuple[str, bool]:
-    """The type in which a column of that kind is stored for its operators from `online` on, and whether nulls stay."""
-    if role == "sparse" and all(op.online_too for op in ops[online:]):
-        return ops[online].left_as, False
-    number = follow(ops[online], kind) is not None and "number" in ops[online].takes
+def _stored_type(column: ColumnSpec, kind: str, left: Sequence[Operator]) -> tuple[str, bool]:
+    """Returns the type in which values of that kind are stored for the loader's operators, and whether nulls stay."""
+    if column.role == "sparse" and all(op.online_too for op in left):
+        return left[0].left_as, False
     if kind in LISTS.values():
         return ("list<double>" if kind == "numbers" else "list<string>"), True
-    return ("double" if kind == "number" and number else "string"), True
+    return ("double" if kind == "number" and "number" in left[0].takes else "string"), True
 
 
-def _filled(ops: Sequence[Operator]) -> bool:
-    return any(isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in ops)
-
-
-def fits_its_role(
-    name: str, role: str, kind: str, until_stored: Sequence[Operator], path: str
-) -> None:
-    """Refuses a chain that ends in another kind than its role needs, or leaves nulls where none can be stored."""
-    wanted = ROLE_KINDS[role][0]
+def _check_role(column: ColumnSpec, kind: str, until_stored: Sequence[Operator], path: str) -> None:
+    """Refuses a chain that ends in another kind than its role needs, or leaves nulls that cannot be stored."""
+    wanted = ROLE_KINDS[column.role][0]
     if kind != wanted:
         hint = {
             "id": "add categorify or hash",
@@ -348,31 +361,32 @@ def fits_its_role(
             "text": "leave them out",
         }.get(wanted, "add an operator that gives numbers")
         raise SpecError(
-            f"{path}: column {name!r} has role {role!r}, which needs {wanted}, but its operators end in "
-            f"{kind}; {hint}"
+            f"{path}: column {column.name!r} has role {column.role!r}, which needs {wanted}, but its "
+            f"operators end in {kind}; {hint}"
         )
-    if role in ("dense", "weight") and not _filled(until_stored):
+    is_filled = any(
+        isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in until_stored
+    )
+    if column.role in ("dense", "weight") and not is_filled:
         raise SpecError(
-            f"{path}: column {name!r} may have nulls, which a {role} column cannot store; add "
-            '{op = "fill"}'
+            f"{path}: column {column.name!r} may have nulls, which a {column.role} column cannot store; "
+            'add {op = "fill"}'
         )
 
 
-def _width(raw: dict[str, Any], role: str, path: str) -> int | None:
+def _read_width(raw: dict[str, Any], role: str, path: str) -> int | None:
     if "embedding" not in raw:
         return None
     if role not in ("sparse", "id_list"):
         raise SpecError(f"{path}.embedding: a {role} column has none")
-    embedding = value(raw, "embedding", dict, {}, path)
-    known(embedding, ("width",), f"{path}.embedding")
-    width = value(embedding, "width", int, 0, f"{path}.embedding")
-    if not 1 <= width <= MAX_WIDTH:
-        raise SpecError(f"{path}.embedding.width = {width}: must be from 1 to {MAX_WIDTH}")
-    return int(width)
+    embedding = read_value(raw, "embedding", dict, {}, path)
+    path = f"{path}.embedding"
+    check_keys(embedding, ("width",), path)
+    return read_count(embedding, "width", 0, MAX_WIDTH, path)
 
 
 def operator(raw: Any, path: str) -> tuple[Operator, bool]:
-    """The operator that an entry of a chain names, and whether it is left to the loader."""
+    """Returns the operator that an entry of a chain names, and whether it is left to the loader."""
     if not isinstance(raw, dict) or "op" not in raw:
         raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
     if raw["op"] not in OPERATORS:
@@ -381,7 +395,7 @@ def operator(raw: Any, path: str) -> tuple[Operator, bool]:
         )
     kind = OPERATORS[raw["op"]]
     parameters = {f.name: f for f in dataclasses.fields(kind)}
-    known({k: v for k, v in raw.items() if k not in ("op", "online")}, parameters, path)
+    check_keys({k: v for k, v in raw.items() if k not in ("op", "online")}, parameters, path)
     hints = _hints(kind)
     given: dict[str, Any] = {}
     for key, parameter in parameters.items():
@@ -390,7 +404,7 @@ def operator(raw: Any, path: str) -> tuple[Operator, bool]:
         elif parameter.default is dataclasses.MISSING:
             raise SpecError(f"{path}: {kind.name} needs {key}")
     try:
-        return kind(**given), bool(value(raw, "online", bool, False, path))
+        return kind(**given), bool(read_value(raw, "online", bool, False, path))
     except OperatorError as error:
         raise SpecError(f"{path}.{error}") from None
 
@@ -402,17 +416,17 @@ def _hints(kind: type[Operator]) -> dict[str, Any]:
 
 def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:
     if hint == "str | tuple[str, ...]":
-        found = texts(raw, key, (), path)
+        found = read_texts(raw, key, (), path)
         return found[0] if isinstance(raw[key], str) else found
     if hint.startswith("tuple[str"):
-        return texts(raw, key, (), path)
+        return read_texts(raw, key, (), path)
     if hint.startswith("tuple[float"):
-        found = value(raw, key, list, [], path)
+        found = read_value(raw, key, list, [], path)
         if any(isinstance(item, bool) or not isinstance(item, (int, float)) for item in found):
             raise SpecError(f"{path}.{key} = {found!r}: must be numbers")
         return tuple(float(item) for item in found)
     if "float" in hint:
-        return float(value(raw, key, (int, float), None, path))
-    return value(
+        return float(read_value(raw, key, (int, float), None, path))
+    return read_value(
         raw, key, {"<class 'str'>": str, "<class 'bool'>": bool}.get(hint, int), None, path
     )

@@ -1,15 +1,15 @@
-"""Splits that a spec cuts and no row lies in: `empty_splits` says which they are, and why that is likely."""
+"""`empty_splits` names splits without rows, and the likely cause."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice.etl.spec.spec import TableSpec
+from sluice.etl.spec.table_section import TableSpec
 
 
 def empty_splits(table: TableSpec, rows: Mapping[str, int]) -> list[str]:
-    """One line for each split without rows, with its likely cause and what to do. `rows` holds the number of rows of
-    each split that has any."""
+    """Returns one line for each split without rows, with its likely cause and what to do. `rows` holds the number of
+    rows of the other splits."""
     names = list(table.split)
     fullest = max(rows, key=rows.__getitem__, default=None)
     there = (

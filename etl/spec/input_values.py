@@ -1,7 +1,7 @@
-"""Values of a Parquet column in the type that a spec gives to it: `converted`, the same in the ETL and in the loader.
+"""`converted` converts a Parquet column to the type of a spec, in the ETL and in the loader alike.
 
-They become what Spark's `try_cast` makes of them, but that a fraction is no `int`; a kind of column for which that is
-not built here is refused.
+The result is that of Spark's `try_cast`, except that a fraction does not fit `int`. Types without a conversion here are
+refused.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _READ = {
 }
 _SECONDS_OF_A_DAY = 86_400
 _EXACT_DIGITS = 15
-"""Whole numbers of so many digits are floats without rounding."""
+"""Whole numbers of up to so many digits become floats without rounding."""
 
 
 def spark_name(kind: pa.DataType) -> str:
-    """The name that Spark has for a type in a Parquet file."""
+    """Returns Spark's name for a type in a Parquet file."""
     if pa.types.is_dictionary(kind):
         return spark_name(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -59,8 +59,9 @@ def spark_name(kind: pa.DataType) -> str:
 
 
 def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
-    """The values in the type of a spec's column, and which of them do not fit it, if any may not; ArrowInvalid if this
-    kind of values is not read here. Times are seconds since 1970; without a zone they are taken to be in UTC."""
+    """Returns the values in the type of a spec's column, and which values do not fit it, or None if all types of values
+    do. Raises ArrowInvalid for types that are not read here. Times become seconds since 1970. Times without a zone are
+    in UTC."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     have = values.type
@@ -81,7 +82,7 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
 
 
 def _floats(values: pa.Array) -> pa.Array:
-    """The nearest float to each decimal; Arrow's own cast misses the last digit of some."""
+    """Returns the nearest float to each decimal. Arrow's own cast misses the last digit of some."""
     kind, end = values.type, values.offset + len(values)
     if not (
         len(values)
@@ -112,7 +113,7 @@ def _seconds(values: pa.Array) -> pa.Array:
 
 
 def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
-    """Numbers as whole ones; a fraction, and what no 64 bits hold, does not fit."""
+    """Returns numbers as int64, and which of them do not fit: fractions, and numbers beyond 64 bits."""
     nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
     numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
     fits = (
@@ -124,7 +125,7 @@ def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
 
 
 def _whole_decimals(values: pa.Array) -> tuple[pa.Array, _Flags]:
-    """The same of decimals, digit by digit: a float would miss the last ones of a long id."""
+    """Returns the same for decimals, without floats, which would miss the last digits of a long id."""
     whole, exact = values.cast(pa.int64(), safe=False), pa.decimal256(76, max(0, values.type.scale))
     lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
     return pc.if_else(lost, pa.scalar(None, pa.int64()), whole), lost.to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""The columns of a file by name, parts of structs among them: `user.id` is the part `id` of the struct `user`."""
+"""The columns of a file, with the parts of structs: `user.id` is the part `id` of the struct `user`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def parts(schema: pa.Schema) -> Iterator[pa.Field]:
-    """The columns in their order; in place of a struct its parts, by dotted names."""
+    """Yields the columns in order. A struct is replaced by its parts, with dotted names."""
     for field in schema:
         yield from _parts(field.name, field.type)
 
@@ -26,7 +26,7 @@ def _parts(name: str, kind: pa.DataType) -> Iterator[pa.Field]:
 
 
 def flattened(table: Rows) -> Rows:
-    """A table, or a batch, with the parts of its structs as columns of their own; null where the struct is."""
+    """Returns a table, or a batch, with the parts of structs as columns. A part is null where the struct is null."""
     if not any(pa.types.is_struct(kind) for kind in table.schema.types):
         return table
     found = [
@@ -46,6 +46,6 @@ def _columns(name: str, column: Any) -> Iterator[tuple[str, Any]]:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
+    """Returns a column as one array."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -1,9 +1,9 @@
-"""Which code may be imported because a spec names it: `Permission`. `sluice.etl.spec.code_options` reads it from a
+"""`Permission`: the modules and functions that a spec may import. `sluice.etl.spec.code_options` reads it from a
 command line.
 
-A table, a checkpoint and a run folder are data: nothing is imported because they name it. Code comes from the user's
-own spec (`--spec FILE`) or from a module that the user allows (`--allow-code MODULE`), each time a program begins: what
-was allowed is recorded nowhere. Sluice's own operators need neither.
+A table, a checkpoint and a run folder are data, so Sluice imports nothing because they name it. Code comes from the
+user's own spec (`--spec FILE`) or from a module that the user allows (`--allow-code MODULE`). The user allows it each
+time a program starts, because no permission is stored. Sluice's own operators need none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Permission:
     """Permission to import functions."""
 
     modules: frozenset[str] = frozenset()
-    """Modules whose own functions may be imported; functions that such a module only borrows from another are not
-    included."""
+    """Modules whose functions may be imported. Functions that such a module imports from another are not included."""
     functions: frozenset[str] = frozenset()
     """Single functions that may be imported, as "module:function"."""
 
@@ -35,12 +34,12 @@ class Permission:
         for module in self.modules:
             if not MODULE_NAME.fullmatch(module):
                 raise OperatorError(
-                    f'allow_code: {module!r} is no module\'s name; write for instance "mine.features"'
+                    f'allow_code: {module!r} is not the name of a module; write for instance "mine.features"'
                 )
 
     @classmethod
     def of(cls, allowed: Permission | Iterable[str]) -> Permission:
-        """What a caller allows, given as this or as the names of modules."""
+        """Returns the permission of a caller, who passes a Permission or names of modules."""
         if isinstance(allowed, str):
             raise OperatorError(
                 f"allow_code = {allowed!r}: must be several names; write ({allowed!r},)"
@@ -48,13 +47,13 @@ class Permission:
         return allowed if isinstance(allowed, Permission) else cls(frozenset(allowed))
 
     def load(self, function: str, named_by: str) -> Callable[..., Any]:
-        """Imports the function "module:function", which `named_by` names; OperatorError if it may not or cannot be
-        imported."""
+        """Imports the function "module:function", which `named_by` names. Raises OperatorError if it may not or cannot
+        be imported."""
         module, name = _parts(function)
         if function not in self.functions and module not in self.modules:
             raise OperatorError(
                 f"{named_by} names the function {function!r}, which must run here. A table is data, so "
-                f"nothing it names is imported unless you say so: {_how(module)}"
+                f"its functions are imported only if you allow it: {_how(module)}"
             )
         try:
             found = getattr(importlib.import_module(module), name)
@@ -73,14 +72,14 @@ class Permission:
 
 
 def function_name(text: str) -> str:
-    """The name of a function in a command line. Its module is found as `python -m` finds modules."""
+    """Checks the name of a function in a command line. Finds its module as `python -m` does."""
     _parts(text)
     find_modules_here()
     return text
 
 
 def find_modules_here() -> None:
-    """Has modules of the current folder found, as `python -m` does."""
+    """Makes modules of the current folder importable, as `python -m` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -94,8 +93,8 @@ def _parts(function: str) -> tuple[str, str]:
 
 def _how(module: str) -> str:
     return (
-        f"if you trust this code, give --allow-code {module} (in Python: allow_code=({module!r},)), or with --spec "
-        "FILE the spec of your own that names it"
+        f"if you trust this code, pass --allow-code {module} (in Python: allow_code=({module!r},)), or --spec FILE "
+        "with your own spec that names it"
     )
 
 

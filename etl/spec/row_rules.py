@@ -1,4 +1,4 @@
-"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`RowRules`)."""
+"""`RowRules`: what a spec does to rows before columns are made, with filters, samples, joins and histories."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
 from sluice.etl.spec.toml_keys import (
+    ONE_VALUE,
     SpecError,
-    column,
-    encoding,
-    known,
-    needed,
-    section,
-    sections,
-    texts,
-    value,
+    check_keys,
+    read_choice,
+    read_column_name,
+    read_column_names,
+    read_count,
+    read_encoding,
+    read_required,
+    read_section,
+    read_sections,
+    read_texts,
+    read_value,
 )
 
 FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
+MAX_ROWS_BACK = 10_000
 JOIN_FORMATS = ("parquet", "delta", "csv", "json")
 _OF_CSV = ("delimiter", "encoding", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
 BETWEEN = "\x1f"
-"""What stands between the texts of a key that joins several columns."""
+"""Separates the texts of a key that joins several columns."""
 ESCAPED = {"\x1b": "\x1b0", BETWEEN: "\x1b1"}
-"""What such a text has in place of these characters, so that no two keys become one."""
+"""The escapes for these characters inside such a text. Without them two keys could become equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Keeps the rows in which the comparison with an input column's value holds; it never holds for a missing value."""
+    """Keeps the rows in which a comparison with an input column's value holds. It never holds for a missing value."""
 
     column: str
     op: str
@@ -51,15 +56,15 @@ class Filter:
         if self.op in ("present", "missing"):
             return pc.is_valid(values) if self.op == "present" else pc.is_null(values)
         if self.op in ("in", "not in"):
-            there = pc.is_in(values, pa.array(self.value, values.type))
-            return there if self.op == "in" else pc.and_(pc.is_valid(values), pc.invert(there))
+            listed = pc.is_in(values, pa.array(self.value, values.type))
+            return listed if self.op == "in" else pc.and_(pc.is_valid(values), pc.invert(listed))
         return pc.fill_null(COMPARISONS[self.op](values, pa.scalar(self.value, values.type)), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Keeps a share of the rows with label 0, chosen by their keys; `weight` names the column that makes up for the
-    loss."""
+    """Keeps a share of the rows with label 0, chosen by their keys. `weight` names the column that compensates for the
+    dropped rows."""
 
     negatives: float
     weight: str | None = None
@@ -71,8 +76,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negatives:
-    """Adds for each row with label 1 `each` rows of label 0 with another value of `column`, drawn from all values that
-    the training split has: `by` their count, or evenly."""
+    """For each row with label 1, adds `each` rows of label 0 with another value of `column`. The values are drawn from
+    those of the training split, in proportion to their count or evenly (`by`)."""
 
     column: str
     each: int
@@ -80,7 +85,7 @@ class Negatives:
 
     @property
     def learns(self) -> Categorify:
-        """The operator that learns which values there are."""
+        """The operator that learns the values to draw from."""
         return Categorify(min_count=1, max_size=MAX_VALUES)
 
     def drawn(
@@ -90,8 +95,7 @@ class Negatives:
         keys: npt.NDArray[np.uint64],
         state: pa.Table,
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
-        """Returns first all rows as they are, then the drawn ones; and for each the number of the row that it comes
-        from."""
+        """Returns all rows, then the drawn ones, and the number of the row from which each was made."""
         positive = np.flatnonzero(
             pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
                 zero_copy_only=False
@@ -125,7 +129,8 @@ class Negatives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dedup:
-    """Keeps one of the rows that agree in `by` (in everything, if empty): the `keep` = first or last in `order`."""
+    """Keeps one of the rows with equal values in `by` (in all columns, if empty): the first or last in `order`
+    (`keep`)."""
 
     by: tuple[str, ...]
     order: str | None
@@ -134,7 +139,7 @@ class Dedup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Adds columns of a side table, by key; with `time` and `their_time`, those of its latest row that is not later."""
+    """Adds columns of a side table, by key. With `time` and `their_time`, takes its latest row that is not later."""
 
     path: str
     format: str
@@ -145,13 +150,14 @@ class Join:
     delimiter: str = ","
     encoding: str = "utf-8"
     fields: tuple[str, ...] = ()
-    """The names of a csv file's columns in order, if the file does not begin with them."""
+    """The names of a csv file's columns in order, if the file has no header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first; with
-    `lag` n it is only the value n rows ago, or with `difference` the present value less that one."""
+    """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first.
+
+    With `lag` n it is only the value n rows ago. With `difference` it is the present value less that one."""
 
     name: str
     of: str
@@ -166,7 +172,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """All rules on rows, in the order in which they are applied: dedup, joins, histories, then filters and samples."""
+    """All rules on rows. They are applied in this order: dedup, joins, histories, filters, samples."""
 
     dedup: Dedup | None = None
     joins: tuple[Join, ...] = ()
@@ -177,65 +183,50 @@ class RowRules:
 
     @property
     def relational(self) -> bool:
-        """Whether rows must meet other rows, which Spark SQL does between parsing and everything else."""
+        """Whether rows are combined with other rows. Spark SQL does this directly after parsing."""
         return bool(self.dedup or self.joins or self.histories)
 
     @property
     def looks_back(self) -> bool:
-        """Whether columns come from other rows, so that serving must know some of them."""
+        """Whether columns come from other rows, so that serving needs some of these rows."""
         return bool(self.joins or self.histories)
-
-    @property
-    def alone(self) -> bool:
-        """Whether all rows stay as they are."""
-        return not (self.filters or self.sample or self.negatives)
 
 
 SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
 
 
 def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str, str]) -> RowRules:
-    """Reads the sections on rows. Columns that joins and histories make are added to `kinds`, for the [[column]]s to
-    use."""
-    dedup = _dedup(section(raw, "dedup"), kinds) if "dedup" in raw else None
-    joins = tuple(_join(entry, path, kinds, types) for path, entry in sections(raw, "join"))
-    histories = [_history(entry, path, kinds) for path, entry in sections(raw, "history")]
-    histories += [_lag(entry, path, kinds) for path, entry in sections(raw, "lag")]
-    filters = tuple(_filter(entry, path, kinds) for path, entry in sections(raw, "filter"))
+    """Reads the sections on rows. Adds the columns of joins and histories to `kinds`, for the [[column]] entries."""
+    dedup = _read_dedup(read_section(raw, "dedup"), kinds) if "dedup" in raw else None
+    joins = tuple(
+        _read_join(entry, path, kinds, types) for path, entry in read_sections(raw, "join")
+    )
+    histories = [_read_history(entry, path, kinds) for path, entry in read_sections(raw, "history")]
+    histories += [_read_lag(entry, path, kinds) for path, entry in read_sections(raw, "lag")]
+    filters = tuple(
+        _read_filter(entry, path, kinds) for path, entry in read_sections(raw, "filter")
+    )
     return RowRules(
         dedup=dedup,
         joins=joins,
         histories=tuple(histories),
         filters=filters,
-        sample=_sample(raw),
-        negatives=_negatives(raw, kinds),
+        sample=_read_sample(raw),
+        negatives=_read_negatives(raw, kinds),
     )
 
 
-def _dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
-    known(raw, ("by", "order", "keep"), "dedup")
-    by = texts(raw, "by", (), "dedup")
-    for name in by:
-        if name not in kinds:
-            raise SpecError(f"dedup.by = {name!r}: no such input column{nearest(name, kinds)}")
-    keep = value(raw, "keep", str, "last", "dedup")
-    if keep not in ("first", "last"):
-        raise SpecError(f"dedup.keep = {keep!r}: must be first or last")
-    return Dedup(by=by, order=_order(raw, "dedup", kinds) if "order" in raw else None, keep=keep)
+def _read_dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
+    check_keys(raw, ("by", "order", "keep"), "dedup")
+    return Dedup(
+        by=read_column_names(raw, "by", kinds, "dedup"),
+        order=read_column_name(raw, "order", kinds, "dedup", ONE_VALUE) if "order" in raw else None,
+        keep=read_choice(raw, "keep", ("first", "last"), "last", "dedup"),
+    )
 
 
-def _order(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> str:
-    """Reads the name of a column of one value a row; whether texts sort as times do is checked when they are read."""
-    name = column(raw, "order", kinds, path)
-    if kinds[name] not in ("text", "number"):
-        raise SpecError(
-            f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row"
-        )
-    return name
-
-
-def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
-    name = str(needed(raw, "name", str, path))
+def _read_new_name(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
+    name = str(read_required(raw, "name", str, path))
     if name in kinds or not name or name.startswith("_"):
         raise SpecError(
             f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own"
@@ -243,95 +234,86 @@ def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
     return name
 
 
-def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[str, str]) -> Join:
-    known(raw, ("path", "format", "on", "columns", "time", "their_time", *_OF_CSV), path)
-    form = value(raw, "format", str, "parquet", path)
-    if form not in JOIN_FORMATS:
-        raise SpecError(f"{path}.format = {form!r}: unknown format{nearest(form, JOIN_FORMATS)}")
-    on = texts(raw, "on", (), path)
-    for name in on:
-        if name not in kinds:
-            raise SpecError(f"{path}.on = {name!r}: no such input column{nearest(name, kinds)}")
+def _read_join(
+    raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[str, str]
+) -> Join:
+    check_keys(raw, ("path", "format", "on", "columns", "time", "their_time", *_OF_CSV), path)
+    form = read_choice(raw, "format", JOIN_FORMATS, "parquet", path)
+    on = read_column_names(raw, "on", kinds, path)
     if not on:
         raise SpecError(f"{path}.on: must name the columns to join by")
     if form != "csv" and (key := next((key for key in _OF_CSV if key in raw), None)):
-        raise SpecError(f"{path}.{key}: is for csv alone, and {path}.format is {form!r}")
-    delimiter, fields = value(raw, "delimiter", str, ",", path), texts(raw, "fields", (), path)
+        raise SpecError(f"{path}.{key}: needs {path}.format csv, and it is {form!r}")
+    delimiter, fields = (
+        read_value(raw, "delimiter", str, ",", path),
+        read_texts(raw, "fields", (), path),
+    )
     if ("time" in raw) != ("their_time" in raw):
         raise SpecError(f"{path}: give both time and their_time, or neither")
     added = {}
-    for entry in texts(raw, "columns", (), path):
+    for entry in read_texts(raw, "columns", (), path):
         name, _, kind = entry.rpartition(":")
         if kind not in types:
             raise SpecError(f"{path}.columns = {entry!r}: write name:type{nearest(kind, types)}")
         if name in kinds:
             raise SpecError(f"{path}.columns = {name!r}: there is a column of this name already")
         added[name] = kind
-    for name in (*on, *added, value(raw, "their_time", str, None, path)) if fields else ():
+    for name in (*on, *added, read_value(raw, "their_time", str, None, path)) if fields else ():
         if name is not None and name not in fields:
             raise SpecError(f"{path}.fields: {name!r} is none of them{nearest(name, fields)}")
     if not added:
         raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')
-    time = column(raw, "time", kinds, path) if "time" in raw else None
-    if time is not None and kinds[time] != "number":
-        raise SpecError(f"{path}.time = {time!r}: holds {kinds[time]}, not numbers")
+    time = read_column_name(raw, "time", kinds, path, ("number",)) if "time" in raw else None
     kinds.update({name: types[kind] for name, kind in added.items()})
     return Join(
-        path=str(needed(raw, "path", str, path)),
+        path=str(read_required(raw, "path", str, path)),
         format=form,
         on=on,
         columns=added,
         time=time,
-        their_time=value(raw, "their_time", str, None, path),
+        their_time=read_value(raw, "their_time", str, None, path),
         delimiter=delimiter,
         fields=fields,
-        encoding=encoding(raw, path, delimiter),
+        encoding=read_encoding(raw, path, delimiter),
     )
 
 
-def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
-    known(raw, ("name", "of", "by", "order", "length", "positive"), path)
-    name, of = _new(raw, path, kinds), column(raw, "of", kinds, path)
-    length = needed(raw, "length", int, path)
-    if not 1 <= length <= 10_000:
-        raise SpecError(f"{path}.length = {length}: must be from 1 to 10000")
-    if kinds[of] not in ("text", "number"):
-        raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}; a history is of texts or numbers")
+def _read_history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+    check_keys(raw, ("name", "of", "by", "order", "length", "positive"), path)
+    name = _read_new_name(raw, path, kinds)
+    of = read_column_name(raw, "of", kinds, path, ONE_VALUE)
     found = History(
         name=name,
         of=of,
-        by=column(raw, "by", kinds, path),
-        order=_order(raw, path, kinds),
-        length=length,
-        positive=value(raw, "positive", bool, False, path),
+        by=read_column_name(raw, "by", kinds, path),
+        order=read_column_name(raw, "order", kinds, path, ONE_VALUE),
+        length=read_count(raw, "length", 0, MAX_ROWS_BACK, path),
+        positive=read_value(raw, "positive", bool, False, path),
     )
     kinds[name] = {"text": "texts", "number": "numbers"}[kinds[of]]
     return found
 
 
-def _lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
-    known(raw, ("name", "of", "by", "order", "rows", "difference"), path)
-    name, of = _new(raw, path, kinds), column(raw, "of", kinds, path)
-    rows, difference = value(raw, "rows", int, 1, path), value(raw, "difference", bool, False, path)
-    if not 1 <= rows <= 10_000:
-        raise SpecError(f"{path}.rows = {rows}: must be from 1 to 10000")
-    if kinds[of] != "number" and (difference or kinds[of] != "text"):
-        raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}, of which there is no difference")
+def _read_lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+    check_keys(raw, ("name", "of", "by", "order", "rows", "difference"), path)
+    name = _read_new_name(raw, path, kinds)
+    difference = read_value(raw, "difference", bool, False, path)
+    of = read_column_name(raw, "of", kinds, path, ("number",) if difference else ONE_VALUE)
     found = History(
         name=name,
         of=of,
-        by=column(raw, "by", kinds, path),
-        order=_order(raw, path, kinds),
-        lag=rows,
+        by=read_column_name(raw, "by", kinds, path),
+        order=read_column_name(raw, "order", kinds, path, ONE_VALUE),
+        lag=read_count(raw, "rows", 1, MAX_ROWS_BACK, path),
         difference=difference,
     )
     kinds[name] = kinds[of]
     return found
 
 
-def _filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
-    known(raw, ("column", "op", "value"), path)
-    name, op = column(raw, "column", kinds, path), needed(raw, "op", str, path)
+def _read_filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
+    check_keys(raw, ("column", "op", "value"), path)
+    name, op = read_column_name(raw, "column", kinds, path), read_required(raw, "op", str, path)
     if op not in FILTERS:
         raise SpecError(f"{path}.op = {op!r}: unknown comparison{nearest(op, FILTERS)}")
     if ("value" in raw) == (op in ("present", "missing")):
@@ -351,31 +333,24 @@ def _filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
     return Filter(column=name, op=op, value=given)
 
 
-def _sample(raw: Mapping[str, Any]) -> Sample | None:
+def _read_sample(raw: Mapping[str, Any]) -> Sample | None:
     if "sample" not in raw:
         return None
-    about = section(raw, "sample")
-    known(about, ("negatives", "weight"), "sample")
-    share = float(needed(about, "negatives", (int, float), "sample"))
+    about = read_section(raw, "sample")
+    check_keys(about, ("negatives", "weight"), "sample")
+    share = float(read_required(about, "negatives", (int, float), "sample"))
     if not 0 < share <= 1:
         raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
-    return Sample(negatives=share, weight=value(about, "weight", str, None, "sample"))
+    return Sample(negatives=share, weight=read_value(about, "weight", str, None, "sample"))
 
 
-def _negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | None:
+def _read_negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | None:
     if "negatives" not in raw:
         return None
-    about = section(raw, "negatives")
-    known(about, ("column", "each", "by"), "negatives")
-    name, each = (
-        column(about, "column", kinds, "negatives"),
-        value(about, "each", int, 1, "negatives"),
+    about = read_section(raw, "negatives")
+    check_keys(about, ("column", "each", "by"), "negatives")
+    return Negatives(
+        column=read_column_name(about, "column", kinds, "negatives", ONE_VALUE),
+        each=read_count(about, "each", 1, 100, "negatives"),
+        by=read_choice(about, "by", ("count", "value"), "count", "negatives"),
     )
-    if kinds[name] not in ("text", "number"):
-        raise SpecError(f"negatives.column = {name!r}: holds {kinds[name]}, not one value a row")
-    if not 1 <= each <= 100:
-        raise SpecError(f"negatives.each = {each}: must be from 1 to 100")
-    by = value(about, "by", str, "count", "negatives")
-    if by not in ("count", "value"):
-        raise SpecError(f"negatives.by = {by!r}: must be count or value")
-    return Negatives(column=name, each=each, by=by)

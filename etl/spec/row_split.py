@@ -1,6 +1,6 @@
-"""The key of each row by the rule of its table, and the split that it lies in: `row_keys` and `split_of`.
+"""`row_keys` and `split_of`: the key of each row by the rule of its table, and the row's split.
 
-Both follow from the row's own values: not from the cluster, nor from other rows.
+Both depend only on the row's own values, not on the cluster or on other rows.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ _SPLIT = np.uint64(0x5EED5EED00000001)
 
 
 def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
-    """The number of each row's split; -1 where `split_column` names none, or `split_time` has no time."""
-    found = _of_labelled(columns, keys, spec)
+    """Returns the number of each row's split, or -1 if `split_column` names none, or `split_time` has no time."""
+    found = _split_labelled(columns, keys, spec)
     if not spec.table.unlabelled:
         return found
     unknown = pc.is_null(spec.labels(columns)).to_numpy(zero_copy_only=False)
     return np.where(unknown, np.int32(len(spec.table.split) - 1), found)
 
 
-def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
+def _split_labelled(
+    columns: Mapping[str, pa.Array], keys: Keys, spec: Spec
+) -> npt.NDArray[np.int32]:
     table = spec.table
     if table.split_column:
         place = pc.index_in(
@@ -41,9 +43,8 @@ def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt
         )
         return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
     if table.split_time:
-        at = as_number(columns[table.split_time]).to_numpy(
-            zero_copy_only=False
-        )  # NaN where it is missing
+        # NaN stands for a missing time.
+        at = as_number(columns[table.split_time]).to_numpy(zero_copy_only=False)
         return np.where(
             np.isnan(at),
             np.int32(-1),
@@ -57,14 +58,14 @@ def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt
 
 
 def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
-    """One key for each row, from the columns that the table's rule names: splits, files, folds and samples depend on
+    """Returns one key for each row, from the columns of the table's rule. Splits, files, folds and samples depend on
     it."""
     return hash_of(columns, spec.rule.columns, spec.rule.seed)
 
 
 def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
-    """What decides each row's fold: its key, but without a column that has become the label since the table's first
-    version. Rows that agree in all else lie in one fold, so no fold says anything of a label."""
+    """Returns the keys that decide the rows' folds: the row keys, without a column that has become the label since the
+    table's first version. Rows that differ only in the label are in one fold, so a fold tells nothing about a label."""
     columns_of_fold = spec.rule.without(spec.label)
     if columns_of_fold == spec.rule.columns:
         return keys
@@ -76,20 +77,18 @@ def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
 
 
 def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
-    """One hash for each row, from some columns, each as the type that it had in the table's first version."""
-    return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
+    """Returns one hash for each row, from some columns in the types of the table's first version."""
+    return hash_rows([_join_lists(as_first(columns[column.name], column)) for column in by], seed)
 
 
 def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
-    """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
-    key."""
-    return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+    """Returns one hash for each row, from all its columns in any order. It decides between rows with the same key."""
+    return hash_rows([_join_lists(columns[name]) for name in sorted(columns)], 0)
 
 
 def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
-    """What orders rows of one moment, one number after the other, so that no label comes first: hashes of their keys
-    and of their columns, each without the label. Only between rows that differ in nothing else the label counts, and
-    there its hash does."""
+    """Returns the numbers that order rows of one moment: hashes of their keys and of their columns, each without the
+    label. The hash with the label comes last. It decides only between rows that differ in nothing else."""
     whole = {name: values for name, values in columns.items() if name not in spec.input.marks}
     others = {name: values for name, values in whole.items() if name != spec.label}
     return [
@@ -100,8 +99,8 @@ def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
-    """Converts values to the type that the column had in the table's first version. A value that this type cannot hold
-    was not in the first version, and counts as missing."""
+    """Converts values to the column's type in the table's first version. A value that this type cannot hold counts as
+    missing."""
     if column.type == column.first_type:
         return values
     kind = pa.int64() if column.first_type == "int" else pa.float64()
@@ -122,8 +121,8 @@ def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
         return None
 
 
-def _joined(column: pa.Array) -> pa.Array:
-    """Joins a list into one text, for its hash."""
+def _join_lists(column: pa.Array) -> pa.Array:
+    """Joins each list into one text for its hash."""
     return (
         pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f")
         if pa.types.is_list(column.type)

@@ -1,7 +1,7 @@
-"""Work on a table's columns that is left to whoever reads it, training, evaluation and server alike: `TableTransform`.
+"""`TableTransform`: a change to a table's columns that training, evaluation and server apply.
 
-A spec names it as a [[transform]], a command line as `--transform`. It is recorded as data: a function that it names
-is imported by a `Permission` alone (`sluice.etl.spec.permission`).
+A spec names it as a [[transform]], a command line as `--transform`. It is recorded as data. Only a `Permission` imports
+a function that it names (`sluice.etl.spec.permission`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import operator
-from sluice.etl.spec.toml_keys import SpecError, known, needed, sections, texts, value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    check_keys,
+    read_required,
+    read_sections,
+    read_texts,
+    read_value,
+)
 
 KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
-"""The roles that a model takes, and the kind (see `sluice.etl.ops.base`) of such a column's values."""
+"""The roles of a model's inputs, and the kind (see `sluice.etl.ops.base`) of their values."""
 _TYPES = {
     "dense": ("float", "scalar"),
     "sparse": ("int32", "scalar"),
@@ -36,31 +43,31 @@ _SHORT = "write module:function, or module:function:inputs>outputs, for instance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformOutput:
-    """One column that a transform gives."""
+    """One column that a transform returns."""
 
     name: str
     role: str = ""
-    """`dense`, `sparse` or `id_list`; empty for a column that is there and keeps its role, or as operators give it."""
+    """`dense`, `sparse` or `id_list`. Empty for an existing column, or if operators decide it."""
     cardinality: int | None = None
-    """All ids are below it; None: as the column that is there has it."""
+    """All ids are below it. None: the cardinality of the existing column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTransform:
-    """A function, or a chain of built-in operators, over some columns of a table."""
+    """A function, or a chain of built-in operators, on some columns of a table."""
 
     name: str
     function: str = ""
-    """The function as "module:function"; empty: `ops` do it."""
+    """The function as "module:function". Empty if `ops` are given."""
     ops: tuple[Operator, ...] = ()
     inputs: tuple[str, ...] = ()
-    """The columns that it gets; empty: all that a model takes."""
+    """The columns that it gets. Empty: all inputs of a model."""
     outputs: tuple[TransformOutput, ...] = ()
-    """The columns that it gives, new ones or changed ones; empty: it may change any of its inputs."""
+    """The columns that it adds or changes. Empty: it may change any of its inputs."""
 
     @property
     def described(self) -> dict[str, Any]:
-        """What it does, as plain values."""
+        """The transform as plain values."""
         return {
             "function": self.function,
             "ops": [op.described for op in self.ops],
@@ -75,23 +82,24 @@ class TableTransform:
 def read_transforms(
     raw: Mapping[str, Any], columns: Mapping[str, str]
 ) -> tuple[TableTransform, ...]:
-    """Reads the [[transform]] entries of a spec whose columns have these roles; what they name must be there."""
+    """Reads the [[transform]] entries of a spec whose columns have these roles. The columns that they name must
+    exist."""
     found: list[TableTransform] = []
     there = {name: Field(name=name, role=role, type="") for name, role in columns.items()}
-    for path, entry in sections(raw, "transform"):
-        one = _read(entry, path)
+    for path, entry in read_sections(raw, "transform"):
+        one = _read_transform(entry, path)
         if any(other.name == one.name for other in found):
             raise SpecError(f"{path}.name = {one.name!r}: another transform has this name")
         try:
-            there = {f.name: f for f in _after(tuple(there.values()), one, sized=False)}
+            there = {f.name: f for f in _apply_transform(tuple(there.values()), one, sized=False)}
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from None
         found.append(one)
     return tuple(found)
 
 
-def _read(entry: dict[str, Any], path: str) -> TableTransform:
-    name = str(needed(entry, "name", str, path))
+def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
+    name = str(read_required(entry, "name", str, path))
     if not re.fullmatch(r"[\w.-]+", name):
         raise SpecError(
             f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'"
@@ -103,20 +111,20 @@ def _read(entry: dict[str, Any], path: str) -> TableTransform:
         )
     own = {key: entry[key] for key in entry if key not in _KEYS or key == "op"}
     if ways != ["op"]:
-        known(entry, _KEYS, path)
+        check_keys(entry, _KEYS, path)
     outputs = tuple(
-        _output(one, f"{path}.outputs[{number}]")
-        for number, one in enumerate(value(entry, "outputs", list, [], path))
+        _read_output(one, f"{path}.outputs[{number}]")
+        for number, one in enumerate(read_value(entry, "outputs", list, [], path))
     )
-    inputs = texts(entry, "inputs", (), path)
+    inputs = read_texts(entry, "inputs", (), path)
     if ways == ["function"]:
-        function = value(entry, "function", str, "", path)
+        function = read_value(entry, "function", str, "", path)
         if not _FUNCTION.fullmatch(function):
             raise SpecError(f"{path}.function = {function!r}: must be module:function")
         return TableTransform(name=name, function=function, inputs=inputs, outputs=outputs)
-    steps = [own] if ways == ["op"] else value(entry, "ops", list, [], path)
+    steps = [own] if ways == ["op"] else read_value(entry, "ops", list, [], path)
     ops = tuple(
-        _operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
+        _read_operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
         for number, step in enumerate(steps)
     )
     if not ops or not inputs:
@@ -129,7 +137,7 @@ def _read(entry: dict[str, Any], path: str) -> TableTransform:
     )
 
 
-def _operator(step: Any, path: str) -> Operator:
+def _read_operator(step: Any, path: str) -> Operator:
     op, online = operator(step, path)
     if online:
         raise SpecError(f"{path}.online: a transform is always left to the loader")
@@ -150,18 +158,23 @@ def _operator(step: Any, path: str) -> Operator:
     return op
 
 
-def _output(raw: Any, path: str) -> TransformOutput:
+def _read_output(raw: Any, path: str) -> TransformOutput:
     about = {"name": raw} if isinstance(raw, str) else raw
     if not isinstance(about, dict):
         raise SpecError(
             f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
         )
-    known(about, ("name", "role", "cardinality"), path)
-    role, size = value(about, "role", str, "", path), value(about, "cardinality", int, None, path)
+    check_keys(about, ("name", "role", "cardinality"), path)
+    role, size = (
+        read_value(about, "role", str, "", path),
+        read_value(about, "cardinality", int, None, path),
+    )
     if role and role not in KINDS:
         raise SpecError(f"{path}.role = {role!r}: must be {', '.join(KINDS)}{nearest(role, KINDS)}")
     _check_size(size, f"{path}.cardinality")
-    return TransformOutput(name=str(needed(about, "name", str, path)), role=role, cardinality=size)
+    return TransformOutput(
+        name=str(read_required(about, "name", str, path)), role=role, cardinality=size
+    )
 
 
 def _check_size(size: int | None, path: str) -> None:
@@ -170,8 +183,8 @@ def _check_size(size: int | None, path: str) -> None:
 
 
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
-    """Reads transforms as a command line has them: "module:function:inputs>outputs". An output that is no column of the
-    table is a dense one, or with =SIZE one of so many ids."""
+    """Reads transforms of a command line: "module:function:inputs>outputs". An output that is no column of the table
+    becomes a dense column, or with =SIZE a column of ids below SIZE."""
     found: list[TableTransform] = []
     for text in texts:
         module, _, rest = text.partition(":")
@@ -187,13 +200,15 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
                 name=f"{attribute}_{same + 1}" if same else attribute,
                 function=function,
                 inputs=tuple(name for name in inputs.split(",") if name),
-                outputs=tuple(_short_output(name, text) for name in outputs.split(",") if name),
+                outputs=tuple(
+                    _read_short_output(name, text) for name in outputs.split(",") if name
+                ),
             )
         )
     return tuple(found)
 
 
-def _short_output(text: str, whole: str) -> TransformOutput:
+def _read_short_output(text: str, whole: str) -> TransformOutput:
     name, equals, size = text.partition("=")
     if not name or (equals and not size.isdecimal()):
         raise SpecError(f"--transform {whole!r}: {text!r} is no output; {_SHORT}")
@@ -202,8 +217,8 @@ def _short_output(text: str, whole: str) -> TransformOutput:
 
 
 def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -> tuple[Field, ...]:
-    """The columns that a model sees: those that are stored, as the transforms leave them, and those that they add.
-    SpecError if a transform needs a column that is not there."""
+    """Returns the columns that a model gets: the stored columns, as the transforms change them, and those that they
+    add. Raises SpecError if a transform needs a column that does not exist."""
     found = tuple(fields)
     names: set[str] = set()
     for one in transforms:
@@ -212,12 +227,12 @@ def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -
                 "another transform has this name; rename one of the functions, or name them in the spec"
             )
         names.add(one.name)
-        found = _after(found, one, sized=True)
+        found = _apply_transform(found, one, sized=True)
     return found
 
 
 def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
-    """Returns the columns that files hold, as they were before any transform."""
+    """Returns the columns of the files, before any transform."""
     return tuple(
         replace(f, cardinality=f.stored_ids or f.cardinality, stored_ids=None, transforms=())
         for f in fields
@@ -226,29 +241,31 @@ def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
 
 
 def inputs_of(transform: TableTransform, fields: Iterable[Field]) -> tuple[str, ...]:
-    """The columns that a transform gets, of those that are there."""
+    """Returns the names of the columns that a transform gets."""
     return transform.inputs or tuple(f.name for f in fields if f.role in KINDS)
 
 
-def _after(fields: tuple[Field, ...], one: TableTransform, *, sized: bool) -> tuple[Field, ...]:
-    """The columns after one transform; `sized` says whether cardinalities are known."""
+def _apply_transform(
+    fields: tuple[Field, ...], one: TableTransform, *, sized: bool
+) -> tuple[Field, ...]:
+    """Returns the columns after one transform. `sized` is true if cardinalities are known."""
     there = {f.name: f for f in fields}
     taken = [there.get(name) for name in inputs_of(one, fields)]
     for name, column in zip(inputs_of(one, fields), taken, strict=True):
         if column is None:
             raise one.fault(
-                f"it needs a column {name!r}, which is not there{nearest(name, there)}; go on with a table "
-                "that has it, or leave the transform out"
+                f"it needs a column {name!r}, which does not exist{nearest(name, there)}; use a table that has it, "
+                "or leave the transform out"
             )
         if column.role not in KINDS:
             raise one.fault(
-                f"its input {name!r} is the {column.role}, which a server has not; a transform takes dense "
+                f"its input {name!r} is the {column.role}, which a server does not have; a transform takes dense "
                 "and sparse columns"
             )
     inputs = [column for column in taken if column is not None]
     outputs = one.outputs or tuple(TransformOutput(name=f.name) for f in inputs)
     if one.ops:
-        outputs = _given_by_ops(one, inputs)
+        outputs = _outputs_of_ops(one, inputs)
     twice = next(
         (o.name for n, o in enumerate(outputs) if any(o.name == p.name for p in outputs[:n])), None
     )
@@ -258,20 +275,20 @@ def _after(fields: tuple[Field, ...], one: TableTransform, *, sized: bool) -> tu
     for output in outputs:
         before = there.get(output.name)
         there[output.name] = (
-            _changed(one, output, before)
+            _change_field(one, output, before)
             if before is not None
-            else _added(
+            else _add_field(
                 one, output, tuple(f.name for f in inputs), max(bags, default=None), sized=sized
             )
         )
     return tuple(there.values())
 
 
-def _changed(one: TableTransform, output: TransformOutput, before: Field) -> Field:
+def _change_field(one: TableTransform, output: TransformOutput, before: Field) -> Field:
     if before.role not in KINDS:
         raise one.fault(
-            f"its output {output.name!r} is the table's {before.role}, which stays as it is; name it "
-            "otherwise"
+            f"its output {output.name!r} is the table's {before.role}, which cannot be changed; choose another "
+            "name"
         )
     if output.role and output.role != before.role:
         raise one.fault(
@@ -289,7 +306,7 @@ def _changed(one: TableTransform, output: TransformOutput, before: Field) -> Fie
     )
 
 
-def _added(
+def _add_field(
     one: TableTransform,
     output: TransformOutput,
     inputs: tuple[str, ...],
@@ -302,8 +319,8 @@ def _added(
         raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
     if role != "dense" and output.cardinality is None and (sized or not one.ops):
         raise one.fault(
-            f"its output {output.name!r} has no cardinality: say below which number all its ids are, as "
-            "its embedding needs so many rows"
+            f"its output {output.name!r} has no cardinality: write the number below which all its ids are, the "
+            "number of rows of its embedding"
         )
     if (
         output.name in ("split", "partition")
@@ -328,8 +345,8 @@ def _added(
 def steps(
     transform: TableTransform, inputs: Sequence[Field]
 ) -> list[tuple[Operator | None, str, int | None]]:
-    """Each operator of a chain with the kind of what it takes and, of ids, their cardinality; last comes None with
-    those of the result."""
+    """Returns each operator of a chain with the kind of its input and, for ids, their cardinality. The last entry is
+    None with those of the result."""
     kind = KINDS[inputs[0].role] if len(inputs) == 1 else "row"
     size = inputs[0].cardinality if len(inputs) == 1 else None
     found: list[tuple[Operator | None, str, int | None]] = []
@@ -346,8 +363,8 @@ def steps(
     return [*found, (None, kind, size)]
 
 
-def _given_by_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
-    """The outputs of a chain of operators, with the role and the cardinality that it gives them."""
+def _outputs_of_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
+    """Returns the outputs of a chain of operators with their roles and cardinalities."""
     _, kind, size = steps(one, inputs)[-1]
     role = next((role for role, of in KINDS.items() if of == kind), "")
     wanted = 1

@@ -1,9 +1,8 @@
-"""How a column's values are spread over whole steps: the files of a table in time order are cut by these."""
+"""`Steps` maps a column's values to whole steps. The files of a table in time order are cut at steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +13,24 @@ from sluice.etl.ops.base import Fitted, values_of
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Fitted):
-    """Maps a value to the number of whole `step`s below it; missing values come before all others.
+    """Maps a value to the number of whole `step`s below it. Missing values come first.
 
-    The step decides which file a row goes to, in whatever split; a model never reads it."""
+    The step decides a row's file in every split. It is no input of a model."""
 
-    name: ClassVar[str] = "steps"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    of_all_splits: ClassVar[bool] = True
+    name = "steps"
+    takes = ("number",)
+    gives = "number"
+    of_all_splits = True
     step: float
 
-    def _of(self, column: pa.Array) -> npt.NDArray[np.int64]:
+    def _find_steps(self, column: pa.Array) -> npt.NDArray[np.int64]:
         values, nulls = values_of(column)
         steps = np.floor(np.clip(values / self.step, -(2.0**62), 2.0**62))
         steps[np.isnan(steps) if nulls is None else np.isnan(steps) | nulls] = -(2.0**62)
         return steps.astype(np.int64)
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        kinds, counts = np.unique(self._of(column), return_counts=True)
+        kinds, counts = np.unique(self._find_steps(column), return_counts=True)
         return pa.array(kinds).cast(pa.string()), pa.array(counts)
 
     def learn(self, counted: pa.Table) -> pa.Table:
@@ -39,7 +38,7 @@ class Steps(Fitted):
         return table.sort_by("step").combine_chunks()
 
     def prepare(self, state: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns the steps there are, and how many rows come before each."""
+        """Returns the steps, and the number of rows before each."""
         counts = state["count"].to_numpy()
         return state["step"].to_numpy(), np.cumsum(counts) - counts
 
@@ -50,5 +49,5 @@ class Steps(Fitted):
         steps, before = state
         if not len(steps):
             return pa.array(np.zeros(len(column)))
-        place = np.clip(np.searchsorted(steps, self._of(column), side="right") - 1, 0, None)
+        place = np.clip(np.searchsorted(steps, self._find_steps(column), side="right") - 1, 0, None)
         return pa.array(before[place] / max(1.0, float(before[-1] + 1)))

@@ -152,7 +152,7 @@ def _normal(count: int, *name: int | str) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticRows:
-    """Some consecutive rows. A value under a null mask is there all the same; whoever writes it out drops it."""
+    """Some consecutive rows. A value under a null mask exists, and the writer drops it."""
 
     first: int
     label: npt.NDArray[np.int8]

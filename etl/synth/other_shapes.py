@@ -1,6 +1,6 @@
 """Synthetic rows in other shapes than Criteo's, for the example specs: Avazu's, sessions of users, and a very wide one.
 
-Each is a function of (rows, seed) alone and has a planted click model, so that a trainer has something to learn.
+Each shape is a function of (rows, seed) and has a planted click model, so that a trainer has something to learn.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _avazu(rows: int, seed: int) -> tuple[pa.Table, Floats]:
 
 
 def _sessions(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """Users who come back: each sees items in time order, and likes those of one kind."""
+    """Users who return. Each sees items in time order and likes those of one kind."""
     generator = np.random.Generator(np.random.Philox(seed))
     user, item = _ranks(generator, max(4, rows // 12), rows), _ranks(generator, 3000, rows)
     at = 1_760_000_000 + np.sort(generator.integers(0, 14 * 86_400, rows))
@@ -173,7 +173,7 @@ def _sessions(rows: int, seed: int) -> tuple[pa.Table, Floats]:
 
 
 def _wide(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """A thousand columns: numbers, ids and lists, most of which say nothing."""
+    """A thousand columns: numbers, ids and lists. Most of them have no influence on the label."""
     generator = np.random.Generator(np.random.Philox(seed))
     numbers = generator.normal(size=(WIDE_NUMBERS, rows))
     ids = [_ranks(generator, 50 + 20 * i, rows) for i in range(WIDE_IDS)]

@@ -1,7 +1,7 @@
-"""Makes a version: describes a job's files, writes its record, then makes one Delta commit, which lands or does not.
+"""Publishes a version: writes the job's record, then makes one Delta commit.
 
-A reader sees nothing of a job before the commit, and all of it afterwards. The commit is based on the version that was
-read, without delta-rs's own retries: with these, a stale overwrite would land in addition to an append.
+Readers see nothing of a job before the commit, and all of it afterwards. The commit is based on the version that was
+read. It uses no retries of delta-rs, because with them a stale overwrite would land in addition to an append.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES = ("create", "append", "overwrite")
 
 
 class CommitConflict(RuntimeError):
-    """Another job published first; nothing of this one was. Its message says what to do."""
+    """Another job published first, and nothing of this job is visible. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Base:
     """The version that a job starts from."""
 
     version: int | None
-    """The number of that version; None: there is no table yet."""
+    """The number of that version. None if there is no table yet."""
     schema: pa.Schema | None = None
 
     @classmethod
@@ -53,11 +53,11 @@ class Base:
 
     @property
     def next(self) -> int:
-        """The number of the version that a commit on this one makes."""
+        """The number of the version that a commit on this version makes."""
         return 0 if self.version is None else self.version + 1
 
     def permit(self, mode: str, uri: str, *, partitioned: bool = False) -> None:
-        """Refuses, before any work, a job whose commit would be refused after it, or would spoil the table."""
+        """Refuses a job before any work if its commit would be refused, or would damage the table."""
         if mode not in MODES:
             raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
         if mode == "create" and self.version is not None:
@@ -75,9 +75,9 @@ class Base:
             )
 
     def permit_append(self, stored: pa.Schema, uri: str) -> None:
-        """Refuses to append rows of other columns than the version has."""
+        """Refuses to append rows with other columns than the version has."""
         have, want = (
-            {f.name: _essence(f) for f in schema or ()} for schema in (self.schema, stored)
+            {f.name: _describe_column(f) for f in schema or ()} for schema in (self.schema, stored)
         )
         other = next((name for name in {**want, **have} if have.get(name) != want.get(name)), None)
         if other is None:
@@ -89,22 +89,22 @@ class Base:
         else:
             how = f"is {have[other]} in the table and {want[other]} in this spec"
         raise CommitError(
-            f"{uri}: cannot append, as column {other!r} {how}; columns come, go and change by --mode "
-            "overwrite --update-state with all of the input, old and new, where every id stays; what "
-            "older files lack, list in input.optional"
+            f"{uri}: cannot append, because column {other!r} {how}; to change columns and keep every id, pass "
+            "--mode overwrite --update-state with all of the input, old and new; list columns that older "
+            "files lack in input.optional"
         )
 
 
 def new_job() -> str:
-    """Makes a name that no other job has; names sort by time."""
+    """Returns a new unique name. Names sort by time."""
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
 def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:
-    """Writes the record, then commits its files on `base`; returns the version. This is the only way to publish.
+    """Writes the record, then commits its files on `base`. Returns the version. This is the only way to publish.
 
-    If another job publishes before an append does, the append is tried again on the new version, if that has the same
-    layout and fitted state."""
+    If another job publishes before an append does, the append is tried again on the new version. The new version must
+    have the same layout and fitted state."""
     if not record.files:
         raise CommitError("the job wrote no rows: nothing to publish")
     base.permit(record.mode, store.uri, partitioned=record.files[0].partition is not None)
@@ -125,10 +125,10 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
                     f"{store.uri}: version {base.next} could not be published, and nothing of it is "
                     f"visible; see that its _delta_log can be written, and run it again ({error})"
                 ) from error
-            if (landed := _landed(store, record.job)) is not None:
+            if (landed := _find_commit(store, record.job)) is not None:
                 return landed
-            alone = record.mode == "append" and record.state == record.parent and not record.tails
-            if not alone or not _same_state(store, now, record):
+            can_retry = record.mode == "append" and record.state == record.parent
+            if not can_retry or record.tails or not _has_same_state(store, now, record):
                 read = "no table" if first.version is None else f"version {first.version}"
                 raise CommitConflict(
                     f"{store.uri}: another job published version {now.version} while this one, which started from "
@@ -138,7 +138,7 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
 
 
 def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema) -> None:
-    """Makes one Delta commit on a version, or raises an error of delta-rs."""
+    """Makes one Delta commit on a version. Raises delta-rs's errors."""
     schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
     now_ms = int(time.time() * 1000)
     added = [
@@ -149,7 +149,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
     properties = CommitProperties(
         custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0
     )
-    # Old log files are only removed on request: a pinned version must stay readable.
+    # Old log files stay, because a pinned version must stay readable.
     hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
     common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
     if base.version is None:
@@ -172,7 +172,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
 
 
 def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
-    """A table's schema with the columns that are not in files but in the names of their folders."""
+    """Returns a table's schema with the columns that are in the names of folders, not in files."""
     stored = arrow_schema(fields).append(pa.field("split", pa.string(), nullable=False))
     return stored.append(pa.field("partition", pa.string())) if partitioned else stored
 
@@ -186,22 +186,22 @@ def _folders(file: FileRecord) -> dict[str, str | None]:
     }
 
 
-def _landed(store: TableStore, job: str) -> int | None:
-    """The version that a job's commit made, if it landed although an error was reported."""
+def _find_commit(store: TableStore, job: str) -> int | None:
+    """Returns the version of a job's commit, if the commit landed in spite of an error."""
     return next(
         (int(v["version"]) for v in DeltaTable(**store.delta).history() if v.get("job") == job),
         None,
     )
 
 
-def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
-    """Whether the newest version has the fitted state that this job applied, and its rule."""
+def _has_same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
+    """Returns whether the newest version has this job's rule, and the fitted state that the job applied."""
     table = FeatureTable.open(store.uri, now.version)
     if not table.records or table.record.state != record.state:
         return False
     mine, theirs = record.identity, table.record.identity
-    return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
+    return mine is theirs or (mine is not None and theirs is not None and mine.is_same(theirs))
 
 
-def _essence(f: pa.Field) -> Mapping[str, Any]:
+def _describe_column(f: pa.Field) -> Mapping[str, Any]:
     return {"type": str(f.type), **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}"))}

@@ -1,4 +1,4 @@
-"""Where a job's data files lie in a table, and the schema in which they are stored."""
+"""The folders of a job's data files, and the schema of these files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def folder_of(job: str) -> str:
 
 
 def job_of(path: str) -> str:
-    """The job that wrote a data file: the second part of its path."""
+    """Returns the job that wrote a data file, or an empty string for other files."""
     parts = path.split("/")
     return parts[1] if len(parts) > 2 and parts[0] == "data" else ""
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
-    """The schema in which these fields are stored, with what a reader must know about each in its metadata.
+    """Returns the schema in which these fields are stored. Its metadata describes each field for readers.
 
-    Cardinalities are not in it: an append may raise them, and cannot change a table's schema."""
+    It has no cardinalities, because an append may raise them and cannot change a table's schema."""
     columns = []
     for f in fields:
         about = {
@@ -47,7 +47,7 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
 
 
 def with_dictionaries(schema: pa.Schema) -> list[str]:
-    """The columns that files keep in dictionaries: texts, each value of which the loader's operators then see once."""
+    """Returns the columns that files store in dictionaries: texts. The loader's operators then see each value once."""
     return [f.name for f in schema if f.type == pa.string() and f.nullable]
 
 

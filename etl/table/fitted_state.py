@@ -1,5 +1,6 @@
-"""What operators learned from data: `FittedState`, one table for each fitted operator, and `FileBackedState` for a
-table that is too large to be held in memory."""
+"""`FittedState`: what operators learned from data, one table for each fitted operator.
+
+`FileBackedState` is such a table in files, for one that is too large for memory."""
 
 from __future__ import annotations
 
@@ -23,24 +24,23 @@ SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 
 
 class StateError(UsageError):
-    """Fitted state that is missing, damaged or another spec's: its message says which and what to do."""
+    """Fitted state that is missing, damaged or of another spec. The message says which and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileBackedState:
-    """A table (value, count) that is kept in files, in the order of ids: the files one after the other, each from its
-    first row on."""
+    """A table (value, count) in files. The rows of the files, one file after the other, are in the order of ids."""
 
     uri: str
     """The URI of the table that the files belong to."""
     parts: tuple[tuple[str, int], ...]
     """The path of each file, relative to the table, and its number of rows."""
     digest: str
-    """The digest of the content, however it is cut into files: see `digest_of`."""
+    """The digest of the content, for any cut into files: see `digest_of`."""
 
     @classmethod
     def of(cls, store: TableStore, paths: Iterable[str]) -> FileBackedState:
-        """Describes existing files, which are read through once for their digest."""
+        """Describes existing files. Reads them once for their digest."""
         found = cls(
             uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest=""
         )
@@ -51,19 +51,19 @@ class FileBackedState:
         return sum(rows for _, rows in self.parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields all rows, in even pieces; StateError after the last one if this is not what was written."""
+        """Yields all rows in batches of one size. Raises StateError after the last batch if the content has changed."""
         digest = hashlib.sha256(str(SCHEMA).encode())
-        for batch in _even(self._row_groups()):
+        for batch in _rebatch(self._row_groups()):
             digest.update(batch.serialize())
             yield batch
         if self.digest and digest.hexdigest() != self.digest:
             raise StateError(
                 f"{TableStore(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one next to "
-                "it, was changed since it was written; copy it here anew, or fit again"
+                "it, has changed since it was written; copy it again, or fit again"
             )
 
     def check(self) -> None:
-        """Raises StateError if the content is not what was written."""
+        """Raises StateError if the content has changed."""
         for _ in self.batches():
             pass
 
@@ -92,7 +92,7 @@ class FileBackedState:
         return pa.Table.from_batches(list(self.batches()), SCHEMA).combine_chunks()
 
     def head(self, rows: int) -> pa.Table:
-        """The first rows: the most frequent values."""
+        """Returns the first rows, which hold the most frequent values."""
         held: list[pa.RecordBatch] = []
         for batch in self.batches():
             held.append(batch)
@@ -113,21 +113,21 @@ class FileBackedState:
 
 
 def rows_of(store: TableStore, path: str) -> int:
-    """The number of rows of one Parquet file, by its footer."""
+    """Returns the number of rows of a Parquet file, from its footer."""
     with store.fs.open_input_file(store.path(path)) as file:
         return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """SHA-256 of a table's content, for any cut into batches and any place."""
+    """Returns the SHA-256 of a table's content. It does not depend on the cut into batches."""
     digest = hashlib.sha256(str(schema).encode())
-    for batch in _even(batches):
+    for batch in _rebatch(batches):
         digest.update(batch.serialize())
     return digest.hexdigest()
 
 
-def _even(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of one size, each copied: a slice would be written with the rows around it."""
+def _rebatch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of one size. Copies each: a slice is serialized with the rows around it."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -142,7 +142,7 @@ def _even(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 __all__ = ["FileBackedState", "FittedState", "Packed", "StateError"]
 
 Packed = dict[str, bytes | FileBackedState]
-"""A state as it is sent to workers; they read stored tables themselves."""
+"""A state in the form that is sent to workers. They read tables in files themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,19 +150,19 @@ class FittedState:
     """The tables that fitted operators learned. Keys are `column/number of the operator in its chain`."""
 
     spec: str = ""
-    """Hash of what decides the state: the fitted operators, their parameters and inputs."""
+    """The hash of the fitted operators, their parameters and inputs."""
     tables: Mapping[str, pa.Table | FileBackedState] = field(default_factory=dict)
-    """The tables; one that is stored in files is only read by whoever needs it."""
+    """The tables. Tables in files are read only when they are needed."""
     chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The plain values that `spec` is the hash of, to show a difference by; see `Spec.chains`."""
+    """The plain values behind the hash `spec`, which messages compare: see `Spec.chains`."""
     fitted_on: str | None = None
-    """The split whose rows were learned from; None if nothing was learned."""
+    """The split that was learned from. None if nothing was learned."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
 
     def __getitem__(self, key: str) -> pa.Table:
-        """The table of that key, read from its files if it is stored in some."""
+        """Returns the table of that key. Reads its files if it has any."""
         found = self.kept(key)
         return found.read() if isinstance(found, FileBackedState) else found
 
@@ -184,7 +184,7 @@ class FittedState:
 
     @cached_property
     def hash(self) -> str:
-        """A name for the state: the same content has the same name in any place."""
+        """The name of the state. Equal content has an equal name everywhere."""
         digest = hashlib.sha256(self.spec.encode())
         if self.fitted_on is not None:
             digest.update(f"\0fitted on {self.fitted_on}\0".encode())
@@ -283,7 +283,7 @@ class FittedState:
 
     @staticmethod
     def learned_from(store: TableStore, name: str) -> str:
-        """`fitted_on` of a saved state, without its tables."""
+        """Returns `fitted_on` of a saved state, without reading its tables."""
         folder = f"_sluice/state/{name}"
         try:
             return str(store.read_json(f"{folder}/state.json")["fitted_on"])
@@ -294,7 +294,7 @@ class FittedState:
 
     @staticmethod
     def files(store: TableStore, name: str) -> set[str]:
-        """All files that a saved state needs, relative to the table; empty if there is no such state."""
+        """Returns all files that a saved state needs, relative to the table. Empty if there is no such state."""
         folder = f"_sluice/state/{name}"
         found = set(store.files(folder))
         if f"{folder}/state.json" in found:

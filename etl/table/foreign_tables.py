@@ -1,6 +1,6 @@
-"""Finds the tables in whose folders data files lie, so that no file that a table has removed is read: `TableFinder`.
+"""`TableFinder` finds the table whose folder holds a data file, so that readers skip files that the table has removed.
 
-A table of Delta, Iceberg or Hudi keeps in a log which of its files count. A removed file stays in the folder for days.
+A table of Delta, Iceberg or Hudi lists its current files in a log. A removed file stays in the folder for days.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _KINDS = {"_sluice": "feature", "_delta_log": "Delta", ".hoodie": "Hudi"}
 
 
 class ForeignTableError(InputError):
-    """Files that lie in a table's folder, and were to be read without the table's log."""
+    """Files in a table's folder that would be read without the table's log."""
 
 
 class TableFolder(NamedTuple):
-    """The folder of a table, and who writes such tables."""
+    """The folder of a table, and the table's format."""
 
     path: str
     kind: str
 
     def refusal(self, instead: str = "") -> str:
-        """The message for a reader that was about to list files in this folder."""
+        """Returns the error message for a reader that would list files in this folder."""
         if self.kind == "feature":
             return f"{self.path}: this is the folder of a feature table; name the table's folder itself, not its files"
         delta = f"{instead}, or " if instead and self.kind == "Delta" else ""
@@ -41,7 +41,7 @@ class TableFolder(NamedTuple):
 
 
 class TableFinder:
-    """Looks for tables in one store: `is_folder` and `names_in` take paths of it. Each folder is looked at once."""
+    """Looks for tables in one store. `is_folder` and `names_in` take paths of the store. Looks at each folder once."""
 
     def __init__(
         self, is_folder: Callable[[str], bool], names_in: Callable[[str], Iterable[str]]
@@ -50,13 +50,11 @@ class TableFinder:
         self._at = cache(self._find)
 
     def above(self, path: str) -> TableFolder | None:
-        """The table in whose folder, or below it, this file lies; the innermost one."""
+        """Returns the innermost table whose folder holds this file, at any depth."""
         return self._at(path.rpartition("/")[0])
 
     def _find(self, folder: str) -> TableFolder | None:
-        if not folder or folder.endswith(
-            ("/", ":")
-        ):  # the root of the store, or what stands before it in a URI
+        if not folder or folder.endswith(("/", ":")):  # the root of the store, or a URI's scheme
             return None
         for mark, kind in _KINDS.items():
             if self._is_folder(f"{folder}/{mark}"):
@@ -70,14 +68,14 @@ class TableFinder:
 
 
 class LocalTables:
-    """The tables of this machine's file system. A link is followed: its target may lie in a table's folder."""
+    """The tables of this machine's file system. Follows links, because their targets may be in a table's folder."""
 
     def __init__(self) -> None:
         self._finder = TableFinder(os.path.isdir, _names_in)
         self._of_folder = cache(self._find)
 
     def above(self, path: str) -> TableFolder | None:
-        """The table in whose folder this file lies, by its name or where its links lead."""
+        """Returns the table whose folder holds this file or the target of its links."""
         found = self._of_folder(os.path.dirname(path))
         return (
             found or self._of_folder(os.path.dirname(os.path.realpath(path)))
@@ -86,13 +84,12 @@ class LocalTables:
         )
 
     def refuse_listed(self, paths: Iterable[str], instead: str) -> None:
-        """Raises a ForeignTableError if one of these, which a listing found, lies in a table's folder."""
+        """Raises ForeignTableError if one of these listed files is in a table's folder."""
         if table := next(filter(None, map(self.above, paths)), None):
             raise ForeignTableError(table.refusal(instead))
 
     def refuse_removed(self, files: Iterable[str]) -> None:
-        """Raises a ForeignTableError if one of these, which were named one by one, lies in a table's folder and is no
-        file of its newest version."""
+        """Raises ForeignTableError if one of these files is in a table's folder, but not in its newest version."""
         current = cache(lambda path: {*map(os.path.realpath, files_of_delta(path))})
         for file in files:
             table = self.above(file)
@@ -115,12 +112,12 @@ class LocalTables:
 def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # a folder that this user cannot list is no table that this user can read
+    except OSError:  # this user cannot read a table in such a folder
         return []
 
 
 def files_of_delta(path: str) -> list[str]:
-    """The files that the newest version of a Delta table holds."""
+    """Returns the files of the newest version of a Delta table."""
     import pyarrow as pa
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -129,7 +126,7 @@ def files_of_delta(path: str) -> list[str]:
         table = DeltaTable(path)
         if "deletionVectors" in (table.protocol().reader_features or []):
             raise InputError(
-                f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                f"{path}: the table marks deleted rows in deletion vectors, which cannot be read; rewrite it "
                 "without them (REORG TABLE … APPLY (PURGE))"
             )
         names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]

@@ -1,4 +1,4 @@
-"""What a job records about itself in `_sluice/jobs/<job>.json`: `JobRecord` and its `FileRecord`s. No I/O."""
+"""`JobRecord`, which is stored in `_sluice/jobs/<job>.json`, and its `FileRecord`s. No I/O."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sluice.etl.spec.row_identity import Identity
 
 FORMAT = 1
 RULES = 2
-"""The version of the rules that keep a row's label out of its features. By the first, a fold could hang on the label,
-and rows of one moment saw each other in the order of the input's columns. Since the second, neither is so."""
+"""The version of the rules that keep a row's label out of its features. In version 1 a fold could depend on the label,
+and rows of one moment saw each other in the order of the input's columns."""
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""The name that Hive, and so Spark, gives the folder of rows whose value is missing."""
+"""Hive's and Spark's name for the folder of rows without a value."""
 MORE = 0.05
-"""A column's share of lost values that is this much above the one before is worth a word."""
+"""A column gets a warning if its share of lost values rises by more than this."""
 
 
 class RecordError(ValueError):
-    """A job record that cannot be understood: its message says which and why."""
+    """A job record that cannot be read. The message says which and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """One written Parquet file, as it was when it was published."""
+    """One Parquet file at the time when it was published."""
 
     path: str
     """The file's path relative to the table: `data/<job>/split=<split>/<name>.parquet`."""
@@ -43,20 +43,20 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job: everything that its version's readers need and the Delta log cannot hold."""
+    """One job: everything that readers of its version need and the Delta log cannot hold."""
 
     job: str
     mode: str
     version: int
-    """The version that the job's commit makes, or would have made: see the log for whether it did."""
+    """The version of the job's commit. The Delta log shows whether the commit landed."""
     at: str
     rows: int
     state: str | None
-    """Hash of the fitted state; None if nothing was fitted."""
+    """The hash of the fitted state. None if nothing was fitted."""
     parent: str | None
-    """Hash of the state that the version before had."""
+    """The hash of the state of the version before."""
     spec: str
-    """The spec's text, so that a table itself says how it was made."""
+    """The spec's text."""
     seed: int
     cardinalities: Mapping[str, int]
     files: tuple[FileRecord, ...]
@@ -67,20 +67,19 @@ class JobRecord:
     raw_nulls: Mapping[str, float] = field(default_factory=dict)
     """The share of missing values in each input column."""
     unread: Mapping[str, float] = field(default_factory=dict)
-    """The share of values that were there but that an operator could not read, in each column with operators that
-    read."""
+    """The share of values that an operator could not read, in each column with such operators."""
     drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The drift of its columns against the version before."""
 
     tails: bool = False
-    """Whether the newest values of its histories and side tables are stored in `_sluice/serving/<job>`."""
+    """Whether `_sluice/serving/<job>` holds the newest values of its histories and side tables."""
     identity: Identity | None = None
-    """How its rows are recognised; None if it was made without a spec."""
+    """The rule by which its rows are recognised. None if it was made without a spec."""
     engine: str | None = None
-    """What made its files, `spark` or `local`, which decides nothing in them; None if it was made without a job."""
+    """The engine, `spark` or `local`. It does not change the files. None if they were made without a job."""
     took: Mapping[str, Any] = field(default_factory=dict)
-    """What it took: `rows` read, `seconds` until it could be published, `start_s` of those of its engine, and the
-    `machine`, as `sluice.common.machine` knows it; empty if it was made without a job."""
+    """The cost of the job: `rows` read, `seconds` until it could be published, `start_s` (the part of them in which the
+    engine started), and the `machine` of `sluice.common.machine`. Empty if it was made without a job."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 
@@ -111,9 +110,9 @@ class JobRecord:
         except RecordError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RecordError(f"it lacks something, or has it of another kind: {error}") from None
+            raise RecordError(f"a part of it is missing or of another type: {error}") from None
 
 
 def shares(missing: Mapping[str, float], unread: Mapping[str, float]) -> dict[str, float]:
-    """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
+    """Returns each column's share of values that are missing or cannot be read."""
     return {name: missing.get(name, 0.0) + unread.get(name, 0.0) for name in [*missing, *unread]}

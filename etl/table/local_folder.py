@@ -1,7 +1,7 @@
-"""A local folder in which no link is followed: `opened`, `listed`, `remove` and `replace`, by paths relative to it.
+"""File operations in a local folder that follow no link: `opened`, `listed`, `remove` and `replace`.
 
-Every step below the folder is taken from a descriptor of the folder above, so that a link that is put there meanwhile
-is not followed either. The folder itself may be named by a link.
+They open each folder of a path by the descriptor of the folder above. So they do not follow a link that is created
+meanwhile. Only the path of the root itself may contain links.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: str, relative: str, *, make: bool = False) -> Iterator[int]:
-    """Opens a descriptor of a folder below `root`; OSError names the first part of its path that is a link, or not
-    there."""
+    """Opens a descriptor of a folder below `root`. Raises OSError with the first part of the path that is a link
+    or does not exist."""
     if make:
         os.makedirs(root, exist_ok=True)
     here, path = os.open(root, _FOLDER), root
@@ -54,7 +54,7 @@ def is_link(folder: int, name: str) -> bool:
 
 
 def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
-    """Lists the files under a folder, and the links: all relative to `root`, sorted."""
+    """Lists the files and the links under a folder, relative to `root` and sorted."""
     files: list[str] = []
     links: list[str] = []
     waiting = [relative]
@@ -80,7 +80,7 @@ def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
 
 
 def remove(root: str, relative: str) -> None:
-    """Removes a file, a folder with all that is in it, or a link itself, if it is there."""
+    """Removes a file, a folder with its content, or a link itself, if it exists."""
     above, _, name = relative.rpartition("/")
     with contextlib.suppress(FileNotFoundError), opened(root, above) as folder:
         if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
@@ -90,7 +90,7 @@ def remove(root: str, relative: str) -> None:
 
 
 def remove_if_empty(root: str, relative: str) -> bool:
-    """Removes a folder if it is empty, and says whether it was."""
+    """Removes a folder if it is empty. Returns whether it did."""
     above, _, name = relative.rpartition("/")
     try:
         with opened(root, above) as folder:
@@ -101,8 +101,9 @@ def remove_if_empty(root: str, relative: str) -> bool:
 
 
 def replace(root: str, relative: str, content: bytes) -> None:
-    """Writes a file that is visible whole or not at all. It is made under a name that nobody can know beforehand, and
-    that must be free; a link in its place is replaced, not followed."""
+    """Writes a file so that readers see all of it or nothing. Writes a draft with a random unused name first.
+
+    Replaces a link in the file's place, and does not follow it."""
     above, _, name = relative.rpartition("/")
     draft = f"{name}.{uuid.uuid4().hex}.draft"
     with opened(root, above, make=True) as folder:

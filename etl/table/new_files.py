@@ -1,6 +1,6 @@
-"""A job's files before they are published: `describe` examines each.
+"""`describe` checks a job's files before they are published.
 
-Spark's workers run this too, so it needs nothing but pyarrow and numpy.
+Spark's workers run it too, so it needs only pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sluice.etl.table.profile import Profile
 from sluice.etl.table.store import TableStore
 
 Each = Callable[[Callable[[str], Any], Sequence[str]], Iterable[Any]]
-"""Calls a function on every path, in order: `map`, or one that spreads the calls over a cluster."""
+"""Calls a function with every path, in order: `map`, or a function that uses a cluster."""
 
 
 class CommitError(UsageError):
-    """A commit that cannot be asked for, or files that are not what the job meant to write."""
+    """A commit that is not allowed, or files that differ from what the job intended to write."""
 
 
 def describe(
@@ -37,10 +37,9 @@ def describe(
     map_each: Each = map,
     buckets: Mapping[str, int] | None = None,
 ) -> tuple[tuple[FileRecord, ...], Profile]:
-    """Returns every file of a job, its footer checked against what the job was to write, and the profile of all of
-    them.
+    """Returns the records of a job's files, and their profile. Checks the files' footers.
 
-    `buckets` are the ids of each column that stand for values out of its vocabulary."""
+    `buckets` is the number of ids of each column for values outside its vocabulary."""
     paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]
     look = partial(_describe, store.uri, tuple(fields), row_group_rows, dict(buckets or {}))
     found = [

@@ -1,8 +1,8 @@
-"""Pins: a reader's version, which vacuum leaves alone until the pin expires or is released; and `Removal`, by which
-readers learn what a vacuum has begun to remove.
+"""`Pin`: vacuum keeps a pinned version until the pin expires or is released. `Removal` shows readers what a vacuum is
+removing.
 
-A vacuum first writes what it removes, and then looks for pins; a reader first pins, and then looks for what is being
-removed. So at least one of the two sees the other, whatever happens in between.
+A vacuum first writes what it removes, and then looks for pins. A reader first pins, and then looks for removals. So at
+least one of them sees the other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One reader's claim to a version. Times are seconds since 1970, given by the caller."""
+    """One reader's claim to a version. Times are seconds since 1970."""
 
     name: str
-    """The name of the reader: a run's name, for instance. Taking a pin again renews it."""
+    """The name of the reader, for instance of a run. Saving a pin again renews it."""
     version: int
     expires: float
 
@@ -39,7 +39,7 @@ class Pin:
             )
 
     def save(self, store: TableStore) -> None:
-        """Takes the pin, or renews it; a reader renews well before it expires."""
+        """Takes or renews the pin. Renew it well before it expires."""
         store.write_json(
             f"{FOLDER}/{self.name}.json", {"version": self.version, "expires": self.expires}
         )
@@ -49,7 +49,7 @@ class Pin:
 
 
 def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
-    """The pins that have not expired. One that cannot be read is an error: ignoring it could cost a reader its
+    """Returns the pins that have not expired. Raises StoreError for an unreadable pin, because a reader may need its
     files."""
     found = []
     for path in store.files(FOLDER):
@@ -66,7 +66,7 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{store.url(path)}: a pin that cannot be read ({error}); remove it if nobody reads by it"
+                f"{store.url(path)}: a pin that cannot be read ({error}); remove the file if no reader uses it"
             ) from None
         if pin.expires > now:
             found.append(pin)
@@ -75,14 +75,14 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What a vacuum is about to remove: the folders of the jobs and states that lose something."""
+    """What a vacuum will remove: the folders of the jobs and states that lose files."""
 
     folders: frozenset[str]
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
     def of(cls, removed: Iterable[str], remaining: Iterable[str]) -> Removal:
-        """The removal of these files; one that is in the same folder as a kept file may go without a loss."""
+        """Describes the removal of these files. Leaves out folders that also hold a kept file."""
         return cls(folders=folders_of(removed) - folders_of(remaining))
 
     def begin(self, store: TableStore) -> None:
@@ -97,7 +97,7 @@ class Removal:
 
 
 def being_removed(store: TableStore) -> frozenset[str]:
-    """What vacuums at work remove; includes what a vacuum that was killed had named, until the next one ends."""
+    """Returns the folders that running vacuums remove. Includes those of a killed vacuum until the next vacuum ends."""
     found: set[str] = set()
     for path in removals(store):
         try:
@@ -106,32 +106,32 @@ def being_removed(store: TableStore) -> frozenset[str]:
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "
-                "no vacuum is at work"
+                f"{store.url(path)}: a vacuum's list of removals cannot be read ({error}); remove this file if "
+                "no vacuum is running"
             ) from None
     return frozenset(found)
 
 
 def removals(store: TableStore) -> tuple[str, ...]:
-    """The files in which vacuums say what they remove."""
+    """Returns the files in which vacuums list what they remove."""
     return tuple(path for path in store.files(_REMOVALS) if path.endswith(".json"))
 
 
 def folders_of(paths: Iterable[str]) -> frozenset[str]:
-    """The folders of jobs and states that these paths are in: `data/JOB`, `_sluice/state/HASH`; a record's path stays
-    as it is."""
+    """Returns the folders of jobs and states of these paths: `data/JOB`, `_sluice/state/HASH`. A record's path stays as
+    it is."""
     return frozenset(
         "/".join(path.split("/")[: 2 if path.startswith("data/") else 3]) for path in paths
     )
 
 
 LASTS_S = 3600.0
-"""How long a pin lasts from its renewal: a reader that was killed keeps its version that long."""
+"""The lifetime of a pin after its renewal. A killed reader keeps its version that long."""
 
 
 class PinKeeper:
-    """A context that holds a pin, with a thread that renews it in time. If the table cannot be written, the reader is
-    told once, and goes on reading without a pin."""
+    """A context that holds a pin, with a thread that renews it. If the table cannot be written, it warns once, and the
+    reader continues without a pin."""
 
     def __init__(
         self,
@@ -146,20 +146,22 @@ class PinKeeper:
         self._clock = clock
         self._every_s = every_s
         self._held: tuple[TableStore, int] | None = None
-        self._told = False
+        self._has_warned = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renewing, name="sluice-pin", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_until_ended, name="sluice-pin", daemon=True
+        )
 
     def take(self, uri: str, version: int) -> None:
-        """Pins this version, instead of the one held before. StoreError if a vacuum has begun to remove it."""
+        """Pins this version instead of the one before. Raises StoreError if a vacuum is removing it."""
         with self._lock:
             before, self._held = self._held, (TableStore(uri), version)
             pinned = self._save()
             if before is not None and before[0].uri != self._held[0].uri:
                 self._release(before[0])
             if pinned and (going := being_removed(self._held[0])):
-                _refuse(self._held[0], version, going)
+                _check_removal(self._held[0], version, going)
 
     def __enter__(self) -> PinKeeper:
         self._thread.start()
@@ -171,24 +173,24 @@ class PinKeeper:
         self.release()
 
     def release(self) -> None:
-        """Removes the pin, from any thread; for a process that ends without leaving the context."""
+        """Removes the pin. Any thread may call it, for a process that ends without leaving the context."""
         if self._held is not None:
             self._release(self._held[0])
 
-    def _renewing(self) -> None:
+    def _renew_until_ended(self) -> None:
         while not self._ended.wait(self._every_s):
             with self._lock:
                 self._save()
 
     def _save(self) -> bool:
-        """Saves the pin, and says whether the version is pinned now."""
+        """Saves the pin. Returns whether the version is pinned now."""
         if self._held is None:
             return False
         store, version = self._held
         try:
             Pin(name=self._pin, version=version, expires=self._clock() + LASTS_S).save(store)
         except OSError as error:
-            self._tell(
+            self._warn(
                 f"{store.uri}: version {version} cannot be pinned ({error.strerror or error}), so a vacuum may "
                 "remove it while it is read"
             )
@@ -199,18 +201,18 @@ class PinKeeper:
         try:
             Pin(name=self._pin, version=0, expires=0).release(store)
         except OSError as error:
-            self._tell(
+            self._warn(
                 f"{store.uri}: the pin {self._pin} cannot be removed ({error.strerror or error}); it expires "
                 f"within {LASTS_S:g} s"
             )
 
-    def _tell(self, text: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             self._say(text)
 
 
-def _refuse(store: TableStore, version: int, going: frozenset[str]) -> None:
+def _check_removal(store: TableStore, version: int, going: frozenset[str]) -> None:
     table = FeatureTable.open(store.uri, version)
     needs = {
         *(f"_sluice/jobs/{job}.json" for job in table.records),

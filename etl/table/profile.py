@@ -1,7 +1,7 @@
-"""What a version's columns look like: `Profile`, small counts that add up over files; and `drift` between two.
+"""`Profile`: small counts of a version's columns, which add up over files. `drift` compares two profiles.
 
 Values are counted in coarse bins, so that a profile stays small: numbers in about half octaves, ids in octaves of their
-rank (ids follow falling counts, so these are bands of popularity).
+rank. Ids are in the order of falling counts, so these are bands of popularity.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sluice.etl.schema import Field
 
 _TOP = 16
 _TEXT_BINS = 64
-_LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
+_LEAST = 1e-4  # the least share of a bin, because an empty bin would make the index infinite
 
 
 class DriftError(UsageError):
-    """A version that differs too much from the one before; nothing of it was published."""
+    """A version that differs too much from the version before. Nothing of it was published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`columns[name]` holds rows (or elements), bins, and by role the least, largest and mean value, top ids, bag
-    sizes."""
+    """`columns[name]` holds the number of rows (or elements) and bins. By role it also holds the least, largest and
+    mean value, top ids and bag sizes."""
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -42,8 +42,7 @@ class Profile:
     def of(
         cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]
     ) -> Profile:
-        """The profile of one file, read row group by row group. `buckets`: how many ids from 2 on stand for unknown
-        values."""
+        """Returns the profile of one file. `buckets` is the number of ids from 2 on for unknown values."""
         parts = []
         for number in range(file.metadata.num_row_groups):
             batch = file.read_row_group(number, use_threads=False)
@@ -220,9 +219,9 @@ def drift(
     after: Profile,
     lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
 ) -> dict[str, dict[str, float]]:
-    """For each column that both versions have: psi, unseen (the share now) and nulls (the change of the share).
+    """Returns psi, unseen (the share now) and nulls (the change of the share) of each column of both versions.
 
-    `lost` are the shares of values that were missing or could not be read, before and after, where fills hide them."""
+    `lost` are the shares of missing or unreadable values, before and after, which fills hide in the table."""
     found = {}
     for name in before.columns.keys() & after.columns.keys():
         old, new = before.columns[name], after.columns[name]

@@ -1,5 +1,7 @@
-"""A few of a split's rows, the same few in every version: `Sketch`, the smallest of all hashes. Two sketches show what
-share of one split's rows is in another. `SketchSum` gathers the hashes while rows are written."""
+"""`Sketch`: the smallest hashes of a split's rows, which stand for the same rows in every version.
+
+Two sketches show what share of one split's rows is in another. `SketchSum` collects the hashes while rows are
+written."""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """Distinct hashes of rows, rising: all hashes that are below a bound."""
+    """All distinct hashes of rows below a bound, in ascending order."""
 
     hashes: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     below: int = _ALL
-    """The bound; 2^64: every row's hash is there."""
+    """The bound. With 2^64 every row's hash is included."""
 
     def __post_init__(self) -> None:
         if not 0 < self.below <= _ALL:
@@ -37,20 +39,20 @@ class Sketch:
 
     @classmethod
     def of(cls, hashes: Hashes, below: int = _ALL) -> Sketch:
-        """The sketch of all hashes that there are below a bound."""
+        """Returns the sketch of all hashes below a bound."""
         found = _under(np.unique(hashes), below)
         return cls(found[:MOST], int(found[MOST])) if len(found) > MOST else cls(found, below)
 
     @classmethod
     def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
-        """The sketch of the rows of all these sketches together."""
+        """Returns one sketch of the rows of all these sketches."""
         sketches = list(sketches)
         if not sketches:
             return cls()
         return cls.of(np.concatenate([s.hashes for s in sketches]), min(s.below for s in sketches))
 
     def without(self, others: Iterable[Sketch]) -> Sketch:
-        """This sketch less the hashes that are known to be in others, too."""
+        """Returns this sketch without the hashes of the others."""
         found = self.hashes
         for other in others:
             found = np.setdiff1d(found, other.hashes)
@@ -62,7 +64,7 @@ class Sketch:
         return self.below == _ALL
 
     def share_in(self, other: Sketch) -> float:
-        """The share of its rows that are in the other; exact if both are whole."""
+        """Returns the share of its rows that are in the other. It is exact if both are whole."""
         below = min(self.below, other.below)
         mine, theirs = _under(self.hashes, below), _under(other.hashes, below)
         return len(np.intersect1d(mine, theirs, assume_unique=True)) / max(1, len(mine))
@@ -87,27 +89,25 @@ class Sketch:
 
 
 def _under(hashes: Hashes, below: int) -> Hashes:
-    """The part of rising hashes that is below a bound."""
+    """Returns the part of ascending hashes that is below a bound."""
     return hashes if below == _ALL else hashes[: int(np.searchsorted(hashes, np.uint64(below)))]
 
 
 Gathered = dict[tuple[str, str], Hashes]
-"""(how rows are recognised, split) → the smallest hashes so far."""
+"""(recognition, split) → the smallest hashes so far."""
 
 
 def gather(into: Gathered, added: Gathered) -> Gathered:
-    """Adds hashes in place. Adding the same ones twice, as a task that is run again does, changes nothing."""
+    """Adds hashes in place. Adding the same hashes again changes nothing, so tasks may run twice."""
     for key, hashes in added.items():
         before = into.get(key)
         both = hashes if before is None else np.concatenate([before, hashes])
-        into[key] = np.unique(both)[
-            : MOST + 1
-        ]  # one hash more is the bound up to which all are there
+        into[key] = np.unique(both)[: MOST + 1]  # the last one becomes the bound
     return into
 
 
 class SketchSum:
-    """Tells Spark's accumulators how to add up what its tasks gathered."""
+    """Adds up the hashes of Spark's tasks in an accumulator."""
 
     def zero(self, value: Gathered) -> Gathered:
         return dict(value)
@@ -118,8 +118,8 @@ class SketchSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashBounds:
-    """The bounds above which a job's tasks may ignore hashes: of so many rows, about twice as many as a sketch holds
-    are below the bound, over all tasks together, however many these are."""
+    """The bounds above which a job's tasks may ignore hashes. Over all tasks together, about twice as many hashes as a
+    sketch holds are below the bound."""
 
     below: Mapping[str, int]
     """The bound of each split."""
@@ -138,7 +138,7 @@ class HashBounds:
         return hashes if below == _ALL else hashes[hashes < np.uint64(below)]
 
     def sketches(self, gathered: Gathered) -> dict[str, dict[str, Sketch]]:
-        """The sketches by how rows are recognised, then by split."""
+        """Returns the sketches by recognition, then by split."""
         found: dict[str, dict[str, Sketch]] = {}
         for (recognition, split), hashes in sorted(gathered.items()):
             found.setdefault(recognition, {})[split] = Sketch.of(hashes, self.below[split])

@@ -1,5 +1,7 @@
-"""Which rows a version's splits hold: `SplitRows`, by which two versions are compared. `trained_on` says what share of
-a split a run has seen, `there_already` how many rows of an append a table already has."""
+"""`SplitRows`: the rows of a version's splits, to compare two versions.
+
+`trained_on` returns the share of a split that a run has seen. `count_repeated_rows` counts the rows of an append that a
+table already has."""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """What is known about the rows of some jobs."""
+    """The rows of some jobs, as far as their records describe them."""
 
     jobs: tuple[str, ...] = ()
     rule: Identity | None = None
-    """How the rows are recognised; None if the jobs have several rules, or record none."""
+    """The rule by which the rows are recognised. None if the jobs have several rules, or record none."""
     settings: Settings = field(default_factory=dict)
     """The settings that decide how splits are cut."""
     sketches: Mapping[str, Mapping[str, Sketch]] = field(default_factory=dict)
-    """`Identity.recognition` → split → sketch of its rows; only recognitions that every job has."""
+    """`Identity.recognition` → split → sketch of its rows. Holds only recognitions that every job has."""
 
     @classmethod
     def of(cls, records: Iterable[JobRecord]) -> SplitRows:
@@ -35,7 +37,7 @@ class SplitRows:
         rules, settings = [r.identity for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
         if rule is None or not all(
-            r is not None and r.same(rule) and s == settings[-1]
+            r is not None and r.is_same(rule) and s == settings[-1]
             for r, s in zip(rules, settings, strict=True)
         ):
             rule = None
@@ -56,7 +58,7 @@ class SplitRows:
 
     @property
     def trained(self) -> SplitRows:
-        """The rows that a run trains on: those of `train` that are in no other split."""
+        """The rows that a run trains on: the rows of `train` that are in no other split."""
         sketches = {
             recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
             for recognition, splits in self.sketches.items()
@@ -65,7 +67,7 @@ class SplitRows:
         return replace(self, sketches=sketches)
 
     def and_then(self, later: SplitRows) -> SplitRows:
-        """The rows of both, where their sketches can be joined; otherwise the later ones."""
+        """Returns the rows of both if their sketches can be joined, otherwise the later rows."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
@@ -109,16 +111,16 @@ class SplitRows:
 def under_rule(
     spec: Spec, parent: JobRecord | None, *, accept: bool
 ) -> tuple[Spec, Identity | None]:
-    """Returns the spec with the rule that its rows follow, and the table's rule, if the spec has its columns.
+    """Returns the spec with the rule of its rows, and the table's rule, if the spec has its columns.
 
-    Both rules are the same, unless the spec begins a new rule. It does so if there is no table yet, if it is the first
-    spec with a key, or if the user accepts that rows change their split."""
+    Both rules are the same, unless the spec begins a new rule. A spec begins a new rule if there is no table yet, if it
+    is the first with a key, or if the user accepts that rows change their split."""
     rule = parent.identity if parent else None
     if rule is None:
         return spec, None
     first_key = bool(spec.table.key) and not rule.named
     try:
-        found = rule.found_in(spec)
+        found = rule.find_in(spec.table, spec.input, spec.types)
     except SplitMoved:
         if not accept and not first_key:
             raise
@@ -126,7 +128,7 @@ def under_rule(
     if first_key and set(spec.table.key) != {c.name for c in found.columns}:
         return spec, found
     try:
-        found.permit(spec)
+        found.check_table(spec.table)
     except SplitMoved:
         if not accept:
             raise
@@ -136,7 +138,7 @@ def under_rule(
 
 @lru_cache(maxsize=16)
 def _spec(text: str) -> Spec:
-    """Parses a spec's text, once for all jobs that append with it."""
+    """Parses a spec's text. The cache serves all jobs that append with it."""
     return Spec.parse(text)
 
 
@@ -155,7 +157,7 @@ def _settings(record: JobRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """How much of each of a version's splits was trained on in another version."""
+    """The share of each of a version's splits that was trained on in another version."""
 
     shares: Mapping[str, float]
     exact: bool
@@ -167,7 +169,7 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """Describes it for a person; empty if nothing was trained on."""
+        """A description for messages. Empty if nothing was trained on."""
         about = "" if self.exact else "about "
         return " and ".join(
             f"{about}{_percent(share)} of the rows of split {split!r}"
@@ -181,8 +183,8 @@ def _percent(share: float) -> str:
 
 
 def trained_on(before: SplitRows, after: SplitRows) -> Seen:
-    """The share of each split of `after` that is among the rows trained on in `before`; `SplitMoved` if it cannot be
-    known."""
+    """Returns the share of each split of `after` that is among the rows trained on in `before`. Raises SplitMoved if it
+    cannot be known."""
     if set(after.jobs) <= set(before.jobs):
         return Seen(shares={}, exact=True)  # the same files, each in the split that it was in
     shares: dict[str, float] = {}
@@ -197,16 +199,15 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
     if common or (
         before.rule is None and after.rule is None and not before.settings and not after.settings
     ):
-        return Seen(
-            shares=shares, exact=exact
-        )  # tables that no job made have neither rules nor splits by them
-    if before.rule is None or after.rule is None or not before.rule.same(after.rule):
+        # Tables that no job made have neither rules nor settings.
+        return Seen(shares=shares, exact=exact)
+    if before.rule is None or after.rule is None or not before.rule.is_same(after.rule):
         raise SplitMoved(
-            "its rows are known by other columns than those that were trained on, so which of them these "
-            f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})"
+            "its rows are known by other columns than the rows that were trained on, so the two cannot be "
+            f"compared ({_words(before.rule)}; now {_words(after.rule)})"
         )
     if before.settings != after.settings:
-        raise SplitMoved("its splits are cut in another way, and no sketch says which rows moved")
+        raise SplitMoved("its splits are cut in another way, and no sketch shows which rows moved")
     return Seen(shares=shares, exact=exact)
 
 
@@ -214,8 +215,12 @@ def _words(rule: Identity | None) -> str:
     return "several rules" if rule is None else f"{rule.text}, by seed {rule.seed}"
 
 
-def there_already(before: SplitRows, appended: SplitRows, rows: int) -> tuple[int, bool] | None:
-    """The number of an append's rows that a table already has, and whether it is exact; None if it cannot be known."""
+def count_repeated_rows(
+    before: SplitRows, appended: SplitRows, rows: int
+) -> tuple[int, bool] | None:
+    """Returns the number of an append's rows that a table already has, and whether it is exact.
+
+    Returns None if the number cannot be known."""
     common = before.sketches.keys() & appended.sketches.keys()
     if not common:
         return None

@@ -22,13 +22,13 @@ _CHUNK = 8 * 2**20
 
 
 class StoreError(UsageError):
-    """A place that cannot be read or written: its message names it and says what to do."""
+    """A place that cannot be read or written. The message names the place and what to do."""
 
 
 class TableStore:
-    """A folder that a URI or a path names. A bucket's URI may include how it is reached:
-    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. Behind `latency://60ms/PATH`,
-    which names a local folder, readers are given files that take so long; other files are not slowed."""
+    """A folder, given as a path or a URI. A bucket's URI may include connection options:
+    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. `latency://60ms/PATH` names a
+    local folder whose data files are read with that delay."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         slow = slow_path(str(uri))
@@ -56,15 +56,15 @@ class TableStore:
         return f"{self.root}/{relative}"
 
     def url(self, relative: str) -> str:
-        """The name for readers that know nothing of this store: an absolute path, or a URI."""
+        """Returns an absolute path, or a URI, for readers without this store."""
         return f"{self._base}/{relative}{self._query}"
 
     def relative(self, url: str) -> str:
-        """The relative path for which `url` returned this."""
+        """Returns the relative path of a result of `url`."""
         return url.removesuffix(self._query)[len(self._base) + 1 :]
 
     def spark_url(self, relative: str) -> str:
-        """The name for Spark, which knows S3 by Hadoop's name and learns from its configuration how it is reached."""
+        """Returns the name for Spark, which uses Hadoop's name for S3 and its own connection options."""
         if self.local:
             base = self.root
         elif self._base.startswith("s3://"):
@@ -75,7 +75,7 @@ class TableStore:
 
     @property
     def delta(self) -> dict[str, Any]:
-        """The arguments by which delta-rs opens this place."""
+        """The arguments with which delta-rs opens this place."""
         query = dict(parse_qsl(self._query[1:]))
         scheme, options = query.get("scheme", "https"), {}
         if "endpoint_override" in query:
@@ -90,12 +90,12 @@ class TableStore:
         }
 
     def size(self, relative: str) -> int | None:
-        """The number of bytes of a file; None if there is no such file."""
+        """Returns the number of bytes of a file, or None if there is no such file."""
         info = self.fs.get_file_info(self.path(relative))
         return info.size if info.type == pafs.FileType.File else None
 
     def files(self, relative: str) -> list[str]:
-        """All files under a folder, sorted, relative to the root. Only for checks and for a job's own output."""
+        """Lists all files under a folder, sorted, relative to the root. Only for checks and for a job's own output."""
         selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
         return sorted(
             i.path[len(self.root) + 1 :]
@@ -104,7 +104,7 @@ class TableStore:
         )
 
     def digest(self, relative: str) -> str:
-        """SHA-256 of a file, read in pieces."""
+        """Returns the SHA-256 of a file, which is read in pieces."""
         digest = hashlib.sha256()
         with self.fs.open_input_stream(self.path(relative), buffer_size=0) as stream:
             while piece := stream.read(_CHUNK):
@@ -116,7 +116,7 @@ class TableStore:
             return bytes(stream.read())
 
     def write(self, relative: str, content: bytes) -> None:
-        """Writes a file that is visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
+        """Writes a file so that readers see all of it or nothing: by a rename locally, by one put in a bucket."""
         if not self.local:
             with self.fs.open_output_stream(self.path(relative)) as stream:
                 stream.write(content)
@@ -130,8 +130,7 @@ class TableStore:
         self.write(relative, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
     def remove(self, relative: str) -> None:
-        """Removes a file or a folder that one of our jobs wrote, if it is there; no link is followed to it, or from
-        it."""
+        """Removes a file or a folder that a job wrote, if it exists. Follows no link."""
         if self.local:
             local_folder.remove(self.root, relative)
             return
@@ -142,23 +141,22 @@ class TableStore:
             self.fs.delete_file(self.path(relative))
 
     def modified(self, relative: str) -> float:
-        """The time when a file was last written, in seconds since 1970; now if that is not known."""
+        """Returns the time of a file's last write in seconds since 1970, or now if it is not known."""
         info = self.fs.get_file_info(self.path(relative))
         return info.mtime.timestamp() if info.mtime is not None else time.time()
 
     def listed(self, relative: str) -> tuple[list[str], list[str]]:
-        """Lists all files under a folder that are reached without a link, and the links, which a bucket does not
-        have."""
+        """Lists all files under a folder that are reached without a link, and the links. A bucket has no links."""
         return (
             local_folder.listed(self.root, relative) if self.local else (self.files(relative), [])
         )
 
-    def sweep(self, relative: str) -> bool:
-        """Removes a folder if it is empty, and says whether (a local one: a bucket has no folders)."""
+    def remove_if_empty(self, relative: str) -> bool:
+        """Removes a local folder if it is empty. Returns whether it did. A bucket has no folders."""
         return self.local and local_folder.remove_if_empty(self.root, relative)
 
     def probe(self) -> None:
-        """Raises an error if a table could not be published here, before any work is done."""
+        """Raises StoreError if a table could not be published here."""
         name = f"_sluice/probe-{uuid.uuid4().hex[:8]}"
         try:
             self.write(name, b"may I write here?\n")
@@ -171,10 +169,10 @@ class TableStore:
 
 
 def folder_of_tails(job: str, name: str = "") -> str:
-    """The folder of all of a job's tails, or of the named one."""
+    """Returns the folder of all tails of a job, or of one."""
     return f"_sluice/serving/{job}/{quote(name, safe='')}".rstrip("/")
 
 
 def tail_of_join(number: int) -> str:
-    """The name of the tail of a join. No history has such a name: a column's name does not begin so."""
+    """Returns the name of a join's tail. No history has it, because a column's name cannot begin with `_`."""
     return f"_join{number}"

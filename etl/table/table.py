@@ -1,7 +1,7 @@
-"""A feature table as its readers see it: `FeatureTable`, one version of one of Sluice's Delta tables. Needs no Spark.
+"""`FeatureTable`: one version of one of Sluice's Delta tables, for readers. Needs no Spark.
 
-The version's files come from the Delta log and from job records; no folder is ever listed to read data, so an orphan or
-an older version's file cannot slip in.
+The version's files come from the Delta log and from job records. No folder is listed to read data, so readers never see
+orphans or files of other versions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -28,33 +29,36 @@ from sluice.etl.table.job_record import JobRecord, RecordError
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.verify import verify
 
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
 
 class TableError(UsageError):
-    """A table that cannot be read: its message names the table, or the file, and what to do."""
+    """A table that cannot be read. The message names the table, or the file, and what to do."""
 
 
 class DamagedRecord(TableError):
-    """A job's record that is there and cannot be understood: what its version needs is not known."""
+    """A job's record that exists and cannot be read, so that the files of its version are unknown."""
 
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """One fixed version: later commits do not change what this object shows."""
+    """One fixed version. Later commits do not change this object."""
 
     uri: str
     version: int
     fields: tuple[Field, ...]
-    """The columns as a model sees them, with those that transforms add."""
+    """The columns that a model gets, with those that transforms add."""
     files: tuple[DataFile, ...]
-    """The files, in the order of their jobs' versions, then of their names: the plan of rows relies on it."""
+    """The files in the order of their jobs' versions, then of their names. The plan of rows relies on this order."""
     schema: pa.Schema
     """The schema of every file, in the order of `stored`."""
     records: Mapping[str, JobRecord]
     """The records of the jobs whose files this version holds."""
     permission: Permission = field(default=NOTHING, compare=False)
-    """Which of the functions that its spec names may be imported."""
+    """Which functions of its spec may be imported."""
     transforms: tuple[TableTransform, ...] = ()
-    """What is left to the loader and the server: the transforms of its spec, then those that were asked for."""
+    """The transforms that the loader and the server apply: those of its spec, then those of the caller."""
 
     @classmethod
     def open(
@@ -65,75 +69,34 @@ class FeatureTable:
         allow_code: Permission | Iterable[str] = (),
         transforms: Iterable[str] = (),
     ) -> FeatureTable:
-        """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
-        they must run. `transforms` come on top of the spec's, each as `--transform` has it
-        (`sluice.etl.spec.table_transform.short_transforms`)."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
-
-        if os.path.isfile(uri):
-            raise TableError(
-                f"{uri}: is a file, and a feature table is a folder; `sluice etl` makes a table of files"
-            )
-        try:
-            store = TableStore(uri)
-            delta = DeltaTable(**store.delta, version=version)
-        except (TableNotFoundError, StoreError) as error:
-            why = _first_line(error) if isinstance(error, StoreError) else _lacking(os.fspath(uri))
-            raise TableError(
-                f"{uri}: there is no feature table here ({why}); `sluice etl` makes one"
-            ) from None
-        except DeltaError as error:
-            if version is not None and version > (last := cls.open(uri).version):
-                raise TableError(
-                    f"{uri}: there is no version {version}: the newest is {last}"
-                ) from None
-            what = "the table's log" if version is None else f"version {version}"
-            raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+        """Opens a version, by default the newest. Imports nothing that the table names, except functions of the modules
+        `allow_code` when they must run. `transforms` are applied after those of the spec. They are written as in
+        `--transform`."""
+        delta, store = _open_delta(uri, version)
         schema = pa.schema(delta.schema())
-        if not any(METADATA_KEY in (f.metadata or {}) for f in schema):
+        columns = [f for f in schema if METADATA_KEY in (f.metadata or {})]
+        if not columns:
             raise TableError(
                 f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
-                'with format = "delta" for it, of which `sluice etl` makes a feature table'
+                'with format = "delta" for it, and `sluice etl` makes a feature table of it'
             )
         adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         paths = [unquote(a["path"]) for a in adds]
         records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
-        known = {f.path: (r, f) for r in records.values() for f in r.files}
-        missing = [p for p in paths if p not in known]
-        if missing:
-            raise TableError(
-                f"{store.url(missing[0])}: no job record speaks of this file; was it added by another "
-                "program? Only what `sluice etl` writes can be read: make the table again with it"
-            )
-        ordered = sorted((known[p][0].version, p) for p in paths)
-        files = tuple(
-            DataFile(
-                path=store.url(p),
-                rows=known[p][1].rows,
-                bytes=known[p][1].bytes,
-                split=known[p][1].split,
-                row_group_rows=known[p][1].row_group_rows,
-                content=known[p][1].sha256,
-            )
-            for _, p in ordered
-        )
         newest = max(records.values(), key=lambda r: r.version) if records else None
-        fields = tuple(
-            _field(f, newest, records.values())
-            for f in schema
-            if METADATA_KEY in (f.metadata or {})
-        )
-        in_files = pa.schema(
-            [pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields]
-        )
         found = cls(
-            store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code)
+            uri=store.uri,
+            version=delta.version(),
+            fields=tuple(_field(f, newest, records.values()) for f in columns),
+            files=_data_files(store, paths, records.values()),
+            schema=pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in columns]),
+            records=records,
+            permission=Permission.of(allow_code),
         )
         return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))
 
     def transformed(self, transforms: Iterable[TableTransform]) -> FeatureTable:
-        """The same version with these transforms on top. SpecError if one needs a column that is not there."""
+        """Returns this version with more transforms. Raises SpecError if one needs a column that does not exist."""
         more = tuple(transforms)
         try:
             fields = transformed(self.fields, more)
@@ -149,7 +112,7 @@ class FeatureTable:
 
     @property
     def stored(self) -> tuple[Field, ...]:
-        """The columns that files hold, as they hold them."""
+        """The columns of the files."""
         return stored(self.fields)
 
     @property
@@ -161,7 +124,7 @@ class FeatureTable:
         return sum(f.rows for f in self.files)
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
-        """The files of one split; an unknown split is an error that names those there are."""
+        """Returns the files of one split. Raises TableError if there is no such split."""
         if split not in self.splits:
             raise TableError(
                 f"{self.uri}: no split {split!r} in version {self.version} "
@@ -184,7 +147,7 @@ class FeatureTable:
         return max(self.records.values(), key=lambda r: r.version)
 
     def spec(self) -> Spec:
-        """The spec that made its newest part. TableError if that was made without one."""
+        """Returns the spec that made its newest part. Raises TableError if that part was made without one."""
         if not self.record.spec:
             raise TableError(
                 f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec"
@@ -192,14 +155,14 @@ class FeatureTable:
         return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
     def state(self) -> FittedState | None:
-        """What the operators of this version had learned; None if the spec fits nothing."""
+        """Returns what the operators of this version have learned, or None if the spec fits nothing."""
         return (
             FittedState.load(TableStore(self.uri), self.record.state) if self.record.state else None
         )
 
     @property
     def fitted_on(self) -> str | None:
-        """The split whose rows `state` was learned from; None if the spec fits nothing."""
+        """The split that `state` was learned from. None if the spec fits nothing."""
         return (
             FittedState.learned_from(TableStore(self.uri), self.record.state)
             if self.record.state
@@ -207,12 +170,11 @@ class FeatureTable:
         )
 
     def history(self) -> tuple[Version, ...]:
-        """The versions up to this one, newest first."""
+        """Returns the versions up to this one, newest first."""
         return tuple(v for v in self._every_version() if v.version <= self.version)
 
     def _every_version(self) -> tuple[Version, ...]:
-        """All versions, newest first. Delta numbers them from the version that is open, so that has to be the
-        newest."""
+        """Returns all versions, newest first. Opens the newest, because Delta counts versions from the open one."""
         from deltalake import DeltaTable
 
         store = TableStore(self.uri)
@@ -237,7 +199,7 @@ class FeatureTable:
         return tuple(versions)
 
     def check(self) -> list[str]:
-        """Lists everything that is wrong with this version's files, one line each; orphans are named but never read."""
+        """Returns what is wrong with this version's files, one line each. Names orphans, and does not read them."""
         store = TableStore(self.uri)
         published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
@@ -245,10 +207,61 @@ class FeatureTable:
         return verify(store, self.files, self.stored, self.schema, digests=digests, listed=known)
 
 
-def _lacking(uri: str) -> str:
-    """Why there is no table, in plain words."""
+def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[DeltaTable, TableStore]:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    if os.path.isfile(uri):
+        raise TableError(
+            f"{uri}: is a file, and a feature table is a folder; `sluice etl` makes a table of files"
+        )
+    try:
+        store = TableStore(uri)
+        return DeltaTable(**store.delta, version=version), store
+    except (TableNotFoundError, StoreError) as error:
+        why = _first_line(error) if isinstance(error, StoreError) else _why_missing(os.fspath(uri))
+        raise TableError(
+            f"{uri}: there is no feature table here ({why}); `sluice etl` makes one"
+        ) from None
+    except DeltaError as error:
+        if version is not None and version > (last := FeatureTable.open(uri).version):
+            raise TableError(
+                f"{uri}: there is no version {version}: the newest is {last}"
+            ) from None
+        what = "the table's log" if version is None else f"version {version}"
+        raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+
+
+def _data_files(
+    store: TableStore, paths: list[str], records: Iterable[JobRecord]
+) -> tuple[DataFile, ...]:
+    """Returns the files of the log in the order of their jobs' versions, then of their names."""
+    recorded = {f.path: (r.version, f) for r in records for f in r.files}
+    for path in paths:
+        if path not in recorded:
+            raise TableError(
+                f"{store.url(path)}: no job record names this file; was it added by another program? Only "
+                "files of `sluice etl` can be read: make the table again with it"
+            )
+    return tuple(
+        DataFile(
+            path=store.url(path),
+            rows=file.rows,
+            bytes=file.bytes,
+            split=file.split,
+            row_group_rows=file.row_group_rows,
+            content=file.sha256,
+        )
+        for _, path, file in sorted(
+            ((recorded[p][0], p, recorded[p][1]) for p in paths), key=lambda found: found[:2]
+        )
+    )
+
+
+def _why_missing(uri: str) -> str:
+    """Explains why there is no table."""
     if "://" in uri:
-        return "nothing lies there"
+        return "nothing is there"
     if not os.path.isdir(uri):
         return "there is no such folder"
     return (
@@ -301,7 +314,7 @@ def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) 
 
 
 def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:
-    """The smallest, mean and largest bag over all jobs' rows."""
+    """Returns the smallest, mean and largest bag over all jobs' rows."""
     if not bags:
         return None
     mean = sum(bag[1] * rows for bag, rows in bags) / max(1, sum(rows for _, rows in bags))

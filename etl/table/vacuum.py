@@ -1,7 +1,6 @@
-"""Removes what no kept version needs: `vacuum`. That is data, fitted states, rejects and records of jobs that nobody
-can read any more.
+"""`vacuum` removes the data, fitted states, rejects and job records that no kept version needs.
 
-Only what a job of this table wrote is removed, and only if it is in the table's own folder: no link is followed.
+It removes only files that a job of this table wrote inside the table's own folder. It follows no link.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sluice.etl.table.table import DamagedRecord, FeatureTable, TableError
 DAY_S = 86_400.0
 JOB = r"\d{8}T\d{6}-[0-9a-f]+"
 _DRAFT = r"\.[0-9a-f]{8,32}\.draft"
-_WRITTEN = {  # what jobs write: Parquet and JSON files, Hadoop's checksums of them, and drafts of them
+_WRITTEN = {  # Parquet and JSON files of jobs, Hadoop's checksums of them, and drafts of them
     folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?")
     for folder, files in (
         (
@@ -48,7 +47,7 @@ class Vacuumed:
     files: tuple[str, ...]
     bytes: int
     passed_over: tuple[str, ...] = ()
-    """What was left alone although it is where jobs write: links, and files that no job of this table wrote."""
+    """What is kept in the folders of jobs: links, and files that no job of this table wrote."""
 
 
 def vacuum(
@@ -60,75 +59,106 @@ def vacuum(
     grace_s: float = DAY_S,
     forget: Callable[[str, str], object] = lambda _path, _table: None,
 ) -> Vacuumed:
-    """Keeps the newest `keep` versions and the pinned ones whole; removes from the others what is older than `grace_s`,
-    so that a job at work, or a version about to be pinned, loses nothing. `forget` is given each local Parquet file and
-    the table's folder before the file goes, and removes what was derived from it.
+    """Keeps all files of the newest `keep` versions and of the pinned versions. Removes files of other versions that
+    are older than `grace_s`. So a running job, or a version about to be pinned, loses nothing.
 
-    Versions stay in the log, but those not kept can no longer be read."""
+    `forget` is called with each local Parquet file and the table's folder before the file is removed. It removes what
+    was derived from the file. The other versions stay in the log, but can no longer be read."""
     newest = FeatureTable.open(store.uri).version
     if links := store.listed("_delta_log")[1]:
         raise StoreError(
             f"{store.url(links[0])}: is a link, so what this table needs is written elsewhere; nothing "
             "was removed; put the log's own files in its place"
         )
-    pinned = tuple(sorted({pin.version for pin in pins(store, now)}))
-    kept = tuple(sorted({*range(max(0, newest - keep + 1), newest + 1), *pinned}))
-    files: set[str] = set()
+    pinned = {pin.version for pin in pins(store, now)}
+    kept = {*range(max(0, newest - keep + 1), newest + 1), *pinned}
+    needed: set[str] = set()
     for version in kept:
-        try:
-            table = FeatureTable.open(store.uri, version)
-        except TableError as error:
-            if version in pinned or isinstance(error, DamagedRecord):
-                raise
-            continue  # an earlier vacuum removed what this version needs
-        files |= {f"_sluice/jobs/{job}.json" for job in table.records}
-        files |= {store.relative(f.path) for f in table.files}
-        files |= set(store.files(folder_of_tails(table.record.job))) if table.records else set()
-        for state in {r.state for r in table.records.values() if r.state}:
-            files |= FittedState.files(store, state)
-    there: list[str] = []
-    passed: list[str] = []
-    for folder, written in _WRITTEN.items():
-        found, links = store.listed(folder)
-        there += [path for path in found if written.fullmatch(path)]
-        passed += [
-            *links,
-            *(
-                path
-                for path in found
-                if path not in files
-                and not written.fullmatch(path)
-                and "/." not in path.rpartition("/")[0]
-            ),
-        ]  # packed copies lie in hidden folders
-    gone = [
-        p
-        for p in there
-        if p not in files
-        and now - store.modified(p) > grace_s
-        and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)
-    ]
-    # Records go last: while one is there, a reader that looks for a file of its version can name the job that made it.
+        needed |= _list_needed(store, version, is_pinned=version in pinned)
+    found, skipped = _list_unneeded(store, needed)
+    gone = [p for p in found if _is_old(store, p, now, grace_s)]
+    # Records are removed last. While a record exists, a reader's error can name the job that made a removed file.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
-    removal, before = Removal.of(gone, files), removals(store)
-    removing = bool(gone) and not dry_run
-    if removing:
-        try:
-            removal.begin(store)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise StoreError(
-                f"{error.filename}: {error.strerror}, so readers cannot be warned of what will be removed; "
-                "nothing was removed; put a folder in its place"
-            ) from None
-    # A pin taken meanwhile may claim what was about to go.
-    if {pin.version for pin in pins(store, now)} - set(kept):
-        if removing:
-            removal.end(store)
-        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s, forget=forget)
+    earlier = removals(store)
+    removal = None if dry_run or not gone else _announce(store, gone, needed)
+    # A pin that was taken meanwhile may claim a file that is about to be removed.
+    is_outdated = not {pin.version for pin in pins(store, now)} <= kept
     size = sum(store.size(p) or 0 for p in gone)
-    for path in gone.copy() if not dry_run else ():
+    if removal:
+        if not is_outdated:
+            became_links = _remove(store, gone, forget)
+            gone = [p for p in gone if p not in became_links]
+            skipped |= became_links
+        removal.end(store)
+    if is_outdated:
+        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s, forget=forget)
+    if not dry_run:
+        for path in earlier:  # of vacuums that were killed
+            if now - store.modified(path) > DAY_S:
+                store.remove(path)
+    return Vacuumed(
+        kept_versions=tuple(sorted(kept)),
+        pinned=tuple(sorted(pinned)),
+        files=tuple(gone),
+        bytes=size,
+        passed_over=tuple(sorted(skipped)),
+    )
+
+
+def _list_needed(store: TableStore, version: int, *, is_pinned: bool) -> set[str]:
+    """Returns the files that a version needs. Returns none if an earlier vacuum has removed some of them."""
+    try:
+        table = FeatureTable.open(store.uri, version)
+    except TableError as error:
+        if is_pinned or isinstance(error, DamagedRecord):
+            raise
+        return set()
+    files = {f"_sluice/jobs/{job}.json" for job in table.records}
+    files.update(store.relative(f.path) for f in table.files)
+    if table.records:
+        files.update(store.files(folder_of_tails(table.record.job)))
+    for state in {r.state for r in table.records.values() if r.state}:
+        files |= FittedState.files(store, state)
+    return files
+
+
+def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[str]]:
+    """Returns the files that jobs wrote and no kept version needs; and what is not removed, although it is where jobs
+    write."""
+    written: list[str] = []
+    skipped: set[str] = set()
+    for folder, names in _WRITTEN.items():
+        found, links = store.listed(folder)
+        skipped.update(links)
+        for path in found:
+            if path in needed:
+                continue
+            if names.fullmatch(path):
+                written.append(path)
+            elif "/." not in path.rpartition("/")[0]:  # packed copies are in hidden folders
+                skipped.add(path)
+    return written, skipped
+
+
+def _announce(store: TableStore, gone: list[str], needed: set[str]) -> Removal:
+    """Warns readers of what will be removed."""
+    removal = Removal.of(gone, needed)
+    try:
+        removal.begin(store)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StoreError(
+            f"{error.filename}: {error.strerror}, so readers cannot be warned of what will be removed; "
+            "nothing was removed; put a folder in its place"
+        ) from None
+    return removal
+
+
+def _remove(store: TableStore, paths: list[str], forget: Callable[[str, str], object]) -> set[str]:
+    """Removes files. Returns those that are kept because a folder of their path has become a link."""
+    kept: set[str] = set()
+    for path in paths:
         try:
             if store.local and path.startswith("data/") and path.endswith(".parquet"):
                 forget(store.path(path), store.root)
@@ -136,37 +166,27 @@ def vacuum(
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            gone.remove(path)  # a folder of its path has just become a link
-            passed.append(path)
-            continue
-        _sweep(store, path)
-    if removing:
-        removal.end(store)
-    if not dry_run:
-        for path in before:  # of vacuums that were killed
-            if now - store.modified(path) > DAY_S:
-                store.remove(path)
-    return Vacuumed(
-        kept_versions=kept,
-        pinned=pinned,
-        files=tuple(gone),
-        bytes=size,
-        passed_over=tuple(sorted(set(passed))),
-    )
+            kept.add(path)
+        else:
+            _remove_empty_folders(store, path)
+    return kept
 
 
-def _sweep(store: TableStore, path: str) -> None:
+def _remove_empty_folders(store: TableStore, path: str) -> None:
     """Removes the folders that a removed file leaves empty."""
     above = path.rpartition("/")[0]
-    while above not in _WRITTEN and store.sweep(above):
+    while above not in _WRITTEN and store.remove_if_empty(above):
         above = above.rpartition("/")[0]
 
 
-def _young(job: str, now: float, grace_s: float) -> bool:
-    """Whether a job may be younger than `grace_s`. Its name begins with when it began: its files may be older than they
-    look, never younger."""
+def _is_old(store: TableStore, path: str, now: float, grace_s: float) -> bool:
+    """Returns whether a file, and the job that wrote it, are older than `grace_s`. A job's name begins with the time of
+    its start. A file may be older than its times say, never younger."""
+    if now - store.modified(path) <= grace_s:
+        return False
+    job = job_of(path) or path.rsplit("/", 1)[-1]
     try:
         began = datetime.datetime.strptime(job[:15], "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)
     except ValueError:
-        return False
-    return now - began.timestamp() <= grace_s
+        return True
+    return now - began.timestamp() > grace_s

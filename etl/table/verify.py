@@ -1,4 +1,4 @@
-"""Looks for damage: `verify` compares a version's files with what its job records say, byte for byte and id for id."""
+"""`verify` looks for damage: it compares a version's files with its job records, byte for byte and id for id."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def verify(
     digests: Mapping[str, str],
     listed: set[str],
 ) -> list[str]:
-    """Returns problems, one line each. `listed` are the files of every version: others in `data/` are orphans, but for
-    what lies hidden, as packed copies do."""
+    """Returns problems, one line each. `listed` are the files of every version.
+
+    Other files in `data/` are orphans, except hidden files, such as packed copies."""
     problems = [
         p for f in files for p in _of_file(store, f, fields, schema, digest=digests[f.path])
     ]
@@ -32,8 +33,7 @@ def verify(
         if p not in listed and not any(part.startswith(("_", ".")) for part in p.split("/"))
     ]
     return problems + [
-        f"{store.url(p)}: an orphan: no version holds it (it is never read; a job that was stopped "
-        "left it)"
+        f"{store.url(p)}: an orphan: no version holds it (it is never read; a stopped job left it)"
         for p in orphans
     ]
 

@@ -144,7 +144,7 @@ class Governor:
                 self._wake()
 
     @contextmanager
-    def alone(self) -> Iterator[int]:
+    def run_alone(self) -> Iterator[int]:
         """A context for one holder at a time, in which no early work begins. It frees unused memory and yields the
         number of free bytes."""
         with self._one:

@@ -54,8 +54,8 @@ def _several(names: str | Sequence[str]) -> list[str]:
 
 def only_label(roles: Roles) -> str | None:
     """The label, if the roles name nothing else."""
-    said = _several(roles.get("label", ()))
-    return said[0] if len(roles) == len(said) == 1 else None
+    labels = _several(roles.get("label", ()))
+    return labels[0] if len(roles) == len(labels) == 1 else None
 
 
 def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, ...]]:

@@ -121,8 +121,8 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
 def _digest(
     content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]
 ) -> str:
-    said = json.dumps([list(counts), list(types.items()), sorted(ids.items())])
-    return hashlib.sha256(content + said.encode()).hexdigest()[:32]
+    described = json.dumps([list(counts), list(types.items()), sorted(ids.items())])
+    return hashlib.sha256(content + described.encode()).hexdigest()[:32]
 
 
 def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:

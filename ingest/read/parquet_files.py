@@ -129,20 +129,10 @@ class ParquetFiles:
             kinds = [stored.kinds[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
-        files = tuple(
-            DataFile(
-                path=prefix + p,
-                rows=sum(f.row_groups),
-                bytes=f.bytes,
-                row_group_rows=f.row_groups,
-                content=f.digest,
-            )
-            for p, f in zip(paths, footers, strict=True)
-        )
         opened = cls(
             uri,
             tuple(fields),
-            files,
+            _data_files(prefix, paths, footers),
             stored.bag_sizes(made.recipes),
             made.hash,
             made.recipes,
@@ -247,8 +237,8 @@ class ParquetFiles:
             self.spec is not None and self.spec.table.unlabelled
         ):  # rows without a label are in a split of their own
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        if said := check_values(self.recipes, columns, paths):
-            _print_once(f"{self.uri}: {said}")
+        if warning := check_values(self.recipes, columns, paths):
+            _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
             [recipe for recipe in self.recipes if recipe.name in columns.names], paths
         ):
@@ -423,6 +413,21 @@ def _refuse_with_spec(
             "a spec makes the columns by its operators, a TransformSpec by its function: give "
             "only one of them. With a TransformSpec, give roles and hash"
         )
+
+
+def _data_files(
+    prefix: str, paths: Sequence[str], footers: Sequence[Footer]
+) -> tuple[DataFile, ...]:
+    return tuple(
+        DataFile(
+            path=prefix + path,
+            rows=sum(footer.row_groups),
+            bytes=footer.bytes,
+            row_group_rows=footer.row_groups,
+            content=footer.digest,
+        )
+        for path, footer in zip(paths, footers, strict=True)
+    )
 
 
 def _read_footers(paths: Sequence[str]) -> list[Footer]:

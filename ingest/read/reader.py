@@ -96,11 +96,9 @@ class RowGroupReader:
     ):
         """Opens nothing yet, except footers that the table does not list.
 
-        - `before_read` runs in the reading worker before each read, to imitate a store's latency.
-        - `opened` opens files. `close` closes it too.
+        - `before_read` runs before each read, to imitate a store's latency. `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
-        - `given` is the schema that Petastorm's worker makes of the stored columns.
-        - `made` makes the loader's columns from those.
+        - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
         - `sample` names a column of weights, by which rows are drawn.
         - `folders` has, for each file, the columns that are written in the names of its folders.
         - `packed` says where copies of row groups are kept and read from."""
@@ -119,62 +117,50 @@ class RowGroupReader:
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
-        self._seen: dict[
-            int, tuple[int, int, int]
-        ] = {}  # for each file, the inode, time and size that matched its footer
+        # For each file, the inode, time and size that matched its footer.
+        self._seen: dict[int, tuple[int, int, int]] = {}
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed = False
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
-        named = pa.table(
-            {name: [value] for name, value in (folders[0] if folders else {}).items()}
-        ).schema
-        self._in_files = self._schema([name for name in self.columns if name not in named.names])
-        self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
-        """The schema of the columns that are read, in the types of the first file."""
         self.given = given
-        before = (
-            pa.schema([self.stored.field(name) for name in self._wanted])
-            if given is None
-            else given
-        )
-        self.schema = made.schema(before) if made else before
-        """The schema of the table that `read` returns."""
-        texts = [
-            f.name for f in self._in_files if pa.types.is_string(f.type)
-        ]  # as a dictionary, each value is processed only once
-        if given is not None:
-            self._dictionaries = []
-        elif made is None:
-            self._dictionaries = texts
-        else:
-            self._dictionaries = [
-                name
-                for name in made.dictionary_columns(self._in_files, self._footer(0))
-                if name not in self._optional
-            ]
-        self.packed = (
-            None
-            if packed is None
-            else PackedRowGroups(
-                packed,
-                [self._opened.local(file.path) for file in self.files],
-                self._in_files.names,
-                self._dictionaries,
-            )
-        )
+        self._set_schemas()
+        self._dictionaries = self._dictionary_columns()
+        self.packed = None
         copies = _COPIES if given is not None else int(sample is not None)
-        self.decoding = self._decoding(
-            bags or {}, copies=copies + (_PACKING if packed is not None else 0)
-        )
+        if packed is not None:
+            copies += _PACKING
+            local = [self._opened.local(file.path) for file in self.files]
+            self.packed = PackedRowGroups(packed, local, self._in_files.names, self._dictionaries)
+        self.decoding = self._decoding(bags or {}, copies=copies)
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Returns why a file with this schema cannot be loaded along with the first file. None: it can."""
         self.straight = not (made or sample or any(folders) or given is not None)
         """Whether rows may stay packed, because nothing reads them before they are placed in batches."""
-        self._usual: pa.Schema | None = (
-            None  # the schema of a row group whose columns were compared
-        )
+        self._usual: pa.Schema | None = None
+        """The schema of a row group whose columns were compared."""
+
+    def _set_schemas(self) -> None:
+        folder = self._folders[0] if self._folders else {}
+        named = pa.table({name: [value] for name, value in folder.items()}).schema
+        self._in_files = self._schema([name for name in self.columns if name not in named.names])
+        self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
+        """The schema of the columns that are read, in the types of the first file."""
+        wanted = self.given
+        if wanted is None:
+            wanted = pa.schema([self.stored.field(name) for name in self._wanted])
+        self.schema = self._made.schema(wanted) if self._made else wanted
+        """The schema of the table that `read` returns."""
+
+    def _dictionary_columns(self) -> list[str]:
+        """Returns the columns of texts that are read as dictionaries, so that each value is processed only once."""
+        if self.given is not None:
+            return []
+        if self._made is None:
+            return [f.name for f in self._in_files if pa.types.is_string(f.type)]
+        names = self._made.dictionary_columns(self._in_files, self._footer(0))
+        return [name for name in names if name not in self._optional]
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
         """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""

@@ -6,16 +6,33 @@ Both read stored columns through a `RowGroupReader`, in the pool that the pipeli
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 from sluice.common.extras import install_command
 from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.reader import MakePool, RowGroupReader, RowGroupSource, SourceError
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How files are read. All ways give the same rows."""
+
+    reader: str | None = None
+    """`petastorm` or `arrow`; None: Petastorm if it is installed, else Arrow."""
+    files: FileOpener | None = field(default=None, repr=False)
+    """Opens remote files, with other retries or with a cache. The loader closes it."""
+    packed: PackedCopy | None = None
+    """Keeps a packed copy of local row groups, which is decoded much faster; None: no copy."""
+    petastorm: PetastormOptions = PetastormOptions()
+    """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
 
 
 class ArrowSource:

@@ -308,6 +308,6 @@ class Asking:
             kind is WrongAnswer or not race.asked
         ):  # other workers that were asked may still answer
             race.error = RemoteError(
-                f"worker {worker.connection.address}: {unit.said} was asked for "
+                f"worker {worker.connection.address}: {unit.description} was asked for "
                 f"{race.failures[kind]} times in vain; the last error: {error}"
             )

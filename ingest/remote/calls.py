@@ -53,7 +53,7 @@ class Call:
     """The function, as `module:function`."""
     source: str
     arrays: Mapping[str, npt.NDArray[Any]]
-    said: str
+    description: str
     """The batch's description for messages."""
     rows: int
 
@@ -66,7 +66,7 @@ class Call:
         """Returns the changed columns, or raises the function's error."""
         head, arrays = decode(body)
         if "error" in head:
-            raise FunctionError.of(self.said, head["error"])
+            raise FunctionError.of(self.description, head["error"])
         return arrays
 
 

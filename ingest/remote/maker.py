@@ -150,7 +150,7 @@ class UnitMaker:
             or rows < 0
             or not unit.parts
         ):
-            raise RemoteError(f"{unit.said}: the table has no such rows")
+            raise RemoteError(f"{unit.description}: the table has no such rows")
         read = Read(
             unit.file,
             unit.group,
@@ -172,7 +172,7 @@ class UnitMaker:
                 part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),)
             )
             found.append(
-                gatherer.alone(
+                gatherer.gather_piece(
                     WindowPiece(decoded, part.start, part.stop),
                     unit.epoch,
                     window if part.whole else None,

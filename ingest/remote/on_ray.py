@@ -42,20 +42,20 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
         self._cluster = cluster
         self._number = number
         self.stdout = self
-        self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         """The child's messages about this worker: first that it listens, then that it has ended."""
 
     def readline(self) -> bytes:
         """Waits until Ray has placed the worker and it listens. Returns b"" if it has ended."""
-        message = self.told.get()
+        message = self.messages.get()
         if "line" not in message:
-            self.told.put(message)
+            self.messages.put(message)
             return b""
         self.pid = message["pid"]
         return bytes(message["line"].encode())
 
     def wait(self) -> int:
-        self.returncode = int(self.told.get()["ended"])
+        self.returncode = int(self.messages.get()["ended"])
         return self.returncode
 
     def kill(self) -> None:
@@ -150,7 +150,7 @@ class RayCluster:
                     if "ended" in message
                     else self._placed[message["number"]]
                 )
-            worker.told.put(message)
+            worker.messages.put(message)
         self._end(child)
         with self._lock:
             lost = self._placed
@@ -163,7 +163,7 @@ class RayCluster:
                 f"{len(lost)} workers; check the head of the cluster at {self._address}",
             )
         for worker in lost.values():
-            worker.told.put({"ended": -signal.SIGKILL})
+            worker.messages.put({"ended": -signal.SIGKILL})
 
     @staticmethod
     def _end(child: subprocess.Popen[bytes]) -> None:
@@ -204,13 +204,13 @@ def place(_owner: str, address: str) -> None:
 
     A line with `number` and `given` places a worker, and a line with `number` alone ends it. The child prints a line
     when a worker listens and when it has ended."""
-    told = os.dup(1)
+    messages = os.dup(1)
     os.dup2(2, 1)  # other code's prints go to standard error
     lock = threading.Lock()
 
     def tell(**what: Any) -> None:
         with lock, contextlib.suppress(OSError):
-            os.write(told, json.dumps(what).encode() + b"\n")
+            os.write(messages, json.dumps(what).encode() + b"\n")
 
     try:
         import ray

@@ -4,93 +4,72 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from sluice.ingest.columns import Columns
+from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.asking import Asking
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
-from sluice.ingest.row_order import RowsPlan
-
-if TYPE_CHECKING:
-    from sluice.etl.table.table import FeatureTable
 
 _MOST = 256
 
 
-def remote_reads(
-    workers: str,
-    source: FeatureTable | ParquetFiles,
-    *,
-    plan: RowsPlan,
-    split: str,
-    columns: Columns,
-    reader: str,
-    sample: str | None,
-    groups: RowGroupReader,
-    local_only: Mapping[str, Any],
-    rank: str,
-    functions: Sequence[str],
-) -> Asking:
-    """Makes what one loader reads by, from the text in `workers`. Remote workers cannot do what is in `local_only`, and
-    can call the `functions`. A loader's `rank` says which rows of a job it wants."""
-    for what, given in local_only.items():
-        if given:
+def remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
+    """Makes what one loader reads by, from the text in `workers`. A loader's `rank` says which rows of a job it
+    wants."""
+    local_only = {
+        "a packed copy": given.reading.packed,
+        "before_read (--store-latency-ms)": given.before_read,
+        "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
+    }
+    for what, wanted in local_only.items():
+        if wanted:
             raise RemoteError(
                 f"workers={workers!r}: {what} works only in this process; leave one of the two out"
             )
-    job = job_of(source, plan=plan, split=split, columns=columns, reader=reader, sample=sample)
-    kind, _, rest = workers.partition(":")
-    table = (
-        [file.path for file in source.files]
-        if isinstance(source, ParquetFiles)
-        else str(source.uri)
+    source = given.table
+    job = job_of(
+        source,
+        plan=given.plan,
+        split=given.split,
+        columns=given.columns,
+        reader=given.rows.name,
+        sample=given.order.sample,
     )
+    fleet_of = partial(
+        StartedFleet,
+        job=job,
+        table=[file.path for file in source.files]
+        if isinstance(source, ParquetFiles)
+        else str(source.uri),
+        functions=[str(transform.code) for transform in given.transforms if transform.sendable],
+    )
+    fleet: Fleet
+    kind, _, rest = workers.partition(":")
     if kind == "local":
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST:
             raise RemoteError(
                 f"workers={workers!r}: {rest!r} is not a number of workers from 1 to {_MOST}"
             )
-        return Asking(
-            StartedFleet(
-                started,
-                job,
-                table,
-                functions,
-                most=int(rest),
-                first=int(rest),
-                local=True,
-                at_once=len(os.sched_getaffinity(0)),
-            ),
-            groups,
-        )
-    if workers.startswith("ray://"):
+        cores = len(os.sched_getaffinity(0))
+        fleet = fleet_of(started, most=int(rest), first=int(rest), local=True, at_once=cores)
+    elif workers.startswith("ray://"):
         from sluice.ingest.remote import on_ray
 
         cluster = on_ray.RayCluster(workers.removeprefix("ray://"))
         cluster.join()
-        return Asking(
-            StartedFleet(
-                cluster.start,
-                job,
-                table,
-                functions,
-                most=_MOST,
-                first=1,
-                local=False,
-                at_once=_MOST,  # the cores of other hosts start them
-                leave=cluster.close,
-            ),
-            groups,
+        # The cores of other hosts start the workers.
+        fleet = fleet_of(
+            cluster.start, most=_MOST, first=1, local=False, at_once=_MOST, leave=cluster.close
         )
-    return Asking(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
+    else:
+        fleet = Fleet(_connections(workers, job, (rank, secrets.token_hex(8))))
+    return Asking(fleet, given.groups)
 
 
 def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[Connection]:

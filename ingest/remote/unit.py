@@ -137,7 +137,7 @@ class Unit:
         return sum(part.stop - part.start for part in self.parts)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"file {self.file}, row group {self.group}"
 
     @property

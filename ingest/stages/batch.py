@@ -1,7 +1,6 @@
 """Makes batches from blocks: `cuts`, `Cutter`, `Collator`.
 
-Stages hand over several consecutive batches at a time (a `Stretch`), so that small batches do not pay for a hand-over
-each.
+Stages pass on several consecutive batches at a time (a `BatchSeries`). So small batches share the cost.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
-STRETCH_ROWS = 65536
+SERIES_ROWS = 65536
 LONG_S, SHORT_S = 0.25, 0.02
-"""How long a user's function may take for one stretch: LONG_S divided by the number of its workers, and at least
+"""How long a user's function may take for one series: LONG_S divided by the number of its workers, and at least
 SHORT_S. So slow functions deliver steadily, and short epochs have work for all workers."""
-_UNKNOWN = 2  # most batches a stretch while the time of a function is not known
+_UNKNOWN = 2  # most batches a series while the time of a function is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BatchSeries:
     """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], the ids of each batch, and
     weights [batch, row]."""
 
@@ -101,7 +100,7 @@ class Stretch:
         )
         return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
 
-    def replaced(self, **changes: Any) -> Stretch:
+    def replaced(self, **changes: Any) -> BatchSeries:
         return replace(self, **changes)
 
 
@@ -115,12 +114,12 @@ class Ready:
 
 
 def most_steps(plan: RowsPlan, ranks: int) -> int:
-    """The most batches of a stretch."""
-    return max(1, STRETCH_ROWS * ranks // plan.batch_size)
+    """The most batches of a series."""
+    return max(1, SERIES_ROWS * ranks // plan.batch_size)
 
 
 def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
-    """How many batches, at most `most`, a stretch should have. `work` has for each user's function the seconds and rows
+    """How many batches, at most `most`, a series should have. `work` has for each user's function the seconds and rows
     so far, and the number of its workers."""
     for busy_s, rows, workers in work:
         longest_s = max(SHORT_S, LONG_S / workers)
@@ -218,7 +217,7 @@ class Cutter:
         numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
         return cut.steps * self._rows * numbers + bags
 
-    def __call__(self, cut: Cut, charge: Charge) -> Stretch:
+    def __call__(self, cut: Cut, charge: Charge) -> BatchSeries:
         columns, steps = self._columns, cut.steps
         begin = cut.step % len(cut.chunk.floats)
         floats, scalars = (a[begin : begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
@@ -243,7 +242,7 @@ class Cutter:
             floats[n, 0] if self._checked is None else ids[n].of(self._checked)
             for n in range(steps)
         ]
-        return Stretch(
+        return BatchSeries(
             cut.schedule,
             cut.step,
             real,
@@ -343,11 +342,11 @@ class Collator:
         self._columns, self._wide = columns, columns.wide
         self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
 
-    def __call__(self, stretch: Stretch, charge: Charge) -> Ready:
+    def __call__(self, series: BatchSeries, charge: Charge) -> Ready:
         dense = len(self._columns.dense)
-        floats = torch.from_numpy(stretch.floats)
+        floats = torch.from_numpy(series.floats)
         weights = (
-            floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
+            floats[:, dense + 1] if series.weights is None else torch.from_numpy(series.weights)
         )
         # One call makes the views of all batches, because views cost small batches more than their rows.
         views = zip(
@@ -363,22 +362,20 @@ class Collator:
                 lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
                 label=label,
                 weight=weight,
-                rows=stretch.rows[n],
-                epoch=stretch.schedule.epoch,
-                step=stretch.step + n,
-                checksum=stretch.checksums[n],
+                rows=series.rows[n],
+                epoch=series.schedule.epoch,
+                step=series.step + n,
+                checksum=series.checksums[n],
                 columns=self._columns,
             )
-            for n, (ids, (numbers, label, weight)) in enumerate(
-                zip(stretch.ids, views, strict=True)
-            )
+            for n, (ids, (numbers, label, weight)) in enumerate(zip(series.ids, views, strict=True))
         )
-        stretch.charge.release()
-        return Ready(batches, self.size(stretch), charge)
+        series.charge.release()
+        return Ready(batches, self.size(series), charge)
 
-    def size(self, stretch: Stretch) -> int:
-        """The bytes of the batches of a stretch."""
-        return stretch.nbytes + (sum(ids.values.nbytes for ids in stretch.ids) if self._wide else 0)
+    def size(self, series: BatchSeries) -> int:
+        """The bytes of the batches of a series."""
+        return series.nbytes + (sum(ids.values.nbytes for ids in series.ids) if self._wide else 0)
 
     def _values(self, ids: Ids) -> torch.Tensor:
         """A batch's ids as int32, or all as int64 if some do not fit int32."""
@@ -387,12 +384,12 @@ class Collator:
         )
 
 
-def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """Returns batch `number` of a stretch as a dict of arrays, which are views. A column of bags also has
+def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """Returns batch `number` of a series as a dict of arrays, which are views. A column of bags also has
     `NAME.lengths`."""
-    ids = stretch.ids[number]
+    ids = series.ids[number]
     arrays: dict[str, npt.NDArray[Any]] = dict(
-        zip(columns.floats, stretch.floats[number], strict=True)
+        zip(columns.floats, series.floats[number], strict=True)
     )
     for column, name in enumerate(columns.sparse):
         arrays[name] = ids.of(column).view(columns.id_kind(name))

@@ -75,13 +75,16 @@ def footprint_of(
     band = rows * len(plan.streams_of(rank, ranks))
     a_rank = plan.batch_size // ranks
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
-    stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
-    # After each of these stages one stretch is done, and the next stage works on another.
-    holding, transforms = sum(s.holds_stretches for s in stages), sum(s.transforms for s in stages)
-    stretches = 2 * holding * stretch + transforms * a_rank * columns.row_bytes
+    series = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
+    # After each of these stages one series is done, and the next stage works on another.
+    holding, transforms = (
+        sum(s.holds_series for s in stages),
+        sum(s.transforms for s in stages),
+    )
+    series_bytes = 2 * holding * series + transforms * a_rank * columns.row_bytes
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
-    batches = (band + 2 * chunk) * columns.row_bytes + stretches
+    batches = (band + 2 * chunk) * columns.row_bytes + series_bytes
     return MinimumMemory(
         row_groups=row_groups,
         decoding=decoding.extra_bytes,

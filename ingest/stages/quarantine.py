@@ -26,7 +26,7 @@ from sluice.ingest.knobs import nearest
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
 
 if TYPE_CHECKING:
-    from sluice.ingest.stages.batch import Stretch
+    from sluice.ingest.stages.batch import BatchSeries
 
 
 class RowQuarantine:
@@ -105,20 +105,20 @@ class RowQuarantine:
         }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
 
-    def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
+    def marked(self, series: BatchSeries, columns: Columns) -> BatchSeries:
         """Sets the weight to 0 for rows that could not be read and for rows with an invalid weight."""
-        for n in range(stretch.steps):
-            self._weigh(stretch, n, columns)
-            lost = self.lost(stretch.schedule.epoch, stretch.step + n)
+        for n in range(series.steps):
+            self._weigh(series, n, columns)
+            lost = self.lost(series.schedule.epoch, series.step + n)
             if lost:
-                weights_of(stretch, n, columns)[lost] = 0
-        self.books.count_rows(sum(stretch.rows))
-        return stretch
+                weights_of(series, n, columns)[lost] = 0
+        self.books.count_rows(sum(series.rows))
+        return series
 
-    def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
+    def _weigh(self, series: BatchSeries, number: int, columns: Columns) -> None:
         """Quarantines rows with invalid weights. With a negative weight, a model would learn the opposite. With NaN, it
         would learn nothing."""
-        weights = weights_of(stretch, number, columns)
+        weights = weights_of(series, number, columns)
         if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
             return
         wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
@@ -126,16 +126,16 @@ class RowQuarantine:
             f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights must be "
             "finite and 0 or more"
         )
-        self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
+        self.rows(error, "batch", series.schedule.epoch, series.step + number, wrong.tolist())
         weights[wrong] = 0
 
-    def finite(self, stretch: Stretch, columns: Columns) -> Stretch:
+    def finite(self, series: BatchSeries, columns: Columns) -> BatchSeries:
         """Quarantines rows that hold NaN or infinity, from a file or a transform, because the loss would become NaN.
         Such numbers become 0, also in rows with weight 0."""
-        if not self.books.errors.finite or np.isfinite(stretch.floats).all():
-            return stretch
-        for n, floats in enumerate(stretch.floats):
-            bad, weights = ~np.isfinite(floats), weights_of(stretch, n, columns)
+        if not self.books.errors.finite or np.isfinite(series.floats).all():
+            return series
+        for n, floats in enumerate(series.floats):
+            bad, weights = ~np.isfinite(floats), weights_of(series, n, columns)
             for column in np.flatnonzero(bad.any(axis=1)):
                 rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
                 rows = rows[weights[rows] != 0]
@@ -145,9 +145,9 @@ class RowQuarantine:
                     f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
                     "to keep such numbers"
                 )
-                self.rows(error, "batch", stretch.schedule.epoch, stretch.step + n, rows.tolist())
+                self.rows(error, "batch", series.schedule.epoch, series.step + n, rows.tolist())
             floats[bad], weights[bad.any(axis=0)] = 0, 0
-        return stretch
+        return series
 
     def lost(self, epoch: int, step: int) -> list[int]:
         """The rows of a batch that could not be read."""
@@ -163,13 +163,13 @@ class RowQuarantine:
         )
 
 
-def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:
+def weights_of(series: BatchSeries, number: int, columns: Columns) -> npt.NDArray[Any]:
     """The weights of a batch's rows, as a writable view."""
-    if stretch.weights is not None:
-        weights: npt.NDArray[Any] = stretch.weights[number]
+    if series.weights is not None:
+        weights: npt.NDArray[Any] = series.weights[number]
     else:
         assert columns.weight is not None
-        weights = stretch.floats[number, columns.floats.index(columns.weight)]
+        weights = series.floats[number, columns.floats.index(columns.weight)]
     return weights
 
 
@@ -269,8 +269,8 @@ class QuarantineError(RuntimeError):
 
 def kinds_of(error: BaseException) -> tuple[str, ...]:
     """The names of an error's class and its bases. A worker process sends the same for its errors."""
-    told = getattr(error, "kinds", None)
-    return tuple(told) if told else tuple(kind.__name__ for kind in type(error).__mro__)
+    kinds = getattr(error, "kinds", None)
+    return tuple(kinds) if kinds else tuple(kind.__name__ for kind in type(error).__mro__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

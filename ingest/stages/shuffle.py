@@ -310,7 +310,7 @@ class Gatherer:
             scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)),
         )
 
-    def alone(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
+    def gather_piece(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
         """Returns the rows of a piece in a batch's types, in new memory. If the piece is a whole `window`, its rows are
         in the window's order, otherwise in the row group's order."""
         order = None if window is None else self._order(epoch, window)

@@ -117,7 +117,9 @@ class Transform:
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """Makes transforms from a user's list. Raises TransformError if two have the same name."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
-        raise TransformError(f"transforms: give a list, transforms=[…], not just {said(given)}")
+        raise TransformError(
+            f"transforms: give a list, transforms=[…], not just {describe_argument(given)}"
+        )
     found = tuple(Transform.of(one) for one in given)
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
@@ -128,7 +130,7 @@ def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     return found
 
 
-def said(given: Any) -> str:
+def describe_argument(given: Any) -> str:
     """Describes a user's argument in a message. A function is described by its name and where it is defined."""
     if isinstance(given, Transform):
         return f"the transform {given.name!r}"

@@ -31,7 +31,7 @@ from sluice.ingest.process.worker import (
     WorkerCrashed,
     WorkerProcess,
 )
-from sluice.ingest.stages.batch import Stretch, lengths_name
+from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import (
@@ -66,31 +66,31 @@ class TransformStage:
         self,
         transform: Transform,
         columns: Columns,
-        aside: RowQuarantine,
+        quarantine: RowQuarantine,
         *,
         backend: str,
         budget: RestartBudget,
         charge: Callable[[int, bool], None],
         spent: Callable[[float, float], None],
-        alone: Callable[[], AbstractContextManager[int]],
+        run_alone: Callable[[], AbstractContextManager[int]],
         burden: int = 1,
         elsewhere: RemoteWork | None = None,
     ):
         """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
         - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
-        - `alone` is the governor's context for one holder.
+        - `run_alone` is the governor's context for one holder.
         - `burden`: the function runs so many times for each batch, all but the last time on a copy.
         - `elsewhere`: remote workers that can call the function too."""
         self.transform = transform
         self.columns = columns
-        self.aside = aside
+        self.quarantine = quarantine
         self.backend = backend
         self.hidden = frozenset(of for name in transform.added for of in (name, lengths_name(name)))
         """The columns that the function must add. It does not get them."""
         self.burden = burden
         self.function = function_of(transform)
         self.spent = spent
-        self.alone = alone
+        self.run_alone = run_alone
         self._budget = budget
         self._charge = charge
         self._elsewhere = elsewhere
@@ -198,7 +198,7 @@ class TransformWorker:
         """The back end for the current batch. The stage's may change meanwhile, but the kept copy must fit it."""
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
+    def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
         self._backend = stage.backend
         arrays = self._select_columns(arrays)
@@ -213,7 +213,7 @@ class TransformWorker:
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
         except (Exception, *_ENDS) as error:
-            return _Rescue(stage, self._call, stretch, number, where).of(error, before)
+            return _Rescue(stage, self._call, series, number, where).of(error, before)
 
     def close(self) -> None:
         if self._worker is not None:
@@ -225,7 +225,7 @@ class TransformWorker:
         for name, array in arrays.items():
             if before[name] is not array:
                 np.copyto(array, before[name])
-        with self._stage.alone() as free:
+        with self._stage.run_alone() as free:
             try:
                 return self._call(arrays, where, free)
             except MemoryError as error:
@@ -297,20 +297,20 @@ class _Rescue:
         self,
         stage: TransformStage,
         call: Callable[[Arrays, str], Given],
-        stretch: Stretch,
+        series: BatchSeries,
         number: int,
         where: str,
     ):
         self._stage = stage
         self._call = call
-        self._stretch = stretch
+        self._series = series
         self._number = number
         self._where = where
         self._failed = 0
 
     def of(self, error: BaseException, arrays: Arrays) -> Given:
         """Returns the batch with the failing rows quarantined, or raises QuarantineError."""
-        rows = self._stretch.floats.shape[2]
+        rows = self._series.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
             self._quarantine(error, range(rows))
             return self._join_rows(arrays, [], list(range(rows)))
@@ -318,7 +318,7 @@ class _Rescue:
             good, failed = isolate(
                 lambda start, stop: self._attempt(arrays, start, stop),
                 rows,
-                rows if self._stage.aside.allowed else 0,
+                rows if self._stage.quarantine.allowed else 0,
             )
         except (Exception, *_ENDS) as first:
             self._quarantine(first, [self._failed])
@@ -334,12 +334,12 @@ class _Rescue:
 
     def _quarantine(self, error: BaseException, rows: Any) -> None:
         """Quarantines rows, except padding rows and rows that already have weight 0."""
-        weights = weights_of(self._stretch, self._number, self._stage.columns)
-        self._stage.aside.rows(
+        weights = weights_of(self._series, self._number, self._stage.columns)
+        self._stage.quarantine.rows(
             error,
             f"transform {self._stage.transform.name!r}",
-            self._stretch.schedule.epoch,
-            self._stretch.step + self._number,
+            self._series.schedule.epoch,
+            self._series.step + self._number,
             [row for row in rows if weights[row]],
         )
 
@@ -371,7 +371,7 @@ class _Rescue:
             name: np.concatenate([np.asarray(part[name]) for _, _, part in parts])
             for name in arrays
         }
-        weights_of(self._stretch, self._number, self._stage.columns)[bad] = 0
+        weights_of(self._series, self._number, self._stage.columns)[bad] = 0
         if self._stage.columns.weight in whole:
             whole[self._stage.columns.weight][bad] = 0
         return whole

@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import Stretch, columns_of, join_ids, lengths_name
+from sluice.ingest.stages.batch import BatchSeries, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
@@ -23,9 +23,9 @@ _LENGTHS = lengths_name("")
 
 
 class TransformCall(Protocol):
-    """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
+    """Calls a transform's function on batch `number` of a series; `where` names it in errors."""
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given: ...
+    def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given: ...
     def close(self) -> None: ...
 
 
@@ -58,23 +58,21 @@ class Transformer:
         self._until = until
         self._runs: dict[int, list[TransformCall]] = {}
 
-    def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
+    def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
         until = self._until()
         self._leave(until)
         for number in range(self._first, until):
             self._runs[number] = self._runs.get(number) or self._stages[number].runs()
-        alone, rows = until == self._first + 1, stretch.floats.shape[2]
-        at_once = stretch.steps if alone else max(1, _AT_ONCE // rows)
-        for low in range(0, stretch.steps, at_once):
+        alone, rows = until == self._first + 1, series.floats.shape[2]
+        at_once = series.steps if alone else max(1, _AT_ONCE // rows)
+        for low in range(0, series.steps, at_once):
             for number in range(self._first, until):
                 self._stint.go_over(self._stages[number].tally)
-                stretch = self._through(
-                    number, stretch, range(low, min(low + at_once, stretch.steps))
-                )
+                series = self._through(number, series, range(low, min(low + at_once, series.steps)))
         for number in range(self._first + 1, until):
-            self._stint.passed(self._stages[number].tally, sum(stretch.rows), stretch.nbytes)
-        stretch.charge.release()
-        return stretch.replaced(charge=charge, done=until)
+            self._stint.passed(self._stages[number].tally, sum(series.rows), series.nbytes)
+        series.charge.release()
+        return series.replaced(charge=charge, done=until)
 
     def close(self) -> None:
         """Releases the worker's processes when it leaves."""
@@ -86,27 +84,27 @@ class Transformer:
             for run in self._runs.pop(number):
                 run.close()
 
-    def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
-        """Runs some batches of a stretch through one stage."""
+    def _through(self, number: int, series: BatchSeries, batches: range) -> BatchSeries:
+        """Runs some batches of a series through one stage."""
         for n in batches:
             for transform, run in zip(
                 self._stages[number].fused.transforms, self._runs[number], strict=True
             ):
-                where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
-                arrays = columns_of(stretch, n, self._columns)
+                where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
+                arrays = columns_of(series, n, self._columns)
                 changed = apply_result(
                     transform,
-                    run(stretch, n, arrays, where),
+                    run(series, n, arrays, where),
                     arrays,
                     self._columns.bags,
                     self._columns.cardinalities,
                     where,
                 )
                 if changed:
-                    ids = list(stretch.ids)
-                    ids[n] = join_ids(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
-                    stretch = stretch.replaced(ids=tuple(ids))
-        return stretch
+                    ids = list(series.ids)
+                    ids[n] = join_ids(self._columns, {**arrays, **changed}, series.floats.shape[2])
+                    series = series.replaced(ids=tuple(ids))
+        return series
 
 
 def apply_result(  # noqa: PLR0917

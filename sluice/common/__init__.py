@@ -1,1 +1,1 @@
-"""What the programs of all packages share: options, messages, how a program ends."""
+"""What the programs of all packages share: options, messages, and how a program ends."""

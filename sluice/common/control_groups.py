@@ -1,8 +1,8 @@
-"""What control groups and the affinity allow a process: `ControlGroups`. psutil does not read control groups,
-and Spark's workers, which import this, may not have it.
+"""The limits that control groups and the affinity set for a process: `ControlGroups`. psutil does not read control
+groups, and Spark's workers, which import this file, may lack psutil.
 
-Groups are read along the whole path from the process's own group to the root, version 1 and 2: the lowest limit on the
-way is the one in force. `root` is `/`; tests put a made-up /proc and /sys there.
+Groups of version 1 and 2 are read on the whole path from the process's own group to the root. The lowest limit on the
+path is in force. `root` is `/`. Tests put invented /proc and /sys folders there.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, the kernel
-    kills."""
+    """A control group with a memory limit. The kernel kills a process when the memory that it charges to the group
+    reaches the limit."""
 
     version: int
     folder: Path
     limit: int
 
     def charged(self) -> int | None:
-        """The bytes that the kernel charges to the group and cannot take back: those of all its processes, what the
-        kernel holds for them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk;
-        everything but clean page cache. None: the kernel does not say."""
+        """Returns the bytes that the kernel charges to the group and cannot take back: the memory of all its processes,
+        the kernel's own memory for them (page tables, sockets), files in memory (tmpfs), and pages that are not yet on
+        disk. Clean page cache does not count. None: the kernel does not report it."""
         text = text_of(
             self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes")
         )
@@ -58,24 +58,24 @@ class MemoryGroup:
 
 
 class ControlGroups:
-    """The limits of process `pid`. Every call reads anew: quotas and groups change while a process runs."""
+    """The limits of process `pid`. Every call reads them again, because quotas and groups may change."""
 
     def __init__(self, root: Path | str = "/", pid: int | None = None):
         self._root, self._pid = Path(root), os.getpid() if pid is None else pid
 
     def cores(self) -> float:
-        """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
+        """Returns the number of cores that may be used: those of the affinity, or fewer if a quota is lower."""
         return max(0.01, min([float(len(self.allowed()) or os.cpu_count() or 1), *self.quotas()]))
 
     def allowed(self) -> set[int]:
-        """The numbers of the cores that the process may run on; empty if the system does not say."""
+        """Returns the numbers of the cores on which the process may run. Empty: the system does not report it."""
         try:
             return os.sched_getaffinity(self._pid)
         except (AttributeError, OSError):  # macOS has no such call, or the process has ended
             return set()
 
     def quotas(self) -> Iterator[float]:
-        """The cores that each group allows which limits them."""
+        """Returns the cores that each group with a quota allows."""
         for groups in self.of("cpu"):
             for folder in groups.path:
                 if groups.version == 2:
@@ -87,7 +87,7 @@ class ControlGroups:
                     yield int(quota) / int(period)
 
     def limited(self) -> Iterator[MemoryGroup]:
-        """The groups that limit memory."""
+        """Returns the groups that limit memory."""
         for groups in self.of("memory"):
             for folder in groups.path:
                 text = (
@@ -100,7 +100,7 @@ class ControlGroups:
                     yield MemoryGroup(groups.version, folder, int(text))
 
     def of(self, controller: str) -> Iterator[Groups]:
-        """The process's own groups, found by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
+        """Finds the process's own groups by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
         mounts = self._mounts()
         for line in (self._text("cgroup") or "").splitlines():
             _, _, rest = line.partition(":")
@@ -124,7 +124,7 @@ class ControlGroups:
                 )
 
     def _mounts(self) -> list[tuple[str, str, str]]:
-        """The mounts: (`cgroup2` or a version 1 controller, the group that is mounted, where)."""
+        """Returns the mounts: (`cgroup2` or a version 1 controller, the mounted group, the folder)."""
         found = []
         for line in (self._text("mountinfo") or "").splitlines():
             before, _, after = line.partition(" - ")
@@ -140,7 +140,7 @@ class ControlGroups:
 
 
 def text_of(path: Path) -> str | None:
-    """A file's text; None if it is not there, or its process has just ended."""
+    """Returns a file's text. None: the file does not exist, or its process has just ended."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,13 +1,14 @@
-"""The root of a user's mistakes. Standard library only: every room uses it."""
+"""The base classes of a user's mistakes. Standard library only, because every package uses this file."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """A user's mistake: its message names what is wrong and what to do.
+    """A user's mistake. The message names what is wrong and what to do.
 
-    A program that meets one says its message in one line and ends with 2 (`sluice.common.program`)."""
+    A program prints the message in one line and ends with 2 (`sluice.common.program`).
+    """
 
 
 class InputError(UsageError):
-    """Input that cannot be read: its message names the path, and what is wrong."""
+    """Input that cannot be read. The message names the path and what is wrong."""

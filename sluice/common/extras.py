@@ -1,4 +1,4 @@
-"""Which extra brings an optional package: for the one sentence that a program prints when a package is missing."""
+"""The extras that install optional packages, for the sentence that a program prints when a package is missing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def install_command(extra: str) -> str:
 
 
 def advice(error: Exception, verb: str = "") -> str:
-    """One sentence that names the package and the extra, or the folder that was left out; empty for any other error."""
+    """Returns a sentence that names the package and the extra, or the folder that was left out. Empty for any other
+    error."""
     places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
     if isinstance(error, ModuleNotFoundError) and error.name in [
         f"sluice.{p.replace('/', '.')}" for p in places

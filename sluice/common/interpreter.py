@@ -1,4 +1,4 @@
-"""A fresh interpreter that finds the modules that this one finds, and calls one function: its command line."""
+"""Makes the command line of a fresh interpreter that finds the same modules as this one and calls one function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BOOT = (
 
 
 def command(function: str, *arguments: object) -> list[str]:
-    """The command line that calls `module:function` with these arguments, as texts."""
+    """Returns the command line that calls `module:function` with these arguments, as texts."""
     return [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *map(str, arguments)]
 
 
 def arguments_of(cmdline: list[str], function: str) -> list[str] | None:
-    """The arguments in a command line that calls this function; None if it does not."""
+    """Returns the arguments in a command line that calls this function. None: it does not call it."""
     words = cmdline[1:]
     return words[4:] if words[:2] == ["-c", _BOOT] and words[3:4] == [function] else None

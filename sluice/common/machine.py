@@ -1,5 +1,4 @@
-"""What a process may use of this machine, as whole processors and bytes: `processors`, `memory_limit`; and
-`this_machine`, which knows it again."""
+"""What a process may use of this machine: `processors` and `memory_limit`. `this_machine` recognises a machine."""
 
 from __future__ import annotations
 
@@ -10,17 +9,18 @@ from sluice.common.control_groups import ControlGroups
 
 
 def this_machine() -> str:
-    """A short name by which a machine is known again, and which does not say what it is called."""
+    """Returns a short name by which a machine is recognised. It does not contain the host's name."""
     return hashlib.sha256(f"{platform.node()} {processors()}".encode()).hexdigest()[:16]
 
 
 def processors() -> int:
-    """How many processors this process may use, by its affinity and its control group's quota."""
+    """Returns how many processors this process may use, by its affinity and its control group's quota."""
     return max(1, int(ControlGroups().cores()))
 
 
 def memory_limit() -> int:
-    """How many bytes this process may use: what the machine has free, and what its control groups may have."""
+    """Returns how many bytes this process may use: the free memory of the machine, or less if its control groups limit
+    it."""
     import psutil  # Spark's workers may not have it
 
     free: int = psutil.virtual_memory().available

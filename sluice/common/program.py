@@ -1,5 +1,6 @@
-"""How every program here begins and ends: it prints one JSON line last on standard output, and people's text on
-standard error; exit code 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Only programs import this file."""
+"""How every program begins and ends. Its last line on standard output is one JSON object, and text for people goes to
+standard error. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Only programs import this file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def say(text: str) -> None:
-    """Prints a line for a person. Where standard error is a file on a full disk, the line is lost."""
+    """Prints a line for people. If standard error is a file on a full disk, the line is lost."""
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -51,11 +52,12 @@ def run(
     argv: list[str] | None = None,
     at_once: bool = False,
 ) -> NoReturn:
-    """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
+    """Runs `main(argv)`, prints its result as the last line, and exits as this module's docstring says.
 
-    A `UsageError` means wrong usage or input. `failures` are other exceptions whose message says it all, so that no
-    traceback is shown. `at_once` leaves out the interpreter's tear-down, in which a library's native threads may abort
-    a run that is over."""
+    A `UsageError` means wrong usage or input. `failures` are other exceptions whose message is enough without a
+    traceback. `at_once` skips the interpreter's tear-down, in which a library's native threads may abort a finished
+    run.
+    """
     try:
         _run(main, failures, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
@@ -108,8 +110,9 @@ def _run(
 
 @contextlib.contextmanager
 def _interrupts_answered() -> Iterator[None]:
-    """A context in which an interrupt raises KeyboardInterrupt, and ends the process a moment later, whatever still
-    hangs. Python runs a signal's handler only when the main thread is back from C, so a thread counts the moment."""
+    """A context in which an interrupt raises KeyboardInterrupt. A moment later it ends the process, even if something
+    still hangs. Python runs a signal's handler only when the main thread has returned from C. So a thread measures the
+    moment."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     over = threading.Event()

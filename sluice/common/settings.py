@@ -1,13 +1,13 @@
-"""Settings, said once: a frozen dataclass whose fields are a program's options, what a run records, and what is
-checked.
+"""Settings in one place: a frozen dataclass whose fields are a program's options, a run's record, and what is checked.
 
     @dataclass(frozen=True, kw_only=True)
     class EvaluationSettings:
         title = "evaluation"
         evals: int = setting(1, "evaluations an epoch", metavar="N", least=1)
 
-`read(EvaluationSettings, argv=…)` returns only what the command line says; `make` fills in the defaults, `replaced`
-what an older run recorded. A class may hold others, and may derive from others; `title` heads its options in --help.
+`read(EvaluationSettings, argv=…)` returns only the options on the command line. `make` fills in the defaults, and
+`replaced` the settings that an older run recorded. A class may contain others, and may derive from others. `title` is
+the heading of its options in --help.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Given = dict[str, Any]
 
 
 class OptionError(UsageError):
-    """A command line that cannot be understood: the message names the option, its value and what would do."""
+    """A command line that cannot be understood. The message names the option, its value and the possible values."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, but an option is spelled in full, and an error is raised as an OptionError of one line, which
-    says what may have been meant."""
+    """argparse's parser with two changes: options must be written in full, and an error is an OptionError of one line,
+    which suggests what may have been meant."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
-        """The options that are given. A misspelt one is named before one that is missing because of it."""
+        """Returns the given options. A misspelt one is reported before one that is missing because of it."""
         known = [name for action in self._actions for name in action.option_strings]
         until = list(words).index("--") if "--" in words else len(words)
         unknown = [
@@ -67,14 +67,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def none_of(value: Any, choices: Iterable[Any]) -> str:
-    """Says that a value is none of the choices, and which of them may have been meant."""
+    """Returns a message that a value is none of the choices, and which of them may have been meant."""
     names = [str(one) for one in choices]
     return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """How one field is said on a command line, and which values it may have."""
+    """How a field is written on a command line, and which values it may have."""
 
     help: str
     flags: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Option:
     """Whether a command line may lack it although it has no default, as something else may know it."""
 
     def problem(self, value: Any, kind: Any) -> str:
-        """Says what is wrong with a value of this kind; empty if nothing is."""
+        """Returns what is wrong with a value of this kind. Empty: nothing."""
         if self.choices and value not in self.choices:
             return none_of(value, filter(None, self.choices))
         if kind in (int, float) and not self._fits(value, kind):
@@ -121,7 +121,7 @@ class Option:
         )
 
     def kind(self, kind: type) -> str:
-        """Which values it takes, in words."""
+        """Returns which values it takes, in words."""
         words = {int: "a whole number", float: "a number"}.get(kind, "what it takes")
         if self.above == 0:
             return "a positive number"
@@ -131,7 +131,7 @@ class Option:
 
 
 def setting(default: Any = MISSING, help: str = "", **how: Any) -> Any:
-    """A field of a settings class, with what `Option` has of it. Without a default it is required."""
+    """Returns a field of a settings class, with the properties of its `Option`. Without a default it is required."""
     option = {"option": Option(help=help, **how)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=option)
@@ -145,7 +145,7 @@ def read(
     description: str | None = None,
     epilog: str | None = None,
 ) -> Given:
-    """Reads a command line with the options of these classes; raises an OptionError for a wrong one."""
+    """Reads a command line with the options of these classes. Raises an OptionError for a wrong one."""
     parser = ArgumentParser(
         prog=prog,
         description=inspect.cleandoc(description or ""),
@@ -171,12 +171,12 @@ def parse(
     description: str | None = None,
     epilog: str | None = None,
 ) -> T:
-    """The settings of this class that a command line makes, with defaults for what it does not give."""
+    """Returns the settings of this class from a command line, with defaults for the rest."""
     return make(kind, read(kind, argv=argv, prog=prog, description=description, epilog=epilog))
 
 
 def make(kind: type[T], given: Given, **known: Any) -> T:
-    """The settings of this class: what is given, what is known besides, and defaults."""
+    """Returns the settings of this class from given values, known values, and defaults, in this order."""
     hints = get_type_hints(kind)
     return kind(
         **{
@@ -191,7 +191,7 @@ def make(kind: type[T], given: Given, **known: Any) -> T:
 
 
 def replaced(settings: T, given: Given, **known: Any) -> T:
-    """These settings, but for what is given or known besides."""
+    """Returns these settings with the given and the known values replaced."""
     found: dict[str, Any] = {}
     for f in dataclasses.fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, f.name)
@@ -203,7 +203,7 @@ def replaced(settings: T, given: Given, **known: Any) -> T:
 
 
 def check(settings: Any, error: type[UsageError] = OptionError) -> None:
-    """Raises an error that names the first setting whose value is none of its choices or out of its bounds."""
+    """Raises an error that names the first setting whose value is not among its choices or not within its limits."""
     hints = get_type_hints(type(settings))
     for f in dataclasses.fields(settings):
         option, value = f.metadata.get("option"), getattr(settings, f.name)
@@ -222,7 +222,7 @@ def _said(field: dataclasses.Field[Any], given: Given) -> bool:
 
 
 def _options(kind: type) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
-    """Each option of a class, of those it derives from, and of those that it holds, with its title and type."""
+    """Yields each option of a class, its base classes and the classes that it contains, with its title and type."""
     hints, fields = get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     for base in (*kind.__mro__[1:], kind):
         for name in vars(base).get("__annotations__", {}):
@@ -235,7 +235,7 @@ def _options(kind: type) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of one value, and whether there are many."""
+    """Returns the type of one value, and whether there are several."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(one for one in get_args(hint) if one is not type(None))
     return (
@@ -287,7 +287,7 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
 
 
 def _help(option: Option, default: Any) -> str:
-    """The help of an option, with its default unless that says nothing to a person."""
+    """Returns the help of an option, with its default if that says something to a person."""
     if (
         default is MISSING
         or isinstance(default, bool)
@@ -305,7 +305,7 @@ def _help(option: Option, default: Any) -> str:
 
 
 def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:
-    """What makes a value of an option's word."""
+    """Returns what makes a value of an option's word."""
 
     def one(text: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""A local path behind a store that takes its time for every read: `latency://60ms/ABSOLUTE/PATH`."""
+"""A local path that is read as if it were in a slow store: `latency://60ms/ABSOLUTE/PATH`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s)(/.*)", re.DOTALL)
 
 
 class SlowPath(NamedTuple):
-    """The parts of such a name."""
+    """The parts of such a path."""
 
     prefix: str
     """`latency://60ms`."""
@@ -21,8 +21,8 @@ class SlowPath(NamedTuple):
 
 
 def slow_path(uri: str) -> SlowPath | None:
-    """The parts of such a name; None for any other name, also for `latency://ROOT?OPTIONS`, which disturbs a store in
-    more ways. UsageError for one that is neither."""
+    """Returns the parts of such a path. None for any other path, also for `latency://ROOT?OPTIONS`, which disturbs a
+    store in more ways. Raises a UsageError for a `latency://` path of neither form."""
     if not uri.startswith(_SCHEME):
         return None
     rest = uri.removeprefix(_SCHEME)
@@ -40,6 +40,6 @@ def slow_path(uri: str) -> SlowPath | None:
 
 
 def plain_path(uri: str) -> str:
-    """The path without the delay; any other name as it is."""
+    """Returns the path without the delay. Other paths stay as they are."""
     slow = slow_path(uri)
     return uri if slow is None else slow.path

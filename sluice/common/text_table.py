@@ -1,4 +1,4 @@
-"""Rows of texts as a person reads them on a terminal."""
+"""Formats rows of texts for a person on a terminal."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs that combine packages: bench, headroom, doctor, guess, and what a job does after its commit."""
+"""Programs that combine packages: bench, headroom, doctor, guess, and the steps after a job's commit."""

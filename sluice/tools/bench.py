@@ -38,7 +38,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
 
 def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """The rates from the packed copy and from Parquet alone, and the disk space of both."""
+    """Returns the rates from the packed copy and from Parquet alone, and the disk space of both."""
     conditions = replace(options.conditions, packed=None, packed_folder="")
     with BenchSession(replace(options, run="", live=None, conditions=conditions), say) as session:
         plain = session.run()

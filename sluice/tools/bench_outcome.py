@@ -1,4 +1,4 @@
-"""What `sluice bench` measures: when batches came, how much memory was used, and how fast the reader decodes alone."""
+"""The measurements of `sluice bench`: when batches came, the peak of memory, and the rate of the decoder alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECODE_THREADS = (1, 2, 4)
 
 @dataclass
 class BenchOutcome:
-    """What a consumer saw: when each batch came, how many rows it held, and how long it had to be waited for."""
+    """A consumer's measurements: when each batch came, its number of rows, and the wait for it."""
 
     marks: list[tuple[float, int]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
@@ -33,21 +33,21 @@ class BenchOutcome:
     """When the first batch was asked for, if its rows and its time count, too."""
 
     def rows_per_s(self, share: float = 1.0) -> float:
-        """The rate from the first batch (or so late that `share` of the time is left) to the last; the first is not
-        counted, unless it is known when all of it `began`."""
+        """Returns the rate from the first batch to the last. With `share`, only the last part of the time counts. The
+        first batch does not count, unless it is known when all of it `began`."""
         since, first = self._from(share)
         spent = self.marks[-1][0] - since
         return sum(rows for _, rows in self.marks[first:]) / spent if spent else 0.0
 
     def stall_fraction(self, share: float = 1.0) -> float:
-        """The share of that time that was spent waiting."""
+        """Returns the share of that time in which the consumer waited."""
         since, first = self._from(share)
         spent = self.marks[-1][0] - since
         return min(1.0, sum(self.waits[first:]) / spent) if spent else 0.0
 
     @property
     def order_hash(self) -> str | None:
-        """The order hash of the first epoch, once it has ended."""
+        """Returns the order hash of the first epoch, once it has ended."""
         return self.order_hashes[0] if self.order_hashes else None
 
     @property
@@ -55,7 +55,7 @@ class BenchOutcome:
         return sum(rows for _, rows in self.marks)
 
     def _from(self, share: float) -> tuple[float, int]:
-        """The time that counts begins then, and with this batch."""
+        """Returns when the time begins that counts, and the first batch that counts."""
         begin, end = self.marks[0][0], self.marks[-1][0]
         if self.began is not None and (share == 1 or share * (end - begin) < _LEAST_S):
             return self.began, 0
@@ -71,8 +71,8 @@ def consume(
     *,
     epochs: int | None = None,
 ) -> BenchOutcome:
-    """Takes batches for that many seconds from the first on, epoch after epoch, or exactly so many `epochs`, of which
-    the wait for the first batch is a part. `step` is what a trainer does with one."""
+    """Takes batches for that many seconds from the first batch on, over as many epochs as needed. With `epochs` it
+    takes exactly so many, and the wait for the first batch counts. `step` is the trainer's work for a batch."""
     end, began = float("inf"), clock()
     found = BenchOutcome(began=None if epochs is None else began)
     while epochs is None or len(found.order_hashes) < epochs:
@@ -92,7 +92,7 @@ def consume(
 
 
 class Peak:
-    """A context that notes the most memory in use while it lasts."""
+    """A context that records the peak of memory."""
 
     def __init__(self, memory_used: Callable[[], int]):
         self.bytes = 0
@@ -115,7 +115,7 @@ class Peak:
 
 @dataclass
 class DecodeLimit:
-    """The best decoding rate so far, over a few numbers of threads tried in turn."""
+    """The best decoding rate so far. It tries a few numbers of threads in turn."""
 
     source: RowGroupSource
     groups: RowGroupReader

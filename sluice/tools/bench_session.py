@@ -1,6 +1,7 @@
-"""A run of `sluice bench`: `BenchSession` assembles a loader, its agent and what measures them, and loads for a while.
+"""A run of `sluice bench`: `BenchSession` combines a loader, its agent and the measurements, and loads for a while.
 
-It is a part of that program, and as such may use every room."""
+It is a part of that program, so it may import every package.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import AUTO, READERS, reader_of, source_of
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import Order, Read
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
 from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
@@ -121,7 +123,7 @@ class BenchInput(KnobOptions, TransformOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
-    """What is loaded and how, which trainer and store are pretended, and what is left behind."""
+    """What is loaded and how, the imitated trainer and store, and the run folder."""
 
     title = "measurement"
     step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
@@ -141,12 +143,12 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a run folder records: everything but the permission to run code."""
+        """Returns the record of a run folder: everything but the permission to run code."""
         return {name: value for name, value in asdict(self).items() if name != "code"}
 
 
 class BenchSession:
-    """A loader with its agent, and what is measured with it. It is a context."""
+    """A loader with its agent and their measurements. It is a context."""
 
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
@@ -175,7 +177,7 @@ class BenchSession:
         self._run_is_full = False
 
     def _check_knobs(self, knobs: str) -> None:
-        """Raises KnobError for a stage that there will not be, before anything that takes long."""
+        """Raises a KnobError for a stage that will not exist, before anything slow."""
         if is_file_name(knobs):
             return
         asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
@@ -186,9 +188,8 @@ class BenchSession:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
-        from sluice.ingest.loader import (
-            BatchLoader,
-        )  # it loads torch: what is wrong has been said by now
+        # This loads torch, so mistakes in the arguments are reported before.
+        from sluice.ingest.loader import BatchLoader
         from sluice.ingest.stages.transform import Transform
 
         options = self._options
@@ -200,20 +201,23 @@ class BenchSession:
                     batch_size=options.batch_size,
                     split=options.split,
                     seed=options.seed,
-                    epochs=options.epochs or sys.maxsize,
+                    read_ahead_epochs=options.epochs or sys.maxsize,
                     memory_limit=options.memory_limit,
-                    reader=self._reader,
                     transforms=[
                         Transform(name, function, arrow=arrow)
                         for name, function, arrow in self._functions
                     ],
                     before_read=self._before_read if self._latency_s else None,
-                    shuffle=options.shuffle,
                     fill=options.fill,
-                    streams=options.streams,
-                    window_rows=options.window_rows,
-                    sample=options.sample or None,
-                    **self._conditions.for_loader(),
+                    order=Order(
+                        shuffle=options.shuffle,
+                        streams=options.streams,
+                        window_rows=options.window_rows,
+                        sample=options.sample or None,
+                    ),
+                    reading=self._conditions.reading(self._reader, PetastormOptions()),
+                    errors=self._conditions.errors,
+                    workers=self._conditions.workers,
                 )
             )
             self._policy = policies.make(
@@ -248,7 +252,7 @@ class BenchSession:
         self._stack.__exit__(*error)
 
     def run(self) -> dict[str, Any]:
-        """Loads for as long as was asked, and returns the figures."""
+        """Loads for the requested time and returns the figures."""
         loader, stack = self._loader, self._stack
         loader.pack()
         limit = self._decode_limit()
@@ -308,7 +312,7 @@ class BenchSession:
         return sum(file.bytes for file in self._table.files_of(self._options.split))
 
     def reported(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Writes the report, once the run folder is closed, and returns the figures with what it tells."""
+        """Writes the report after the run folder is closed, and returns the figures together with the report's."""
         if self._run is not None:
             told = outcome["outcome"]
             report = page.written(self._run.path, self._say)
@@ -353,8 +357,8 @@ class BenchSession:
         self._write("event", event)
 
     def _write(self, what: str, line: Mapping[str, Any]) -> None:
-        """Writes a line to the run folder, if there is one. A disk without room is reported once, and costs that line
-        and those after it."""
+        """Writes a line to the run folder, if there is one. A full disk is reported once. It costs that line and those
+        after it."""
         if self._run is None or self._run_is_full:
             return
         try:
@@ -368,7 +372,8 @@ class BenchSession:
 
 
 def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
-    """What the consumer saw, as figures: with the order hash of the first epoch, or, of so many `epochs`, the last."""
+    """Returns the consumer's measurements as figures, with the order hash of the first epoch. With `epochs`, it is that
+    of the last."""
     of_epochs = (
         {}
         if epochs is None

@@ -1,4 +1,4 @@
-"""Measures how fast the reader alone decodes, its tables dropped: the limit of any loader on the same files."""
+"""Measures how fast the reader decodes when its tables are dropped: the limit of any loader on the same files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNLIMITED = 2**60
 def decode_rows_per_s(
     source: RowGroupSource, groups: RowGroupReader, threads: int, seconds: float
 ) -> float:
-    """The rows a second with so many threads, which read the row groups of the table over and over."""
+    """Returns the rows a second of so many threads that read the table's row groups again and again."""
     schedule = EpochSchedule(0, 0, (), (), ())
     every = [
         (file, group, rows)

@@ -1,4 +1,4 @@
-"""Checks whether this machine, and this table, are fit for loading: `sluice doctor [TABLE]`."""
+"""Checks whether this machine and a table are fit for loading: `sluice doctor [TABLE]`."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Speed:
 
 
 def measure_speed(clock: Callable[[], float] = time.thread_time) -> Speed:
-    """Measures in well under a second. Both are taken in processor time, the best of a few tries, so that a loaded
-    machine gives nearly the same numbers."""
+    """Measures in less than a second. Both speeds are measured in processor time, and the best of a few tries counts.
+    So a loaded machine gives nearly the same numbers."""
     data, source = bytes(_HASHED), np.ones(_COPIED, np.uint8)
     target = np.empty_like(source)
     target[:] = source  # from now on the pages are mapped
@@ -142,8 +142,8 @@ def measure_speed(clock: Callable[[], float] = time.thread_time) -> Speed:
 
 
 def speed_of(machine: str, folder: Path, measured: Callable[[], Speed] = measure_speed) -> Speed:
-    """The speed remembered in `folder` of a machine of this name; measured and remembered if there is none, or if it is
-    damaged. A folder that cannot be written is no reason to fail."""
+    """Returns the speed of this machine that `folder` remembers. If there is none, or it is damaged, it is measured and
+    remembered. If the folder cannot be written, the speed is still returned."""
     path = folder / f"speed-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     try:
         return Speed(**json.loads(path.read_text()))

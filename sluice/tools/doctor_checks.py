@@ -1,8 +1,7 @@
-"""The checks of `sluice doctor`, each of which yields `Finding`s: of this machine, of a table's files, of what dead
-runs left.
+"""The checks of `sluice doctor`. Each yields `Finding`s about this machine, a table's files, or leftovers of dead runs.
 
-Whether the pages of a Parquet file carry checksums is read from the page headers, as no reader says it. Without them a
-flipped bit is handed on as data, with compressed pages as well.
+Page headers show whether the pages of a Parquet file have checksums; no reader reports it. Without checksums a flipped
+bit is returned as data, also from compressed pages.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _I32 = 5  # the compact protocol's number of the type int32
 
 
 def has_crc(header: bytes) -> bool:
-    """Whether a page header (Thrift's compact protocol) has a checksum: after the type come two sizes, and then perhaps
-    the checksum, all int32."""
+    """Returns whether a page header (Thrift's compact protocol) has a checksum. After the type come two sizes, and then
+    the checksum if there is one. All are int32."""
     at, field = 0, 0
     while at < len(header):
         step, kind = header[at] >> 4, header[at] & 15
@@ -65,7 +64,7 @@ def has_crc(header: bytes) -> bool:
 
 
 def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int, int]:
-    """Counts, in the first row group and the last, the column chunks whose first page has a checksum, and all
+    """Counts the column chunks of the first and the last row group whose first page has a checksum, and all their
     chunks."""
     having = total = 0
     for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
@@ -98,7 +97,7 @@ _PRESSED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `well` is None if there is nothing to judge."""
+    """The result of a check. `well` is None if there is nothing to judge."""
 
     what: str
     value: str
@@ -131,7 +130,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _number(version: str) -> list[int]:
-    """The leading numbers of a version."""
+    """Returns the leading numbers of a version."""
     parts = []
     for part in version.split("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -208,8 +207,8 @@ def workers() -> Iterator[Finding]:
 
 
 def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
-    """Checks a feature table, or a folder or pattern of Parquet files: with the columns of one's own spec, or as a
-    loader would take them by itself."""
+    """Checks a feature table, or a folder or pattern of Parquet files, with the columns of a given spec or those that a
+    loader would take."""
     try:
         opened = table_named([uri], None, code)
     except (GuessError, ColumnError) as error:
@@ -243,7 +242,7 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
 
 
 def _columns(opened: ParquetFiles) -> Finding:
-    """Whether a loader would take the values of plain files' columns, as far as footers show it."""
+    """Reports whether a loader would accept the values of plain files' columns, as far as footers show it."""
     count = Counter(field.role for field in opened.fields)
     roles = ", ".join(f"{count[role]} {role}" for role in ROLES if count[role])
     by = "the spec" if opened.spec is not None else "its guess"
@@ -256,8 +255,8 @@ def _columns(opened: ParquetFiles) -> Finding:
 
 
 def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
-    """Checks the checksums of some files, spread over all, and how fast their store answers. Those of a feature table
-    have checksums; of plain files few programs' have, so it is only said."""
+    """Checks the checksums of some files, spread over all, and how fast their store answers. A feature table's files
+    have checksums. Few other programs write them, so their absence is only reported."""
     chosen = [
         paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))
     ]
@@ -312,7 +311,7 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
 
 
 def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
-    """Finds what dead runs left behind; only that is removed."""
+    """Finds files and processes that dead runs left behind. Only these are removed."""
     orphans = list(_orphans())
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
@@ -342,14 +341,14 @@ def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
 
 
 def _dead(pid: str) -> bool:
-    """Whether no process of this host has this number. A draft that another host still writes is written the next
-    time."""
+    """Returns whether no process of this host has this number. A draft that another host is writing is written again
+    next time."""
     return pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def _orphans() -> Iterator[int]:
-    """Finds our worker processes whose parent is another than the one that started them. Those in containers count
-    their processes otherwise and are left alone."""
+    """Finds our worker processes whose parent is not the one that started them. Processes in containers have other
+    numbers and are left alone."""
     here = os.readlink("/proc/self/ns/pid")  # psutil knows no namespaces
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):

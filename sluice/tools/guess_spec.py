@@ -1,4 +1,4 @@
-"""Looks at plain Parquet, or at logs in lines of text, and writes a spec for them, to edit: `sluice guess FILES`."""
+"""Reads plain Parquet, or logs in lines of text, and writes a spec for them to edit: `sluice guess FILES`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import parse, setting
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.columns import is_the_tables_own
 from sluice.etl.spec.input_values import converted
-from sluice.etl.spec.spec import Spec, is_the_tables_own
+from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
@@ -59,8 +60,8 @@ _SPLIT_COLUMNS = (
 def spec_text(
     found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None
 ) -> str:
-    """The spec, with what was seen of each column as a comment. `others` holds why columns were not looked at; `sample`
-    is what was, if the files are text."""
+    """Returns the spec. Comments say what was found in each column. `others` has the reasons why columns were left out.
+    `sample` is the sample of text files."""
     used = {name: one for name, one in found.items() if one.role or one.time}
     why = {name: one.why for name, one in found.items() if name not in used} | dict(others)
     left = [f"#   {name}: {reason}" for name, reason in why.items()]
@@ -118,18 +119,18 @@ def spec_text(
 
 
 def _input(one: Proposal, formats: Sequence[str]) -> str:
-    """A column of `[input]`."""
+    """Returns a column of `[input]`."""
     name = json.dumps(f"{one.name}:{_type(one)}", ensure_ascii=False)
     return f"{{name = {name}, format = {toml_texts(formats)}}}" if formats else name
 
 
 def toml_texts(several: Sequence[str]) -> str:
-    """One text, or a list of several, as TOML has it."""
+    """Returns one text, or a list of several, in TOML."""
     return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
 
 
 def _type(one: Proposal) -> str:
-    """The type of an input column of a spec."""
+    """Returns the type of an input column of a spec."""
     kind = one.facts.type
     if one.role == "label":
         if is_text(one.facts):
@@ -153,7 +154,7 @@ def _type(one: Proposal) -> str:
 
 
 def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
-    """How rows are split: by the first time that there is, if its end is known, else by the user, else by rows."""
+    """Returns how rows are split: by the first time column whose end is known, else by the user, else by rows."""
     for name, one in found.items() if sample is None or sample.whole else ():
         if bounds := _time_bounds(one):
             first, second = (
@@ -188,7 +189,7 @@ def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator
 
 
 def _time_bounds(one: Proposal) -> tuple[int, int, int] | None:
-    """Where training, validation and test begin; None if a column cannot say so."""
+    """Returns when training, validation and test begin. None: the column does not show it."""
     if (
         one.time not in ("int", "float")
         or one.facts.low is None
@@ -216,14 +217,14 @@ def _number(value: object, one: Proposal) -> float:
 
 
 def _seconds(number: float, one: Proposal) -> float:
-    """The time since 1970 that a number of a column says."""
+    """Returns the seconds since 1970 for a number of a column."""
     if not one.formats:
         return number / one.unit
     return float(ParseTime(format=one.formats).apply(pa.array([str(int(number))]), None)[0].as_py())
 
 
 def _stamp(seconds: float, one: Proposal) -> int:
-    """The number by which a column says a time."""
+    """Returns the number with which a column writes a time."""
     if not one.formats:
         return int(seconds * one.unit)
     return int(f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):{one.formats[0]}}")
@@ -262,7 +263,7 @@ def _columns(one: Proposal, name: str, *, learns: bool) -> list[str]:
 
 
 def _operators(one: Proposal, *, learns: bool) -> list[str]:
-    """A column's operators; those that learn from data only where a job makes the table."""
+    """Returns a column's operators. Those that learn from data are only for tables that a job makes."""
     if one.role == "weight":
         return ['{op = "fill"}']
     if one.role == "dense":
@@ -280,7 +281,7 @@ def _operators(one: Proposal, *, learns: bool) -> list[str]:
 
 
 def _evened(spread: Spread, *, learns: bool) -> Iterator[str]:
-    """Brings numbers near 0: a model's first steps fail on large ones."""
+    """Returns operators that bring numbers near 0. A model's first steps fail on large numbers."""
     if spread.is_skewed:
         yield f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}'
     if spread.limits:
@@ -305,7 +306,7 @@ def _column(
 
 @dataclass(frozen=True, kw_only=True)
 class GuessOptions:
-    """Which files, and where the spec goes."""
+    """The files, and where the spec is written."""
 
     files: tuple[str, ...] = setting(
         help="a folder, glob or files of Parquet, CSV, TSV or JSON lines",
@@ -323,7 +324,7 @@ class GuessOptions:
 
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
-    """A spec for these files, as TOML: what `ParquetFiles.open` would guess, and more that a spec can say."""
+    """Returns a spec for these files as TOML: the guess of `ParquetFiles.open`, and more that a spec can express."""
     if not (paths := text_paths(source)):
         facts, rows, others = facts_of(source)
         return spec_text(proposals(facts, rows, label, is_click=True), others)

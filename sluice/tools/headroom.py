@@ -1,7 +1,7 @@
-"""Measures what faster loading could bring: consumer alone, loading alone, both together, with files warm and cold.
+"""Measures what faster loading could bring: consumer alone, loading alone, and both together, with files warm and cold.
 
-The method is that of stall analysis: each part is timed without the other, so what is left over is the waiting.
-`report` does it for any iterable of batches, `measure` for our loader, where it also knows the stages.
+This is stall analysis: each part is timed without the other, and the rest is waiting. `report` works with any iterable
+of batches. `measure` works with our loader, where it also knows the stages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 
 class HeadroomError(UsageError):
-    """Nothing that could be measured: the message says why."""
+    """Nothing could be measured. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """Rows a second of each part alone and of both together; `stall` is the share of a step that waits."""
+    """Rows a second of each part alone and of both together. `stall` is the share of a step that waits."""
 
     consumer: float
     loading: float
@@ -63,7 +63,7 @@ class Headroom:
 
     @property
     def gain(self) -> float:
-        """What the consumer would gain at best, if it never waited: 0.22 is 22 %."""
+        """Returns what the consumer would gain at most if it never waited: 0.22 is 22 %."""
         return max(0.0, self.consumer / self.together - 1.0)
 
     @property
@@ -92,17 +92,18 @@ class Headroom:
 
     @property
     def _prepare(self) -> float:
-        """The stall of preparing: the seconds a row that loading takes beyond the consumer."""
+        """Returns the stall of preparing: the seconds a row that loading takes beyond the consumer."""
         return max(0.0, 1 / self.loading - 1 / self.consumer)
 
     @property
     def _both(self) -> float:
-        """The seconds a row that both together take beyond the slower one: they share cores, or take turns."""
+        """Returns the seconds a row that both together take beyond the slower one. They share cores, or take turns."""
         return max(0.0, 1 / self.together - max(1 / self.loading, 1 / self.consumer))
 
     @property
     def shares(self) -> str:
-        """What the time of a step goes to while both run. The parts add up, and the waiting is that of the verdict."""
+        """Returns how the time of a step is spent while both run. The parts add up, and the waiting is that of the
+        verdict."""
         waits, alone = round(100 * self.stall), round(100 * self.together / self.consumer)
         slower = min(waits, round(100 * self.together * self._prepare))
         slowed = max(0, 100 - waits - alone)
@@ -118,7 +119,7 @@ class Headroom:
         )
 
     def __str__(self) -> str:
-        """Formats a table, with its verdict in the first line."""
+        """Formats a table whose first line is the verdict."""
         rows: list[tuple[str, float | None]] = [
             ("consumer alone, on cached batches", self.consumer),
             ("loading alone", self.loading),
@@ -171,7 +172,7 @@ class Headroom:
 
 
 def rows_of(batch: Any) -> int:
-    """The number of rows of a batch of any loader: its `rows`, or the length of the first thing in it that has one."""
+    """Returns the number of rows of a batch of any loader: its `rows`, or the length of its first part that has one."""
     if isinstance(getattr(batch, "rows", None), int):
         return int(batch.rows)
     if isinstance(batch, Mapping):
@@ -189,7 +190,7 @@ def rows_of(batch: Any) -> int:
 
 
 def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:
-    """The rows a second, and the share of the time spent waiting, from the first batch on."""
+    """Returns the rows a second and the share of the time spent waiting, from the first batch on."""
     next(batches, None)  # the time of starting is not counted
     rows, waited = 0, 0.0
     began = asked = clock()
@@ -214,7 +215,7 @@ def report(
     seconds: float = 5.0,
     clock: Clock = time.perf_counter,
 ) -> Headroom:
-    """Measures the headroom of any iterable of batches, which is iterated three times. Without a `step` it is all
+    """Measures the headroom of any iterable of batches, which is iterated three times. Without a `step`, all time is
     loading."""
     work: Step = step or (lambda batch: None)
     cached = list(itertools.islice(_endless(loader), CACHED))
@@ -245,10 +246,11 @@ def measure(
     files: Iterable[str] = (),
     clock: Clock = time.perf_counter,
 ) -> Headroom:
-    """Measures the headroom of our loader: with the stages' names, what another worker would bring, and `files` warm
-    and cold.
+    """Measures the headroom of our loader, with the stages' names, the effect of another worker, and `files` warm and
+    cold.
 
-    The loader's knobs are as before when it is done."""
+    Afterwards the loader's knobs are as before.
+    """
     cold = None
     if files := list(files):
         forget(files)
@@ -294,7 +296,7 @@ def measure(
 
 
 def forget(files: Iterable[str]) -> None:
-    """Asks the kernel to drop local files from its cache; pages that others use stay."""
+    """Asks the kernel to drop local files from its cache. Pages that others use stay."""
     for path in files:
         if "://" in path:
             continue

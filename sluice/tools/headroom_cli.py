@@ -1,4 +1,4 @@
-"""Says whether a faster loader would help, and where: `sluice headroom TABLE`."""
+"""Shows whether a faster loader would help, and where: `sluice headroom TABLE`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeadroomOptions:
-    """What is loaded, and who takes the batches."""
+    """What is loaded, and which consumer takes the batches."""
 
     table: tuple[str, ...] = setting(
         help="a feature table, or any folder, glob or files of Parquet",
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         batch_size=arguments.batch_size,
         split=arguments.split,
         fill=arguments.fill,
-        epochs=sys.maxsize,
+        read_ahead_epochs=sys.maxsize,
     ) as loader:
         loader.apply(loader.knobs.parse(arguments.knobs))
         found = measure(loader, step, seconds=arguments.seconds, files=files)

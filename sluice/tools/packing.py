@@ -1,7 +1,8 @@
-"""The packed copy of a version that a job has made, which is there when the first reader comes: `packing`; and
-`forget_copies` of a Parquet file that is about to go.
+"""Makes the packed copy of a version after its job, so that it exists when the first reader comes: `packing`.
+`forget_copies` removes the copies of a Parquet file that will be removed.
 
-It is a part of the program, and as such may use every room: the copy is the loader's."""
+It is a part of a program, so it may import every package: the copy belongs to the loader.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from sluice.ingest.read.packed_copy import FOLDER, PackedCopy, PackedRowGroups, 
 
 
 def packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
-    """A function that makes the packed copies of a table's version, and returns what the program's last line says of
-    them. What it cannot do it says; the version is there already."""
+    """Returns a function that makes the packed copies of a table's version and returns their report for the program's
+    last line. It reports what it cannot do. The version exists already."""
     how = PackedCopy(limit_bytes=parse_bytes(limit))
 
     def pack(uri: str, version: int) -> dict[str, int]:
@@ -76,8 +77,8 @@ def _packed_bytes(
 
 
 def forget_copies(path: str, table: str) -> int:
-    """Removes the packed copies of a Parquet file that is about to be removed, next to the files of the table in that
-    folder, and returns their bytes."""
+    """Removes the packed copies of a Parquet file that will be removed, next to the table's files in that folder.
+    Returns their bytes."""
     status = os.stat(path, follow_symlinks=False)
     try:
         groups = range(pq.read_metadata(path).num_row_groups)

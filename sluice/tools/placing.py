@@ -1,6 +1,7 @@
-"""Where the operators of a job's columns belong, by a run over a table of the same spec: `placed`.
+"""Decides where the operators of a job's columns run, by an earlier run over a table of the same spec: `placed`.
 
-It is a part of the program, and as such may use every room: the run is the agent's, and so is the choice."""
+It is a part of a program, so it may import every package: the run and the choice belong to the agent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from sluice.common.errors import UsageError
 from sluice.common.text_table import aligned
 from sluice.etl.apply.column_costs import Form, forms, ways
 from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.placement import SECTION, placement_of, with_placement
 from sluice.etl.spec.row_split import row_keys
@@ -27,14 +28,14 @@ from sluice.ingest.row_costs import RowCosts
 
 
 class CannotPlace(UsageError):
-    """Operators that cannot be placed by this run: the message names it and says what would do."""
+    """This run cannot place operators. The message names one and says what would do."""
 
 
 def placed(
     job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progress: JobProgress
 ) -> tuple[Job, dict[str, Any]]:
-    """The job with its operators where a run like that one is fastest, which is said column by column; and what is
-    foretold, for the program's last line. Processor time is measured on rows of the job's own input."""
+    """Returns the job with its operators placed where a run like that one is fastest, and the prediction for the
+    program's last line. Each column's place is printed. Processor time is measured on rows of the job's own input."""
     spec = job.spec
     if placement_of(spec.text):
         raise CannotPlace(
@@ -88,7 +89,7 @@ def placed(
 
 
 def _table_of(run: Run) -> FeatureTable:
-    """The table that a run was over."""
+    """Returns the table of a run."""
     uri = run.config.get("data") or run.config.get("table")
     try:
         table = FeatureTable.open(str(uri), run.config.get("version"))
@@ -102,7 +103,7 @@ def _table_of(run: Run) -> FeatureTable:
 
 
 def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:
-    """Refuses a run over a table of other features."""
+    """Refuses a run over a table with other features."""
     theirs, mine = (
         {c.name: (c.role, c.sources, [op.described for op in c.ops]) for c in one.columns}
         for one in (table.spec(), spec)

@@ -15,7 +15,7 @@ HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits f
 
 
 def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
-    """One row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots."""
+    """Returns one row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots."""
     elapsed = max(after.at - before.at, 1e-9)
     found: list[tuple[str, ...]] = []
     for now in after.stages:
@@ -63,13 +63,13 @@ def summary(before: Snapshot, after: Snapshot) -> str:
 
 
 def waited(times: int, pressed: int) -> str:
-    """Says how often work waited for memory, and why."""
+    """Describes how often work waited for memory, and why."""
     return f"held back {times}× for memory ({times - pressed} limit, {pressed} pressure)"
 
 
 class View:
-    """Shows snapshots as they come. On a terminal, and with rich installed, it redraws a picture and a table, with the
-    lines of `tell` above them; elsewhere it prints plain lines."""
+    """Shows snapshots as they come. On a terminal with rich installed, it redraws a picture and a table, with the lines
+    of `tell` above them. Elsewhere it prints plain lines."""
 
     def __init__(self, stream: TextIO | None = None):
         stream = self._stream = stream or sys.stderr
@@ -127,13 +127,13 @@ class View:
         self._live.update(Group(Text(drawn, no_wrap=True), table), refresh=True)
 
     def close(self) -> None:
-        """Stops drawing; the last picture stays."""
+        """Stops drawing. The last picture stays."""
         if self._live is not None:
             self._live.stop()
 
 
 def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
-    """The rows a second that were taken, and the rate at which they would have been taken without waiting."""
+    """Returns the rows a second that were taken, and the rate without waiting."""
     taken = after.rows - before.rows
     compute_s = after.consumer_compute_s - before.consumer_compute_s
     return taken / max(after.at - before.at, 1e-9), taken / max(compute_s, 1e-9)
@@ -146,8 +146,7 @@ _LEFT = 9  # characters for the axis
 
 @dataclass
 class Picture:
-    """A picture that grows by a point with each snapshot. `headroom` is what the trainer would take if it never
-    waited."""
+    """A picture that grows by a point with each snapshot. `headroom` is the trainer's rate if it never waited."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
     """Points of (seconds since the start, rows a second)."""
@@ -156,7 +155,7 @@ class Picture:
     """Marks of (seconds since the start, letter) for what happened then."""
 
     def lines(self, width: int, height: int = 10) -> list[str]:
-        """The picture from the start to now, so many characters wide; empty before there are two points."""
+        """Returns the picture from the start to now, so many characters wide. Empty before there are two points."""
         if len(self.points) < 2:
             return []
         columns, end = max(10, width - _LEFT), self.points[-1][0]
@@ -187,7 +186,7 @@ class Picture:
 
 
 def _spread(points: Sequence[tuple[float, float]], columns: int, end: float) -> list[float]:
-    """The mean rate of each column's time; a column without a point gets a neighbour's."""
+    """Returns the mean rate of each column's time. A column without a point gets a neighbour's."""
     found: list[list[float]] = [[] for _ in range(columns)]
     for at, rate in points:
         found[min(columns - 1, int(columns * at / max(end, 1e-9)))].append(rate)

@@ -251,7 +251,7 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
         assert not outcome.killed
         opened = [(count, text) for _, backend, count, text in seen if backend == "process"]
         assert opened[0][0] == 1
-        assert "one process of udf is weighed before others follow" in opened[0][1]
+        assert "one process of udf is measured before others follow" in opened[0][1]
         count, text = next((count, text) for count, text in opened if count > 1)
         assert f"a process takes {process_bytes // MIB} MiB in udf" in text
         assert count == fits
@@ -323,7 +323,7 @@ def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forg
         ),
     )
     assert states[-2].planner.trial.start_up
-    assert reason.text == "looking at how the present knobs do"
+    assert reason.text == "measuring the present knobs"
     assert len(states[-1].planner.window) == 1
 
 
@@ -372,7 +372,7 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
     told = Run.read(tmp_path / "run")
     assert tell(told).startswith("At ")
-    assert "the agent opened with read 1 → 24, bid 1 → 2" in tell(told).splitlines()[0]
+    assert "the agent set read 1 → 24, bid 1 → 2" in tell(told).splitlines()[0]
     assert "promises" in tell(told).splitlines()[0]
     assert "effect: " in tell(told).splitlines()[0]
     (event,) = told.of("opening")
@@ -407,10 +407,10 @@ def test_a_run_that_did_not_open_says_first_why(tmp_path):
 
 def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_package(monkeypatch):
     known, opener = Foreknowledge(store="local"), Says()
-    module = types.ModuleType("an_opener")
-    monkeypatch.setitem(sys.modules, "an_opener", module)
-    module.__spec__ = importlib.machinery.ModuleSpec("an_opener", None)
-    monkeypatch.setattr(policies, "_OPENER", "an_opener")
+    module = types.ModuleType("a_policy")
+    monkeypatch.setitem(sys.modules, "a_policy", module)
+    module.__spec__ = importlib.machinery.ModuleSpec("a_policy", None)
+    monkeypatch.setattr(policies, "_LEARNED", "a_policy")
     for shipped, kind in ((None, Planner), (opener, Auto)):
         module.NetworkPolicy = types.SimpleNamespace(in_use=lambda shipped=shipped: shipped)
         policy = policies.make("auto", known)

@@ -79,7 +79,7 @@ def test_a_person_is_told_how_many_cores_others_would_use():
     look = Forecast.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
     assert (
         why("cores", look, seen)
-        == "the cores are the bottleneck (2 of 4 in use, and other programs would use 4)"
+        == "the cores are the bottleneck (2 of 4 in use, and other programs want 4)"
     )
 
 

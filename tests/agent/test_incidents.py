@@ -185,7 +185,7 @@ def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_pat
     rates = [5.0] * 3 + [190.0] * 3 + [200.0] * 14 + [50.0] * 20
     run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, *effect], rates, calm=20)
     assert "→" not in narrative.sentences(run)[0]
-    assert "one change brought no more that could be measured" in narrative.sentences(run)[0]
+    assert "one change brought no measurable gain" in narrative.sentences(run)[0]
     assert "before tuning" not in page.write(tmp_path).read_text()
 
 
@@ -289,7 +289,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
     )
     first, second = occasions(run)
     assert (first.did, second.did) == (("udf 1 → 3",), ())
-    assert second.text == "version 1 of the table was taken up (new C17; without C9)"
+    assert second.text == "version 1 of the table was adopted (new C17; without C9)"
     text = page.write(tmp_path).read_text()
     bands = json.loads(re.search(r'class="moments">(.*?)</script>', text)[1])["bands"]
     assert [(band["label"], band["from"], band["to"], band["tone"]) for band in bands] == [
@@ -297,7 +297,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
         ("B", 15.0, 15.0, "good"),
     ], "there was no dip"
     assert "What happened" in text
-    assert "what it would take without waiting" in text
+    assert "possible without waiting" in text
     assert f"B. {second.sentence}" in text
 
 

@@ -175,7 +175,8 @@ def test_what_cannot_be_is_said_before_the_run_begins(tmp_path):
         port = taken.getsockname()[1]
         with (
             pytest.raises(
-                LiveError, match=f"--live {port}: this port cannot be had .*; give another, or 0"
+                LiveError,
+                match=f"--live {port}: this port is not available .*; choose another, or 0",
             ),
             shown(tmp_path, port, print),
         ):

@@ -56,7 +56,7 @@ def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():
     assert given.process_bytes is None
     with pytest.raises(PolicyInputError, match=r"seen: 0\.25 s is not after 0\.25 s"):
         PolicyInput(begun=look(0.25), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
-    with pytest.raises(PolicyInputError, match="not of one pipeline"):
+    with pytest.raises(PolicyInputError, match="have different stages"):
         PolicyInput(begun=look(0.0), seen=look(0.25, "read"), knobs=KNOBS, limits=LIMITS)
     with pytest.raises(KnobError, match="workers of 'decode': 9"):
         PolicyInput(

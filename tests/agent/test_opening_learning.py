@@ -10,7 +10,7 @@ import pytest
 
 from sluice.agent.learn import curriculum, opening_teacher, train
 from sluice.agent.learn.curriculum import Curriculum, teach
-from sluice.agent.learn.lives import Clairvoyance, Lives
+from sluice.agent.learn.episodes import Episodes, OracleSettings
 from sluice.agent.learn.opening_env import OpeningEnv
 from sluice.agent.learn.opening_judgement import Course, OpeningTable
 from sluice.agent.learn.student import Student
@@ -39,7 +39,7 @@ SMALL = Curriculum(lives=24, rounds=2, imitations=8, gradients=4, exams=4)
 def test_both_forms_of_the_network_say_the_same():
     import torch
 
-    look = Lives([pipeline("training", n) for n in range(8)]).look(0.25)
+    look = Episodes([pipeline("training", n) for n in range(8)]).look(0.25)
     inputs, student = observe(look), Student.fresh(4)
     plain = answer(student.arrays(), inputs, look.real)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_both_forms_of_the_network_say_the_same():
 
 
 def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_settings():
-    lives = Lives([pipeline("training", n) for n in range(6)], seed=2, alike=3)
+    lives = Episodes([pipeline("training", n) for n in range(6)], seed=2, alike=3)
     look = lives.look(0.5)
     assert np.array_equal(look.rows[0::3], look.rows[2::3])
     assert np.array_equal(look.busy_s[0::3], look.busy_s[1::3])
@@ -67,7 +67,7 @@ def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_setti
 
 def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
     scenarios = [pipeline("training", n) for n in range(4)]
-    best = Clairvoyance.of(scenarios, opening_teacher.STAGES)
+    best = OracleSettings.of(scenarios, opening_teacher.STAGES)
     for b, scenario in enumerate(scenarios):
         knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
         own = slice(opening_teacher.STAGES - len(scenario.stages), None)
@@ -93,14 +93,14 @@ def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
         opening_teacher, "pipeline", lambda split, number: pipeline(split, 3)
     )  # it has 28 cores
     scenarios = range(1)
-    units = Clairvoyance.of([pipeline("training", 3)], opening_teacher.STAGES).rows_per_s
+    units = OracleSettings.of([pipeline("training", 3)], opening_teacher.STAGES).rows_per_s
     student = Student.fresh(0)
     student.weights["stage.bias"].data[0] = -1.0
-    before = opening_teacher.opened(student.arrays(), scenarios, units, 0)[0]
+    before = opening_teacher.initial_gains(student.arrays(), scenarios, units, 0)[0]
     anchor = Student(student.arrays())
     for step in range(12):
         opening_teacher.improve(student, anchor, units, 0, step)
-    assert opening_teacher.opened(student.arrays(), scenarios, units, 0)[0] > before + 0.03
+    assert opening_teacher.initial_gains(student.arrays(), scenarios, units, 0)[0] > before + 0.03
 
 
 def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from sluice.agent.learn.lives import Lives
+from sluice.agent.learn.episodes import Episodes
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
@@ -59,7 +59,7 @@ def given(number: int = 3, **more: object) -> PolicyInput:
 def test_a_run_shows_what_the_lives_of_the_teacher_show():
     for number in range(6):
         own = Glimpse.of(given(number))
-        taught = Lives([pipeline("training", number)]).look(0.25)
+        taught = Episodes([pipeline("training", number)]).look(0.25)
         names = ("python", "remote", "known_row_bytes", "group_rows", "process_bytes")
         unsaid = dataclasses.replace(
             taught, **{name: getattr(taught, name) * np.nan for name in names}
@@ -104,7 +104,7 @@ def test_knowledge_from_before_the_first_row_is_an_input_and_its_lack_another():
 
 
 def test_where_a_stage_stands_among_empty_places_makes_no_difference():
-    lives = Lives([pipeline("training", n) for n in (0, 1, 2, 3)])
+    lives = Episodes([pipeline("training", n) for n in (0, 1, 2, 3)])
     look = lives.look(0.25)
     inputs = observe(look)
     together = answer(weights(), inputs, look.real)
@@ -202,7 +202,7 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
     assert loaded.record == record
     assert loaded.choose(given()) == NetworkPolicy(weights(), record).choose(given())
     write(tmp_path / "b.safetensors", {**weights(), "see.bias": np.zeros(3, np.float32)}, record)
-    with pytest.raises(WeightsError, match=r"b\.safetensors: see\.bias is \(3,\)"):
+    with pytest.raises(WeightsError, match=r"b\.safetensors: see\.bias has shape \(3,\)"):
         NetworkPolicy.load(tmp_path / "b.safetensors")
     (tmp_path / "c.safetensors").write_bytes(b"nonsense" * 10)
     for name in ("c.safetensors", "absent"):

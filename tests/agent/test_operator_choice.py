@@ -63,7 +63,7 @@ def test_where_the_trainer_is_slower_the_smaller_table_wins_as_far_as_it_stays_s
     one, two = found.choices
     assert (one.left, two.left) == ((), ("hash",))
     assert (found.rows_per_s, found.row_bytes) == pytest.approx((0.3e6, 5.0))
-    assert two.reason == "loader: as fast, and 3.0 bytes a row less"
+    assert two.reason == "loader: equally fast, and 3.0 bytes a row less"
     assert one.reason == "ETL: 50 % more rows/s"  # 5 µs a row would be slower than the trainer
 
 

@@ -121,17 +121,15 @@ def test_weights_that_open_so_already_stay_as_they_are(tmp_path, weights):
 def test_a_run_that_came_to_less_than_others_of_its_pipeline_counts_less(tmp_path, weights):
     runs = _runs(tmp_path / "runs", _many)
     once = own_runs.records(runs)
-    assert np.ptp(own_runs.parted(once)[0]["weight"]) == 0
+    assert np.ptp(own_runs.split_lessons(once)[0]["weight"]) == 0
     slower = [dataclasses.replace(one, rows_per_s=5e4) for one in once]
-    weight = own_runs.parted([*once, *slower])[0]["weight"]
+    weight = own_runs.split_lessons([*once, *slower])[0]["weight"]
     assert sorted(set(weight.tolist())) == [0.5**4, 1.0]
 
 
 def test_too_few_records_are_refused_and_so_is_having_nothing_to_go_on_from(tmp_path, weights):
     runs = _runs(tmp_path / "runs", _many)
-    with pytest.raises(
-        UsageError, match="2 runs have left 2 records of openings to learn from, and at least 12"
-    ):
+    with pytest.raises(UsageError, match="2 runs have 2 usable records"):
         own_runs.main([*runs[:2], "--weights", str(weights)])
-    with pytest.raises(UsageError, match="no weights to go on from"):
+    with pytest.raises(UsageError, match="no weights to start from"):
         own_runs.main(runs)

@@ -11,6 +11,7 @@ from sluice.agent.report import narrative
 from sluice.agent.report.operator_placement import Move, moves, placement
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 from tests.dlrm import clicks_table
 
 
@@ -138,7 +139,7 @@ def test_what_operators_cost_is_a_part_of_what_reading_took(tmp_path):
     moved = clicks_table.write(tmp_path / "moved", raw, text=text.replace(", online = true", ""))
     labels, foretold, reverse = {}, 0.0, []
     for name, table in (("left", left), ("moved", moved)):
-        with BatchLoader(table, batch_size=4000, reader="arrow") as loader:
+        with BatchLoader(table, batch_size=4000, reading=Reading(reader="arrow")) as loader:
             labels[name] = sum(float(batch.label.sum()) for batch in loader)
             stages = {s.name: s for s in loader.snapshot().stages}
             if name == "left":

@@ -176,7 +176,7 @@ def test_processes_of_380_mib_are_weighed_before_they_fill_the_memory():
         (knobs.workers["udf"], text) for knobs, text in seen if knobs.backend["udf"] == "process"
     ]
     assert moved[0][0] == 1
-    assert "one process of udf is weighed before others follow" in moved[0][1]
+    assert "one process of udf is measured before others follow" in moved[0][1]
     assert any("a process takes 380 MiB in udf" in text for _, text in moved)
     assert moved[-1][0] == 4
 
@@ -209,7 +209,7 @@ def test_a_first_glance_takes_nothing_away():
     at, knobs, text = seen[1]
     assert at == 0.25
     assert knobs == seen[0][1]
-    assert "a first glance shows" in text
+    assert "the first looks only allow" in text
 
 
 def test_no_second_process_starts_where_the_first_does_no_work():

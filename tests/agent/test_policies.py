@@ -26,7 +26,7 @@ class TestEachOfTheProducts(PolicyContract):
 def test_auto_is_the_planner_to_the_decision_where_no_opening_came_with_the_package(
     monkeypatch, scenario
 ):
-    monkeypatch.setattr(policies, "_OPENER", "sluice.agent.policies.opening.none")
+    monkeypatch.setattr(policies, "_LEARNED", "sluice.agent.policies.opening.none")
     scenario = dataclasses.replace(scenario, seconds=60)
     found = {}
     for name in ("auto", "planner"):

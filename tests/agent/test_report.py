@@ -160,7 +160,7 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
         (0.01, "The trainer is the bottleneck now."),
         (
             0.04,
-            "The trainer is the bottleneck now, but for the 4.0 % of its time that it still waits.",
+            "The trainer is the bottleneck now. It waits for input 4.0 % of its time.",
         ),
         (0.5, "The input is still the bottleneck: the trainer waits 50 % of its time."),
     ],
@@ -351,7 +351,7 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
     assert "Nothing is measured yet" in "".join(page.text)
     with RunFolder.create(tmp_path / "run", {}) as folder:
         folder.event({"kind": "end"})
-    assert "No loader metrics" in report.write(tmp_path / "run").read_text()
+    assert "no loader metrics" in report.write(tmp_path / "run").read_text()
     assert "No decision was made." in narrative.tell(Run.read(tmp_path / "run"))
 
 
@@ -396,7 +396,8 @@ def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
             )
     text = report.write(tmp_path / "run").read_text()
     assert (
-        "work waited for it 12 times: 8 for the limit, 4 as the system was short of memory" in text
+        "work waited for memory 12 times: 8 for the limit, 4 because the system was short of memory"
+        in text
     )
 
 
@@ -419,10 +420,7 @@ def test_workers_elsewhere_are_drawn_with_their_price(tmp_path):
                 }
             )
     text = report.write(tmp_path / "run").read_text()
-    assert (
-        "3 GiB came from them for 1,234 core-seconds; 4 requests were made again, 1 to a second worker"
-        in text
-    )
+    assert "they sent 3 GiB for 1,234 core-seconds; 4 requests were repeated" in text
     assert [2, 5] in [
         panel["series"][0]["value"] for figure in data_of(text, "") for panel in figure["panels"]
     ]
@@ -581,7 +579,7 @@ def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path
     assert re.search(r"With half the cores: 0\.5\d? times the rows", text)
     assert "With twice the memory: the same" in text
     assert re.search(r"read: 5[12](\.\d)? µs a row and worker", text)
-    assert re.search(r"What was predicted of \d+ changes was [\d.]+ % off in the middle", text)
+    assert re.search(r"Prediction error of \d+ changes: median [\d.]+ %", text)
 
 
 def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
@@ -590,9 +588,9 @@ def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
     )
     text = _story_of(tmp_path / "run", pipeline, "shadow", looks=10)
     assert "No decision was made." in text
-    said = re.search(r"would have turned: read 1 → 16\n +why: (.*)", text)[1]
+    said = re.search(r"would have changed: read 1 → 16\n +why: (.*)", text)[1]
     assert (
-        f"At its last looks the agent said: {said}.\n" in text
+        f"The agent's last verdict: {said}.\n" in text
     )  # no other figures than when it was proposed
     assert re.search(r"With that and twice the cores: .* \(read", text)
     assert "rows/s (read" not in text
@@ -657,10 +655,7 @@ def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
         == "not comparable with before, as meanwhile the cores at hand went from 2 to 0.5"
     )
     assert second.effect.startswith("0.5 times the rows")
-    assert (
-        "What was predicted of one change was 38 % off in the middle, 38 % at worst."
-        in narrative.tell(run)
-    )
+    assert "Prediction error of one change: median 38 %, largest 38 %." in narrative.tell(run)
 
 
 def test_a_change_after_a_slower_store_is_not_compared_with_the_rate_of_full_buffers(tmp_path):

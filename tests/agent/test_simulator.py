@@ -330,7 +330,7 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
         (
             SimStage,
             {"name": "s", "cost_s": 1.0, "credit_rows": 9.0},
-            "credit_rows: 9.0 without cap_rows_per_s",
+            "credit_rows: 9.0 needs cap_rows_per_s",
         ),
         (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"),
         (SimMachine, {"cores": -1}, "cores"),
@@ -384,7 +384,9 @@ def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     ]
     assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
     assert scenario.first_knobs.fused == {"shuffle"}
-    assert [s.room for s in scenario.truth_at(0.0).stages] == [spec.room for spec in specs]
+    assert [s.buffer_limit for s in scenario.truth_at(0.0).stages] == [
+        spec.buffer_limit for spec in specs
+    ]
 
 
 def test_the_fluid_ranks_settings_as_the_events_do():

@@ -92,7 +92,7 @@ def agree(folder: Path, last: Mapping[str, Any], terminal: str) -> None:
     _decisions(page, run, told, terminal)
     assert len(page.moments["bands"]) == len(outcome["occasions"])
     assert [row[1:] for row in page.occasions] == [
-        [one["result"] or "too short to say", one["sentence"]]
+        [one["result"] or "too short to judge", one["sentence"]]
         for one in last.get("occasions", outcome["occasions"])
     ]
     for one in outcome["occasions"]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.tunable import Tunable
 from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import BATCH_ROWS, CALIBRATION, SETUPS, Session, Setup
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, Knobs
 

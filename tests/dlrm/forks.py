@@ -19,7 +19,7 @@ from tests.dlrm.rig import ROOT, environment
 
 _LATE = (
     "sluice.dlrm.session.version_run",
-    "sluice.dlrm.session.session",
+    "sluice.dlrm.session.train",
     "sluice.dlrm.training.assemble",
     "sluice.dlrm.follow.transplant",
     "sluice.dlrm.checkpoint.save_load",

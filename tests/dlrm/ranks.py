@@ -28,7 +28,7 @@ from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError
 from tests.dlrm.rig import (
     DENSE,
     REAL,

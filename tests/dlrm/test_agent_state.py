@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies.planner.planner import Planner
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
 from sluice.dlrm.training import assemble, loaders
-from sluice.etl.synth.small_table import small_table
 
 
 @pytest.mark.filterwarnings(

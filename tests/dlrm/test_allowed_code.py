@@ -86,7 +86,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
 
 
 def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hostile, ran):
-    from sluice.etl.jobs.job_run import Job
+    from sluice.etl.jobs.job import Job
     from sluice.etl.table.store import TableStore
 
     stored = FeatureTable.open(hostile / "table").spec()
@@ -96,5 +96,5 @@ def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hosti
     with pytest.raises(OperatorError, match="names the function"):
         Job(spec=stored, inputs=("x",), store=TableStore(hostile / "other"))
     assert not ran()
-    assert Spec.own(SPEC).imported()
+    assert Spec.own(SPEC).import_functions()
     assert ran()

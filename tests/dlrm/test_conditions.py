@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.dlrm import start_options as options
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import last_json, launch

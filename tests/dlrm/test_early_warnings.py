@@ -12,7 +12,7 @@ from sluice.dlrm.options import Config
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.etl.spec.empty_splits import empty_splits
-from sluice.etl.spec.spec import TableSpec
+from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan

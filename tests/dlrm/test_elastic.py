@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from tests import ports
 from tests.dlrm.rig import ROOT, environment, last_json
 

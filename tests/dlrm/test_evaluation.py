@@ -262,7 +262,7 @@ def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch)
     assert lines.metrics[0]["auc"] is None
     json.dumps(lines.metrics, allow_nan=False)
     (warning,) = (e["text"] for e in lines.events)
-    assert warning.startswith("step 10, split 'validation': a prediction is no number")
+    assert warning.startswith("step 10, split 'validation': a prediction is not a number")
     assert warning.endswith("the largest input is 2000 in 'd1'")
     assert judge.evaluate_and_check(replace(META, step=20))
     assert best(folder) is not None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.runtime import knobs_file
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import KnobError, Knobs
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
@@ -33,7 +34,6 @@ from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -550,12 +550,12 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     (followed,) = (one for one in occasions(Run.read(folder / "run")) if one.what == "schema")
-    assert followed.text == "version 1 of the table was taken up (new C17, I2, I5)"
+    assert followed.text == "version 1 of the table was adopted (new C17, I2, I5)"
     assert any("clipped 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()
     assert f"{followed.label}. At " in report
     assert f'"text":"{followed.label}. At ' in report, "in the charts"
-    assert "version 1 of the table was taken up" in report
+    assert "version 1 of the table was adopted" in report
 
 
 def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):

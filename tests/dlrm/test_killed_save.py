@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, environment, last_json
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How lookups lie over a table's rows, as the ETL counted them, and what is done about it."""
+"""The ETL counts lookups per row; models and placements use these counts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.dlrm.lookup_frequencies import runs, share, spread_out
+from sluice.dlrm.lookup_frequencies import runs, share
 from sluice.dlrm.model.table_compression import Compression, codes, part_tables
-from sluice.dlrm.options import ModelConfig, Table, tables_of
+from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import TARGET, place
 from sluice.etl.schema import Field

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import latest, whole
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json

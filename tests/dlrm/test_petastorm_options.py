@@ -10,13 +10,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.dlrm import evaluate, train
 from sluice.dlrm.options import Config, ConfigError
 from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import Permission
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.rig import last_json
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.dlrm.options import TABLE_DTYPES, ConfigError, ModelConfig, tables_of
 from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
 from sluice.dlrm.sharding.shard_sizes import DTYPES
 from sluice.etl.schema import Field
-from sluice.etl.synth.small_table import small_table
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, command, environment
 
 pytestmark = pytest.mark.slow

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from sluice.dlrm.training.input_checks import check_files
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import TableError
 from sluice.etl.table.vacuum import vacuum

@@ -53,7 +53,7 @@ class SlowTrainer(Trainer):
         pass
 
     def _step(self, fetched, step):
-        self._clock.now += 6  # type: ignore[attr-defined]
+        self.clock.now += 6  # type: ignore[attr-defined]
         loss = torch.tensor(self.loss)
         left_out = self.guard.skips and not self.guard.admits(
             step + 1, (0, fetched.batch.step), loss

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm.demo.schema_change import AGENT, FROZEN, compared
+from sluice.dlrm.demo.schema_change import AGENT, FROZEN, Comparison
 from tests.agent.test_page_in_browser import OVERLAPS
 from tests.browser import CHROMIUM, WITHOUT, browser
 
@@ -72,10 +72,11 @@ def _drawn(path, came, after, waiting, decides=False):
 @pytest.fixture
 def page(tmp_path):
     """The page of two runs that take the new columns up at different times, and its figures."""
-    return compared(
+    both = Comparison(
         _drawn(tmp_path / "agent", 20, 9e3, 0.01, decides=True),
         _drawn(tmp_path / "frozen", 5, 2e3, 0.7),
     )
+    return both.page(), {**both.figures(), "headline": both.headline}
 
 
 def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_of_the_curves(page):
@@ -118,7 +119,7 @@ def test_a_run_that_ended_too_soon_is_said_to_say_nothing(tmp_path):
     tuned = Run(
         path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8]
     )
-    assert compared(tuned, frozen)[1]["headline"].startswith("Too little was measured")
+    assert Comparison(tuned, frozen).headline.startswith("Too little was measured")
 
 
 @pytest.mark.slow
@@ -167,6 +168,6 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
     }
     assert len(knobs) == 2, "the new stage came with one worker, and nothing was turned"
     assert not Run.read(tmp_path / "out" / "run-frozen").of("decision")
-    assert page.count("version 1 of the table was taken up") >= 2
+    assert page.count("version 1 of the table was adopted") >= 2
     assert f"Open {last['report']}" in result.stderr
     assert "Traceback" not in result.stderr

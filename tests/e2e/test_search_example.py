@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.slow

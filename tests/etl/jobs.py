@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.jobs.job_run import Job, Result
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import Result, run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.row_split import row_keys
@@ -77,10 +78,10 @@ def on(spark, job: Job, said: Said | None = None) -> Result:
     """Runs a job on a Spark session, or, without one, on this machine's threads."""
     progress = JobProgress(said or Said())
     if spark is not None:
-        return job.run(SparkEngine(spark, job, progress))
+        return run_job(job, SparkEngine(spark, job, progress))
     from sluice.etl.local.engine import LocalEngine
 
-    return job.run(LocalEngine(job, progress, threads=2))
+    return run_job(job, LocalEngine(job, progress, threads=2))
 
 
 def run(

@@ -19,7 +19,7 @@ from deltalake import write_deltalake
 
 from sluice.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spark.errors import clearly
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import StoreError, TableStore

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import CommitConflict
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.new_files import CommitError
@@ -251,7 +251,7 @@ def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path)
 
 
 def test_another_specs_state_is_not_reused(spark, made, raw):
-    with pytest.raises(StateError, match="another spec's"):
+    with pytest.raises(StateError, match="belongs to another spec"):
         run(
             spark, made.uri, raw, mode="append", text=TEXT.replace("min_count = 3", "min_count = 4")
         )

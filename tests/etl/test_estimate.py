@@ -8,7 +8,7 @@ import pytest
 
 from sluice.etl import estimate
 from sluice.etl.estimate import Estimate, Took, estimated, last_spark_job, lines_of
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.local.sample import cut
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize

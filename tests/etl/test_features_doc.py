@@ -9,9 +9,11 @@ import numpy as np
 
 from sluice.etl.ops import OPERATORS
 from sluice.etl.spec.columns import ROLE_KINDS
+from sluice.etl.spec.input_section import FORMATS, INPUT_TYPES, Input
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.spec.row_rules import FILTERS, SECTIONS
-from sluice.etl.spec.spec import DRIFTS, FORMATS, INPUT_TYPES, Input, Spec, TableSpec
+from sluice.etl.spec.spec import DRIFTS, Spec
+from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.spec.table_transform import transformed
 from sluice.ingest.column_transforms import ColumnTransforms, bound
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table import vacuum as vacuum_file
 from sluice.etl.table.pins import LASTS_S, PinKeeper, Removal, being_removed, pins
 from sluice.etl.table.store import StoreError, TableStore

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.sources import Reading
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _PATIENCE_S = 150
@@ -96,7 +97,9 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
     table = FeatureTable.open(tmp_path / "t")
     copies = 0
     for split in table.splits:
-        with BatchLoader(table, batch_size=16, split=split, packed=PackedCopy()) as loader:
+        with BatchLoader(
+            table, batch_size=16, split=split, reading=Reading(packed=PackedCopy())
+        ) as loader:
             deque(loader, maxlen=0)
             assert (loader.store["packed_hits"] > 0, loader.store["packed_misses"]) == (True, 0), (
                 split

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # from its commit; told -1, it says how many calls there are, and how many of them from the commit on.
 _WRITERS = """
 import json, os, signal, sys
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 
 def write(uri, moment, from_commit):
     calls = commits = 0

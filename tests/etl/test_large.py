@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable

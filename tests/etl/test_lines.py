@@ -203,7 +203,7 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     plain = [
         n
         for n, odd in zip(
-            kept, reader.awry(pa.array([lines[n] + b"\n" for n in kept])), strict=True
+            kept, reader.find_irregular(pa.array([lines[n] + b"\n" for n in kept])), strict=True
         )
         if not odd
     ]

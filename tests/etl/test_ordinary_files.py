@@ -11,7 +11,7 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.common.suggest import nearest
-from sluice.etl.apply.json_lines import Objects
+from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
@@ -170,7 +170,7 @@ def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
     )
     assert rejected == {}
     schema = pa.schema([("ids", pa.list_(pa.string()))])
-    whole = Objects(schema, {"ids": "texts"}, {"text": ""}).read(
+    whole = JsonObjects(schema, {"ids": "texts"}, {"text": ""}).read(
         pa.array([json.dumps({"ids": bag}).encode() + b"\n" for bag in bags if bag])
     )
     assert whole["ids"].to_pylist() == [[str(one) for one in bag] for bag in bags if bag]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
@@ -356,10 +356,8 @@ def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME))
     with pytest.raises(StateError) as refused:
         run(None, tmp_path / "t", path, text=later, mode=mode, **options)
-    assert (
-        f"version 0 learned from labels cannot be applied to these rows, as they could meet their own: {why}"
-        in str(refused.value)
-    )
+    assert "version 0 learned from labels" in str(refused.value)
+    assert why in str(refused.value)
     assert (
         f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
         in str(refused.value)
@@ -462,9 +460,7 @@ def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
     if not refused:
         assert Spec.own(text).columns
         return
-    with pytest.raises(
-        SpecError, match=r"'pair' learns what occurs together with 'item', of which \[negatives\]"
-    ):
+    with pytest.raises(SpecError, match=r"'pair' learns .* 'item', .*\[negatives\]"):
         Spec.own(text)
 
 

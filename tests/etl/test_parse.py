@@ -1,4 +1,4 @@
-"""Raw lines: what parses, and why the rest does not."""
+"""RawInput lines: what parses, and why the rest does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 
 SPEC = """
 [input]

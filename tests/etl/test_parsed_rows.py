@@ -7,7 +7,13 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.counts import Counted, CountsOfRows, counts_of_parsed, gathered, selected
+from sluice.etl.apply.counts import (
+    CountsOfRows,
+    RowCounts,
+    counts_of_parsed,
+    join_batches,
+    selected,
+)
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spark.workers import parsed_rows
@@ -58,12 +64,12 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
             name: values.to_pylist() for name, values in kept.items()
         }
         assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
-        want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).of_parsed(parsed))
+        want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).count_parsed(parsed))
     counts = parsed_rows.counts_of(iter(cells[:1]))
     assert [one.to_pydict() for one in counts] == [one.to_pydict() for one in want]
     every = summed(parsed_rows.counts_of(iter(cells)))
-    assert Counted.of(every).parsed == 58 + 6
-    assert sum(Counted.of(every).rejected.values()) == 4
+    assert RowCounts.of(every).parsed == 58 + 6
+    assert sum(RowCounts.of(every).rejected.values()) == 4
     if not spec.rows.relational:  # what the first level learns from is counted, too
         alone = CountsOfRows(spec, 0, Features(spec, FittedState()))
         whole = summed(
@@ -104,8 +110,8 @@ def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkey
 
 def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
     few, wide = (pa.record_batch([pa.array([size * "x"] * 10)], ["t"]) for size in (1, 4_000_000))
-    assert [one.num_rows for one in gathered(iter(5 * [few]), 20)] == [20, 20, 10]
-    assert [one.num_rows for one in gathered(iter(3 * [wide]), 1 << 30)] == [20, 10]
+    assert [one.num_rows for one in join_batches(iter(5 * [few]), 20)] == [20, 20, 10]
+    assert [one.num_rows for one in join_batches(iter(3 * [wide]), 1 << 30)] == [20, 10]
 
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():

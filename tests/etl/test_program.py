@@ -221,6 +221,7 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.loader import BatchLoader
     from sluice.ingest.read.packed_copy import PackedCopy
+    from sluice.ingest.read.sources import Reading
 
     synthesize(tmp_path / "log", rows=600, seed=2)
     with pytest.raises(UsageError, match="'10Gib of it' is not a number of bytes"):
@@ -230,7 +231,7 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
     table, hashes, copies = FeatureTable.open(tmp_path / "t"), set(), 0
     assert table.check() == []
     for how in (None, PackedCopy()):
-        with BatchLoader(table, batch_size=16, packed=how) as loader:
+        with BatchLoader(table, batch_size=16, reading=Reading(packed=how)) as loader:
             assert sum(batch.rows for batch in loader) == len(loader) * 16
             hashes.add(loader.order_hash)
             if how is not None:
@@ -262,8 +263,8 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
 def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(
     tmp_path, capsys, monkeypatch
 ):
+    from benchmarks.small_table import small_table
     from sluice.etl.__main__ import main
-    from sluice.etl.synth.small_table import small_table
     from sluice.ingest.read.packed_copy import FOLDER, PackedCopy
     from sluice.ingest.read.reader import RowGroupReader
 
@@ -442,8 +443,8 @@ def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, caps
 
 
 def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
+    from benchmarks.small_table import small_table
     from sluice.etl.__main__ import main as etl
-    from sluice.etl.synth.small_table import small_table
 
     for number in range(3):
         small_table(

@@ -9,6 +9,7 @@ import torch
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import Order
 from tests.etl.jobs import run
 
 pytestmark = [
@@ -25,7 +26,7 @@ def test_the_same_batches_in_the_same_order_come_out_of_either_table(spark, repo
         run(spark, out, tmp_path / "log", text=(repo / "features" / f"{name}.toml").read_text())
         table = FeatureTable.open(out)
         assert table.check() == []
-        with BatchLoader(table, batch_size=160, last="pad") as loader:
+        with BatchLoader(table, batch_size=160, order=Order(last="pad")) as loader:
             found.append(
                 (
                     [(b.dense.clone(), b.values.clone(), b.label.clone()) for b in loader],

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum

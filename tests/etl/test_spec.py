@@ -138,7 +138,7 @@ def test_criteo_spec_is_good(repo):
             'split_by = "C1"\nsplit_column = "C2"',
             r"table\.split_column: cannot be combined with split_by",
         ),
-        ("seed = 3", 'order = "C1"', r"table\.order = 'C1': holds text, not numbers"),
+        ("seed = 3", 'order = "C1"', r"table\.order = 'C1': .* text,.* number"),
         ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', r"table\.split: .* must rise"),
         (
             '{op = "log", shift = 3}',
@@ -168,7 +168,7 @@ def test_criteo_spec_is_good(repo):
         (
             '{op = "fill"}, {op = "log", shift = 3}',
             '{op = "target", online = true}, {op = "fill", online = true}',
-            r"ops\[0\]\.online: target must know a row's label and key, which the ETL alone does",
+            r"column\[\d\]: target .* label and key",
         ),
         (
             '{op = "fill"}, {op = "log", shift = 3}',
@@ -178,7 +178,7 @@ def test_criteo_spec_is_good(repo):
         (
             '{op = "hash", size = 10}',
             '{op = "python", function = "m:f", inputs = "text", output = "id", size = 3, online = true}',
-            r"ops\[0\]\.online: python cannot be left to the loader; name 'm:f' as the function",
+            r"column\[\d\]: python .*'m:f'",
         ),
         (
             '{op = "hash", size = 10}',
@@ -245,7 +245,7 @@ def test_criteo_spec_is_good(repo):
         (
             "[table]",
             "multiline = true\n[table]",
-            r"input\.multiline: is for csv alone, and input\.format is 'tsv'",
+            r"input\.multiline: .* csv.*'tsv'",
         ),
         (
             "[table]",
@@ -296,12 +296,12 @@ def test_criteo_spec_is_good(repo):
         (
             "[table]",
             'encoding = "utf-16"\n[table]',
-            r"input\.encoding = 'utf-16': a line's end or the delimiter is",
+            r"input\.encoding = 'utf-16': .*line's end",
         ),
         (
             "[table]",
             'encoding = "utf-7"\n[table]',
-            r"input\.encoding = 'utf-7': a line's end or the delimiter is",
+            r"input\.encoding = 'utf-7': .*line's end",
         ),
         (
             "[table]",
@@ -311,12 +311,12 @@ def test_criteo_spec_is_good(repo):
         (
             "[input]",
             '[input]\nformat = "parquet"\nencoding = "cp1252"',
-            r"input\.encoding: is for tsv and csv and json",
+            r"input\.encoding: .*tsv or csv or json",
         ),
         (
             "[input]",
             '[input]\nformat = "delta"\nplace = "p"',
-            r"input\.place: is for .*format is 'delta'",
+            r"input\.place: .*'delta'",
         ),
         (
             "[table]",
@@ -331,7 +331,7 @@ def test_criteo_spec_is_good(repo):
         (
             "[table]",
             'place = "p"\n[dedup]\norder = "p"\n[table]',
-            r"dedup\.by: name the columns, as no two rows",
+            r"dedup\.by: name the columns",
         ),
         (
             "seed = 3",
@@ -346,7 +346,7 @@ def test_criteo_spec_is_good(repo):
         (
             "[table]",
             '[[join]]\npath = "x"\non = "C1"\ncolumns = ["A:text"]\ndelimiter = ";"\n[table]',
-            r"join\[0\]\.delimiter: is for csv alone, and join\[0\]\.format is 'parquet'",
+            r"join\[0\]\.delimiter: .* csv.*'parquet'",
         ),
         (
             "[table]",

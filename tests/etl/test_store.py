@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyarrow.fs import S3FileSystem
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table.commit import Base, CommitConflict, publish
 from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import StoreError, TableStore

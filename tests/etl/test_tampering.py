@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.job_run import Job
+from benchmarks.small_table import small_table
+from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore

@@ -11,15 +11,16 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
-from sluice.etl.apply.counts import Counted, CountsOfRows
+from sluice.etl.apply.counts import CountsOfRows, RowCounts
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.unreadable import lost, unread
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
 from sluice.etl.spark.read_input import unsorted
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
@@ -99,7 +100,7 @@ def test_an_unreadable_value_is_shown_whatever_its_columns_name_holds(name):
     }
     counts = CountsOfRows(spec, 0, Features(spec, FittedState()))
     parsed = Parsed(columns=columns, rows=2, rejected=[])
-    counted = Counted.of(pa.Table.from_batches(list(counts.of_parsed(parsed))))
+    counted = RowCounts.of(pa.Table.from_batches(list(counts.count_parsed(parsed))))
     assert counted.unread.keys() == {name}
     assert counted.examples == {name: values[1]}
 

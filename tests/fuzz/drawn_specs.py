@@ -16,7 +16,8 @@ from sluice.etl.ops import OPERATORS, Operator
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.chain import follow
 from sluice.etl.spec.columns import operator
-from sluice.etl.spec.spec import INPUT_TYPES, Spec
+from sluice.etl.spec.input_section import INPUT_TYPES
+from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
 from tests.fuzz.case import KEY, LABEL, MATRIX_ROWS, TIME_FORMAT, WIDTH, Case, Misfit, toml

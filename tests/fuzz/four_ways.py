@@ -22,14 +22,13 @@ import pyarrow.parquet as pq
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.apply.features import MODEL_ROLES
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import BagColumn
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.quarantine import Errors
@@ -37,6 +36,7 @@ from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
 from tests.fuzz.case import KEY, LABEL, Case
 from tests.fuzz.drawn_specs import MODULE, drawn, parsed
+from tests.open_loader import open_loader
 
 NAME = "four_ways"
 SPARK_EVERY = 8
@@ -212,7 +212,7 @@ def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) 
         errors = Errors(
             on_error="quarantine", max_rate=1.0, quarantine=folder / f"aside-{split}.jsonl"
         )
-        with BatchLoader(
+        with open_loader(
             table,
             split=split,
             batch_size=_BATCH,

@@ -163,9 +163,9 @@ MISTAKES = {
         1,
         JOB,
         columns,
-        "left_as",
-        'role == "sparse" and all(op.online_too for op in ops[online:]):',
-        'role == "dense":\n        return "float", False\n    if role == "sparse":',
+        "_stored_type",
+        'column.role == "sparse" and all(op.online_too for op in left):',
+        'column.role == "dense":\n        return "float", False\n    if column.role == "sparse":',
     ),
 }
 

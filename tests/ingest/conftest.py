@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
@@ -24,6 +23,7 @@ from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformWorker
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def scene(tmp_path, monkeypatch):
 def loading(table, function, knobs=PROCESS, **options):
     options = {"batch_size": 80, "window_rows": 60} | options  # so that an epoch is many items
     transform = function if isinstance(function, Transform) else Transform("mine", function)
-    return BatchLoader(table, transforms=[transform], knobs=knobs, **options)
+    return open_loader(table, transforms=[transform], knobs=knobs, **options)
 
 
 def contents(batch):

@@ -16,8 +16,10 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,7 @@ def written(folder, **changes):
 
 
 def loader(folder, **options):
-    return BatchLoader(folder, batch_size=16, roles=ROLES, **options)
+    return open_loader(folder, batch_size=16, roles=ROLES, **options)
 
 
 def first(folder, **options):
@@ -98,7 +100,10 @@ def test_bags_of_any_whole_numbers_and_half_floats_are_read(tmp_path):
     bags = pa.array([[n, n + 1] for n in range(ROWS)], pa.large_list(pa.uint16()))
     written(tmp_path, d=pa.array(np.arange(ROWS).astype(np.float16)), b=bags)
     with BatchLoader(
-        tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1
+        tmp_path,
+        batch_size=16,
+        roles={**ROLES, "id_list": "b"},
+        order=Order(shuffle=False, streams=1),
     ) as opened:
         batch = next(iter(opened))
     assert batch.dense[:3, 0].tolist() == [0, 1, 2]

@@ -13,8 +13,7 @@ import torch
 
 from sluice import Errors, Loader, Order
 from sluice.ingest.batch import FORMS, BagColumn, Batch
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError, LoadingError
 
 ROWS = 600
 ROLES = "label=clicked;dense=price,size;sparse=item,shop;id_list=seen"

@@ -25,6 +25,8 @@ from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.tools.bench_outcome import BenchOutcome, consume
 from tests.agent.told import agree
 
@@ -94,16 +96,25 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     ]
     begun = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
-    with BatchLoader(table, batch_size=160, reader="arrow", streams=16, window_rows=300) as loader:
+    with BatchLoader(
+        table,
+        batch_size=160,
+        order=Order(streams=16, window_rows=300),
+        reading=Reading(reader="arrow"),
+    ) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
-    with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
+    with BatchLoader(
+        table, batch_size=160, read_ahead_epochs=3, reading=Reading(reader="arrow")
+    ) as loader:
         ticks = itertools.count()  # a second passes at each look
         found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
-    with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
+    with BatchLoader(
+        table, batch_size=160, read_ahead_epochs=3, reading=Reading(reader="arrow")
+    ) as loader:
         expected = []
         for _ in range(3):
             deque(loader, maxlen=0)
@@ -203,7 +214,7 @@ def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, tab
     assert found["parquet_bytes"] == sum(file.bytes for file in files)
     assert found["packed_bytes"] == found["store"]["packed_bytes"] > 0
     assert found["store"]["packed_misses"] == sum(len(file.row_group_rows) for file in files)
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -239,7 +250,7 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
     assert found["store"]["cache_hits"] > 0
     assert found["quarantined"]["rows_set_aside"] == 0
     assert found["memory"]["minimum"] <= found["memory"]["limit"]
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -325,7 +336,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
             f"he trainer waits {percent(outcome['stall_last'])}" in waits
             or outcome["stall_last"] <= HARDLY
         )
-    with BatchLoader(table, batch_size=400, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=400, reading=Reading(reader="arrow")) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 

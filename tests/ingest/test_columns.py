@@ -17,10 +17,12 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def values(usual, bad, kind: pa.DataType) -> pa.Array:
 
 
 def load(folder: Path, roles=None, **options) -> list:
-    with BatchLoader(
+    with open_loader(
         folder, batch_size=80, reader="arrow", roles=roles or ROLES, **options
     ) as loader:
         return [batch.values.clone() for batch in loader]
@@ -157,8 +159,8 @@ def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, name
         tmp_path,
         batch_size=80,
         roles=roles,
-        reader="arrow",
         errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside"),
+        reading=Reading(reader="arrow"),
     ) as loader:
         assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - 1
         assert loader.quarantined["rows_set_aside"] == 1

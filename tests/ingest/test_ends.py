@@ -12,15 +12,19 @@ import threading
 
 import pytest
 
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.faults.faults import FaultError, parse
 from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene, assert_gone
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +36,11 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 
-loader = BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, epochs=1000,
+loader = BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, order=Order(window_rows=60),
+                     read_ahead_epochs=1000,
                      transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
                      knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
 consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
@@ -116,6 +122,7 @@ import json, signal, sys
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 
 asked = False
@@ -123,7 +130,8 @@ def ask(*_):
     global asked
     asked = True
 signal.signal(signal.SIGTERM, ask)
-with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, last="pad", epochs=1000,
+with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80,
+                 order=Order(window_rows=60, last="pad"), read_ahead_epochs=1000,
                  transforms=[Transform("mine", "tests.ingest.worker_functions:shifted")],
                  knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"})) as loader:
     for batch in loader:
@@ -157,10 +165,10 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
     *more, state = rest.splitlines()
     seen += map(int, more)
     options = {"batch_size": 80, "window_rows": 60, "last": "pad"}
-    with BatchLoader(table, **options) as loader:
+    with open_loader(table, **options) as loader:
         expected = [batch.checksum for batch in loader]
         whole = loader.order_hash
-    with BatchLoader(table, transforms=[Transform("mine", NAME + "shifted")], **options) as loader:
+    with open_loader(table, transforms=[Transform("mine", NAME + "shifted")], **options) as loader:
         loader.load_state_dict(json.loads(state))
         assert 4 <= len(seen) < len(expected)
         assert seen + [batch.checksum for batch in loader] == expected
@@ -224,11 +232,11 @@ class TestInjection:
             BatchLoader(
                 table,
                 batch_size=80,
-                window_rows=60,
-                epochs=10**6,
-                files=files,
+                read_ahead_epochs=10**6,
                 knobs=PROCESS,
                 transforms=[Transform("mine", NAME + "shifted")],
+                order=Order(window_rows=60),
+                reading=Reading(files=files),
             ) as loader,
             Injection(
                 parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"),
@@ -260,7 +268,7 @@ def test_close_from_many_threads_at_once_is_one_close(table):
     loader = BatchLoader(
         table,
         batch_size=80,
-        epochs=100,
+        read_ahead_epochs=100,
         transforms=[Transform("mine", NAME + "shifted")],
         knobs=PROCESS,
     )
@@ -275,7 +283,7 @@ def test_close_from_many_threads_at_once_is_one_close(table):
 
 def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypatch):
     """By the garbage collector, if the loader was forgotten and the agent's thread is the one that collects."""
-    loader = BatchLoader(table, batch_size=80, epochs=100)
+    loader = BatchLoader(table, batch_size=80, read_ahead_epochs=100)
     next(iter(loader))
     monkeypatch.setattr(Pool, "resize", lambda _pool, _workers: loader._pipeline.close())
     turning = threading.Thread(target=loader.apply, args=(loader.knobs,), daemon=True)

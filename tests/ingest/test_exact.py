@@ -11,13 +11,14 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
 
@@ -50,12 +51,11 @@ def loading(table, path, workers, function):
     return BatchLoader(
         table,
         batch_size=80,
-        window_rows=300,
-        last="pad",
         seed=3,
         transforms=transforms,
         knobs=knobs,
         errors=Errors(on_error="quarantine", max_rate=1, quarantine=path),
+        order=Order(window_rows=300, last="pad"),
     )
 
 
@@ -128,7 +128,11 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
         disturbing.start()
         hashes = set()
         with BatchLoader(
-            held, batch_size=80, window_rows=300, last="pad", seed=3, epochs=1000, shuffle=False
+            held,
+            batch_size=80,
+            seed=3,
+            read_ahead_epochs=1000,
+            order=Order(window_rows=300, last="pad", shuffle=False),
         ) as loader:
             while disturbing.is_alive() or len(seen) < 3:
                 rows = taken(loader)
@@ -162,11 +166,15 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
                     loader.apply(Knobs(workers={"read": 1 + (epoch + batch.step) % 3}))
             yield held()
 
-    with BatchLoader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as warm:
+    with BatchLoader(
+        table, batch_size=1000, read_ahead_epochs=1000, order=Order(window_rows=300, last="pad")
+    ) as warm:
         list(some(warm, 2))
     del warm
     before = held()
-    with BatchLoader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as loader:
+    with BatchLoader(
+        table, batch_size=1000, read_ahead_epochs=1000, order=Order(window_rows=300, last="pad")
+    ) as loader:
         during = list(some(loader, 48))
     del loader
     assert held()[:2] <= before[:2]

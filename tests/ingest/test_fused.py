@@ -21,6 +21,7 @@ from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def loading(table, functions, knobs=None, **options):
         Transform(name, function, apart=True)
         for name, function in zip("abc", functions, strict=False)
     ]
-    return BatchLoader(
+    return open_loader(
         table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options
     )
 

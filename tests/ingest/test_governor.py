@@ -116,7 +116,7 @@ def test_nothing_early_begins_while_one_item_has_all_that_is_free():
     process = Process()
     process.used, process.given_back = 160, 40
     governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
-    with governor.alone() as free:
+    with governor.run_alone() as free:
         assert free == LIMIT - 100 - 20, "what was unused is given back first"
         assert governor.admit(1, due=False) is None
         assert governor.admit(20, due=True) is not None
@@ -154,7 +154,7 @@ def watch():
         peak = max(peak, machine.memory_used())
 
 knobs = Knobs(workers={"read": 4, "shuffle": 2}, prefetch_bytes=2**28, read_ahead_bytes=2**28)
-with BatchLoader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=limit) as loader:
+with BatchLoader(table, batch_size=4096, read_ahead_epochs=6, knobs=knobs, memory_limit=limit) as loader:
     watcher = threading.Thread(target=watch)
     watcher.start()
     for epoch in range(6):
@@ -169,7 +169,7 @@ with BatchLoader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=lim
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """160,000 rows of four-byte columns, 24 MiB as they are loaded."""
-    from sluice.etl.synth.small_table import small_table
+    from benchmarks.small_table import small_table
 
     return small_table(
         tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384

@@ -16,6 +16,8 @@ from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.probe import ColumnFacts, probe
 from sluice.ingest.plain.roles import GuessError
 from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.tools.guess_spec import guessed_spec
 
 ROWS = 4000
@@ -236,7 +238,10 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
     assert spec.input.columns["user"] == "text"
     for how in ({"spec": spec}, {}):
         with BatchLoader(
-            table_of(tmp_path / "logs", **how), batch_size=100, streams=1, reader="arrow"
+            table_of(tmp_path / "logs", **how),
+            batch_size=100,
+            order=Order(streams=1),
+            reading=Reading(reader="arrow"),
         ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
     assert "date (only the names of folders have it" in capsys.readouterr().err
@@ -258,7 +263,9 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
         'name = "views"\nrole = "dense"\nops = [{op = "fill"}, {op = "log", shift = 1, floor = 1}, {op = "sc'
         in text
     )
-    with BatchLoader(table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, streams=1) as loader:
+    with BatchLoader(
+        table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, order=Order(streams=1)
+    ) as loader:
         batch = next(iter(loader))
         for name in columns:
             values = batch[name].numpy()

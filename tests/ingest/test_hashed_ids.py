@@ -17,6 +17,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
@@ -117,7 +119,9 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
     whole = pq.read_table(files)
     sizes = {"user": 50, "note": 3_000_000_000, "item": SIZE, "tags": 4_000_000_000}
     source = ParquetFiles.open(files, "label=label;dense=number", sizes)
-    with BatchLoader(source, batch_size=80, reader=reader, last="pad") as loader:
+    with BatchLoader(
+        source, batch_size=80, order=Order(last="pad"), reading=Reading(reader=reader)
+    ) as loader:
         assert loader.sparse_names == ("user", "note", "item", "tags")
         assert loader.cardinalities == {name: size + 2 for name, size in sizes.items()}
         expected = {

@@ -183,7 +183,7 @@ def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shar
 
 
 def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
-    with BatchLoader(table, batch_size=80, epochs=1000) as loader:
+    with BatchLoader(table, batch_size=80, read_ahead_epochs=1000) as loader:
         knobs = loader.knobs
         found = measure(
             loader,

@@ -21,7 +21,8 @@ class Ban(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Ban())
 from sluice.ingest.loader import BatchLoader
-with BatchLoader(sys.argv[1], batch_size=512, reader=sys.argv[2]) as loader:
+from sluice.ingest.read.sources import Reading
+with BatchLoader(sys.argv[1], batch_size=512, reading=Reading(reader=sys.argv[2])) as loader:
     print(sum(batch.rows for batch in loader))
 """
 

@@ -8,6 +8,8 @@ import torch
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import left_ids
 
@@ -24,11 +26,10 @@ def batches(table: FeatureTable, knobs: Knobs | None = None, reader: str = "arro
     with BatchLoader(
         table,
         batch_size=72,
-        last="pad",
-        window_rows=300,
         transforms=[mine],
         knobs=knobs,
-        reader=reader,
+        order=Order(last="pad", window_rows=300),
+        reading=Reading(reader=reader),
     ) as loader:
         assert {"user", "price"} < set(loader.sparse_names)
         for _ in range(2):
@@ -86,7 +87,7 @@ def test_numbers_are_stored_and_both_tables_are_whole(tables):
 
 def test_costs_are_told_of_either_side(tables):
     spark, left = tables
-    with BatchLoader(left, batch_size=80, reader="arrow") as loader:
+    with BatchLoader(left, batch_size=80, reading=Reading(reader="arrow")) as loader:
         assert loader.operators.costs() == []
         assert loader.operators.stored.keys() == {"I2", "I5", *left_ids.LEFT}
         rows = sum(b.rows for b in loader)
@@ -98,7 +99,7 @@ def test_costs_are_told_of_either_side(tables):
     )
     assert costs["filled"]["operators"] == "log+quantiles"
     assert all(c["cpu_s"] > 0 and c["bytes_before"] > 0 for c in costs.values())
-    with BatchLoader(spark, batch_size=80, reader="arrow") as loader:
+    with BatchLoader(spark, batch_size=80, reading=Reading(reader="arrow")) as loader:
         others = {o["column"]: o for o in loader.operators.others()}
     assert {o["operators"] for n, o in others.items() if n in left_ids.LEFT} == {
         "modulus",

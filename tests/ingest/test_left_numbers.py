@@ -52,7 +52,7 @@ def test_it_is_an_error_that_names_column_and_value(tmp_path, where):
     made = table(tmp_path, CHAINS[where])
     said = r"part-00000.parquet,? row group 0.*'x'.*[0-9.]+e\+(40|99), which is too large for float32; clip it"
     with (
-        BatchLoader(made, batch_size=80, epochs=1) as loader,
+        BatchLoader(made, batch_size=80, read_ahead_epochs=1) as loader,
         pytest.raises((QuarantineError, ColumnError), match=said),
     ):
         list(loader)
@@ -64,7 +64,7 @@ def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_pa
     text = text.replace("[table]", "[table]\nsplit = {train = 1}")
     files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
     with (
-        BatchLoader(files, batch_size=80, epochs=1) as loader,
+        BatchLoader(files, batch_size=80, read_ahead_epochs=1) as loader,
         pytest.raises(
             ColumnError,
             match=r"a.parquet, row group 0.*'x': 1e\+40, which is too large for float32; clip it",
@@ -77,7 +77,7 @@ def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_pa
 def test_or_its_row_alone_is_set_aside(tmp_path, where):
     made, listed = table(tmp_path, CHAINS[where]), tmp_path / "q.jsonl"
     errors = Errors(on_error="quarantine", max_rate=1, quarantine=listed)
-    with BatchLoader(made, batch_size=80, epochs=1, errors=errors) as loader:
+    with BatchLoader(made, batch_size=80, read_ahead_epochs=1, errors=errors) as loader:
         batches = list(loader)
     assert sum(int((batch.weight == 0).sum()) for batch in batches) == 1
     assert all(bool(batch.dense.isfinite().all()) for batch in batches)

@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import PlanError
 from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
 
 ROUNDS = 12
 
@@ -29,32 +29,32 @@ def is_open() -> Counter[str]:
 
 
 def closed(uri: str, **how) -> None:
-    with BatchLoader(uri, batch_size=160, **how) as loader:
+    with open_loader(uri, batch_size=160, **how) as loader:
         for _ in loader:
             pass
 
 
 def left_in_the_middle(uri: str, **how) -> None:
-    with BatchLoader(uri, batch_size=160, **how) as loader:
+    with open_loader(uri, batch_size=160, **how) as loader:
         next(iter(loader))
 
 
 def dropped(uri: str, **how) -> None:
-    for _ in BatchLoader(uri, batch_size=160, **how):
+    for _ in open_loader(uri, batch_size=160, **how):
         pass
 
 
 def dropped_in_the_middle(uri: str, **how) -> None:
-    next(iter(BatchLoader(uri, batch_size=160, **how)))
+    next(iter(open_loader(uri, batch_size=160, **how)))
 
 
 def never_used(uri: str, **how) -> None:
-    BatchLoader(uri, batch_size=160, **how)
+    open_loader(uri, batch_size=160, **how)
 
 
 def refused(uri: str, **how) -> None:
     with pytest.raises(PlanError):
-        BatchLoader(uri, batch_size=0, **how)
+        open_loader(uri, batch_size=0, **how)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
 from tests.etl.jobs import run
+from tests.open_loader import open_loader
 
 ROWS = 3600
 SPEC = """
@@ -61,7 +61,7 @@ def made(folder: Path, text: str, **options: object) -> FeatureTable:
 
 
 def dense(table: FeatureTable, **options: object) -> dict[str, torch.Tensor]:
-    with BatchLoader(table, split="all", batch_size=400, **options) as loader:
+    with open_loader(table, split="all", batch_size=400, **options) as loader:
         rows = torch.cat([batch.dense for batch in loader])
     return {name: rows[:, number] for number, name in enumerate(loader.dense_names)}
 

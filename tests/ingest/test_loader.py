@@ -19,18 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.agent.tunable import Tunable
-from sluice.etl.synth.small_table import small_table
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import PlanError, Position
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, PlanError, Position
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -54,14 +57,12 @@ def test_every_row_comes_as_the_twin_says(  # noqa: PLR0917
         with BatchLoader(
             table,
             batch_size=batch_size,
-            reader=reader,
-            last=last,
-            shuffle=shuffle,
             rank=rank,
             ranks=ranks,
-            window_rows=window_rows,
-            epochs=2,
+            read_ahead_epochs=2,
             seed=3,
+            order=Order(last=last, shuffle=shuffle, window_rows=window_rows),
+            reading=Reading(reader=reader),
         ) as loader:
             for epoch in range(2):
                 expected = twin.batches(loader.plan, epoch, rank, ranks)
@@ -79,7 +80,7 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
     table = small_table(tmp_path / "t", rows=700, row_group_rows=100, files=3, number_rows=True)
     for rank in range(ranks):
         with BatchLoader(
-            table, batch_size=64, last="pad", shuffle=shuffle, rank=rank, ranks=ranks
+            table, batch_size=64, rank=rank, ranks=ranks, order=Order(last="pad", shuffle=shuffle)
         ) as loader:
             column = loader.dense_names.index("I1")
             for batch in loader:
@@ -101,14 +102,12 @@ def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
     with BatchLoader(
         table,
         batch_size=48,
-        reader=random.choice(["arrow", "petastorm"]),
-        streams=4,
-        window_rows=200,
         seed=seed,
-        epochs=2,
-        last="pad",
+        read_ahead_epochs=2,
         knobs=Knobs(workers={"read": random.randint(1, 6)}),
         transforms=[("same", lambda columns: None)],
+        order=Order(streams=4, window_rows=200, last="pad"),
+        reading=Reading(reader=random.choice(["arrow", "petastorm"])),
     ) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
@@ -129,7 +128,7 @@ def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
 
 def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epoch_and_seed(table):
     def hashes(seed=0, **options):
-        with BatchLoader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
+        with open_loader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
             found = []
             for _ in range(2):
                 deque(loader, maxlen=0)
@@ -159,10 +158,10 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
     with BatchLoader(
         table,
         batch_size=64,
-        reader=reader,
-        epochs=50,
+        read_ahead_epochs=50,
         before_read=before_read,
         knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
+        reading=Reading(reader=reader),
     ) as loader:
         for used, _batch in enumerate(loader):
             if used == 3:
@@ -181,7 +180,7 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
 def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
     files = twin.Table(table.files_of("train"))
     options = {"batch_size": 200, "epochs": 2, "last": "pad", "reader": "arrow", "window_rows": 300}
-    with BatchLoader(table, **options) as loader:
+    with open_loader(table, **options) as loader:
         states, expected = [loader.state_dict()], []
         for epoch in range(2):
             expected += twin.batches(loader.plan, epoch)
@@ -189,7 +188,7 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         steps, last_hash = len(loader), loader.order_hash
     for at in range(0, len(states) - 1, 3):
         state = json.loads(json.dumps(states[at]))
-        with BatchLoader(
+        with open_loader(
             table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options
         ) as loader:
             loader.load_state_dict(state)
@@ -198,12 +197,12 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
             assert (batch.epoch, batch.step) == divmod(at, steps)
             twin.expect(loader, files, batch, expected[at])
         for rank in range(2):
-            with BatchLoader(table, rank=rank, ranks=2, **options) as loader:
+            with open_loader(table, rank=rank, ranks=2, **options) as loader:
                 loader.load_state_dict(state)
                 twin.expect(
                     loader, files, next(iter(loader)), expected[at][rank * 100 : rank * 100 + 100]
                 )
-    with BatchLoader(table, **options) as loader:
+    with open_loader(table, **options) as loader:
         loader.load_state_dict(states[steps + 2])
         deque(loader, maxlen=0)
         assert loader.order_hash == last_hash  # of the whole epoch, not of the part after the cut
@@ -237,7 +236,7 @@ def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
 
 
 def test_a_broken_off_epoch_is_followed_by_the_next(table):
-    with BatchLoader(table, batch_size=80, epochs=3) as loader:
+    with BatchLoader(table, batch_size=80, read_ahead_epochs=3) as loader:
         assert [(b.epoch, b.step) for b in itertools.islice(loader, 3)] == [(0, 0), (0, 1), (0, 2)]
         assert {b.epoch for b in loader} == {1}
         assert {b.epoch for b in loader} == {2}
@@ -246,7 +245,7 @@ def test_a_broken_off_epoch_is_followed_by_the_next(table):
 
 def test_who_takes_just_the_batches_of_an_epoch_goes_on_with_the_next(table, monkeypatch):
     """As Lightning does, which counts to `len(loader)` and never asks for the end."""
-    with BatchLoader(table, batch_size=80, epochs=3) as loader:
+    with BatchLoader(table, batch_size=80, read_ahead_epochs=3) as loader:
         begun, start = [], loader._pipeline.start
         monkeypatch.setattr(
             loader._pipeline, "start", lambda *where: begun.append(where) or start(*where)
@@ -272,7 +271,7 @@ def test_two_iterations_at_once_are_refused(table):
 
 
 def test_a_batch_that_is_held_is_not_written_again(table):
-    with BatchLoader(table, batch_size=80, epochs=2) as loader:
+    with BatchLoader(table, batch_size=80, read_ahead_epochs=2) as loader:
         held = list(itertools.chain(loader, loader))
         copies = [
             (b.dense.clone(), b.values.clone(), b.label.clone(), b.weight.clone()) for b in held
@@ -289,7 +288,7 @@ def test_a_batch_that_is_held_is_not_written_again(table):
 
 
 def test_batches_that_were_dropped_are_used_again(table):
-    with BatchLoader(table, batch_size=800, epochs=30) as loader:
+    with BatchLoader(table, batch_size=800, read_ahead_epochs=30) as loader:
         places = {batch.values.data_ptr() for _ in range(30) for batch in loader}
         assert len(places) < 30 * len(loader)
 
@@ -312,7 +311,7 @@ def test_tensors_are_laid_out_feature_by_feature(table):
 
 class TestSnapshots:
     def test_counters_grow_and_survive_a_new_start(self, table):
-        with BatchLoader(table, batch_size=80, epochs=5) as loader:
+        with BatchLoader(table, batch_size=80, read_ahead_epochs=5) as loader:
             snapshots = [loader.snapshot()]
             for _ in range(3):
                 deque(itertools.islice(loader, 10), maxlen=0)
@@ -498,13 +497,13 @@ class SteadyMachine(Machine):
 class TestMemory:
     def test_a_limit_below_the_windows_is_refused_with_one_that_will_do(self, table):
         options = {"batch_size": 80, "machine": SteadyMachine()}
-        with BatchLoader(table, **options) as loader:
+        with open_loader(table, **options) as loader:
             least = loader.minimum_memory
         with pytest.raises(MemoryLimitError, match=f"take at least {least} bytes"):
-            BatchLoader(
+            open_loader(
                 table, memory_limit=least - 2**30 // 256 - 1, **options
             )  # starts differ by such a part
-        with BatchLoader(table, memory_limit=least, **options) as loader:
+        with open_loader(table, memory_limit=least, **options) as loader:
             assert len(list(loader)) == len(loader)
 
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
@@ -512,11 +511,11 @@ class TestMemory:
             with BatchLoader(
                 table,
                 batch_size=80,
-                epochs=2,
+                read_ahead_epochs=2,
                 memory_limit=limit,
-                window_rows=300,
                 machine=SteadyMachine(),
                 knobs=Knobs(workers={"read": 4, "shuffle": 3}),
+                order=Order(window_rows=300),
             ) as loader:
                 deque(loader, maxlen=0)
                 return loader.order_hash, loader.snapshot().held_back, loader.minimum_memory
@@ -577,12 +576,12 @@ class TestEnds:
             next(iter(loader))
 
     def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
-        iterator = iter(BatchLoader(table, batch_size=80, epochs=99))
+        iterator = iter(BatchLoader(table, batch_size=80, read_ahead_epochs=99))
         next(iterator)
         del iterator  # what is left behind is found by the fixture of all tests
 
     def test_a_failing_consumer_leaves_no_thread(self, table):
-        loader = BatchLoader(table, batch_size=80, epochs=99)
+        loader = BatchLoader(table, batch_size=80, read_ahead_epochs=99)
 
         def train():
             with loader:
@@ -595,7 +594,7 @@ class TestEnds:
     def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
         code = (
             f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
-            f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
+            f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, read_ahead_epochs=99)\n"
             f"it = iter(loader)\nprint(next(it).step)"
         )
         done = subprocess.run(
@@ -634,7 +633,7 @@ class TestEnds:
 )
 def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
     with pytest.raises(error, match=message):
-        BatchLoader(table, **options)
+        open_loader(table, **options)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(17, 2), (17, 8), (3, 8), (17, 16), (5, 16)])
@@ -656,7 +655,12 @@ def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path
     files, empty = twin.Table(source.files), 0
     for rank in range(ranks):
         with BatchLoader(
-            source, batch_size=max(8, ranks), rank=rank, ranks=ranks, last="pad", reader="arrow"
+            source,
+            batch_size=max(8, ranks),
+            rank=rank,
+            ranks=ranks,
+            order=Order(last="pad"),
+            reading=Reading(reader="arrow"),
         ) as loader:
             expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
             for batch, wanted in zip(loader, expected, strict=True):
@@ -696,7 +700,7 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
 
     loader = BatchLoader(table, batch_size=80, before_read=before)
     begin, loader._begin = loader._begin, begun
-    loader._groups.interrupt = lambda: (interrupted.set(), said.wait(60))
+    loader._input.groups.interrupt = lambda: (interrupted.set(), said.wait(60))
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert reading.wait(60)

@@ -111,7 +111,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 
 def load():
-    return BatchLoader(data, batch_size=4096, epochs=2, roles={"label": "label", "dense": "d*", "sparse": "s*"})
+    return BatchLoader(data, batch_size=4096, read_ahead_epochs=2,
+                       roles={"label": "label", "dense": "d*", "sparse": "s*"})
 
 limit(Machine().memory_used() + ballast + 2**26)
 refused = None

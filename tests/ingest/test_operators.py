@@ -11,6 +11,7 @@ import pyarrow as pa
 from sluice.etl import ops
 from sluice.etl.schema import Field
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 
@@ -42,7 +43,7 @@ def test_columns_are_changed_and_each_is_charged_its_own_time():
 
 def test_a_loader_tells_what_it_was_left_with(tmp_path):
     table = clicks_table.write(tmp_path / "t", clicks_table.raw_rows(1000))
-    with BatchLoader(table, batch_size=80, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=80, reading=Reading(reader="arrow")) as loader:
         assert loader.operators.costs() == []
         deque(loader, maxlen=0)
         costs = {c["column"]: c for c in loader.operators.costs()}

@@ -27,10 +27,11 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import READERS
+from sluice.ingest.read.sources import READERS, Reading
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffle_bags
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
+from tests.open_loader import open_loader
 
 ROWS = 9000  # more than one whole block of lanes, and a part of one
 GROUP = 500
@@ -705,9 +706,9 @@ def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_
             with BatchLoader(
                 table,
                 batch_size=160,
-                epochs=2,
-                packed=how,
+                read_ahead_epochs=2,
                 knobs=Knobs(workers={"read": workers, "shuffle": workers}),
+                reading=Reading(packed=how),
             ) as loader:
                 found = []
                 for _ in range(2):
@@ -753,21 +754,21 @@ def test_every_value_is_that_of_parquet_where_columns_stay_packed(
         PackedTable, "table", lambda self: tables.append(self.num_rows) or unpacked(self)
     )
     paths = [str(path) for path in files]
-    with BatchLoader(paths, **how) as loader:
+    with open_loader(paths, **how) as loader:
         expected = batches(loader)
-    with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
-        loader._groups.decoded(
+    with open_loader(paths, packed=PackedCopy(), **how) as loader:
+        loader._input.groups.decoded(
             0, 1
         )  # its copy is there at once: some windows have rows of both forms
         assert batches(loader) == expected
     calls.clear()
     tables.clear()
-    with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
+    with open_loader(paths, packed=PackedCopy(), **how) as loader:
         assert batches(loader) == expected
         assert loader.store["packed_misses"] == 0
     assert calls
     assert GROUP not in tables
-    with BatchLoader(
+    with open_loader(
         paths, packed=PackedCopy(), fill=0.5, **how
     ) as loader:  # values are looked at before they move
         calls.clear()
@@ -776,7 +777,9 @@ def test_every_value_is_that_of_parquet_where_columns_stay_packed(
 
 
 def test_a_loader_makes_all_copies_that_are_missing_when_it_is_asked_to(table, tmp_path):
-    with BatchLoader(table, batch_size=160, packed=PackedCopy(folder=str(tmp_path))) as loader:
+    with BatchLoader(
+        table, batch_size=160, reading=Reading(packed=PackedCopy(folder=str(tmp_path)))
+    ) as loader:
         loader.pack()
         made = loader.store["packed_misses"]
         deque(loader, maxlen=0)

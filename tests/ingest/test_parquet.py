@@ -15,6 +15,8 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform, TransformError
 
 pytestmark = pytest.mark.slow
@@ -92,11 +94,9 @@ def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch
         tmp_path,
         batch_size=batch_size,
         roles=ASKED,
-        reader=reader,
-        shuffle=shuffle,
-        window_rows=window,
-        last="pad",
-        epochs=2,
+        read_ahead_epochs=2,
+        order=Order(shuffle=shuffle, window_rows=window, last="pad"),
+        reading=Reading(reader=reader),
     ) as loader:
         for _ in range(2):
             seen = []
@@ -110,14 +110,14 @@ def test_a_resumed_run_has_the_same_bags(tmp_path):
     write(tmp_path)
     for shuffle in (True, False):
         with BatchLoader(
-            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
+            tmp_path, batch_size=96, roles=ASKED, order=Order(window_rows=150, shuffle=shuffle)
         ) as loader:
             states, values = [loader.state_dict()], []
             for batch in loader:
                 states.append(loader.state_dict())
                 values.append(batch.values.clone())
         with BatchLoader(
-            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
+            tmp_path, batch_size=96, roles=ASKED, order=Order(window_rows=150, shuffle=shuffle)
         ) as loader:
             loader.load_state_dict(json.loads(json.dumps(states[5])))
             assert all(a.equal(b.values) for a, b in zip(values[5:], loader, strict=True))
@@ -237,7 +237,7 @@ def test_what_bags_need_is_known_from_footers(tmp_path, change):
         )  # 0 to 4; an empty list counts as one, pages have heads
         assert table.bags["c"] == pytest.approx(3.0, rel=0.25)
     with BatchLoader(tmp_path, batch_size=64, roles=ASKED) as loader:
-        assert loader._columns.bags == table.bags
+        assert loader._input.columns.bags == table.bags
 
 
 def test_missing_values_are_filled_as_asked(tmp_path):
@@ -250,7 +250,11 @@ def test_missing_values_are_filled_as_asked(tmp_path):
 
     write(tmp_path, holes)
     with BatchLoader(
-        tmp_path, batch_size=400, roles=ASKED, shuffle=False, streams=1, fill={"number": -1}
+        tmp_path,
+        batch_size=400,
+        roles=ASKED,
+        fill={"number": -1},
+        order=Order(shuffle=False, streams=1),
     ) as loader:
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
@@ -275,7 +279,7 @@ def test_few_of_many_columns_are_read(tmp_path):
         tmp_path, batch_size=80, roles={"label": "y", "dense": ["x7", "x29?"]}
     ) as loader:
         assert loader.dense_names == ("x7", *(f"x{n}" for n in range(290, 300)))
-        assert loader._groups.schema.names == [*loader.dense_names, "y"]
+        assert loader._input.groups.schema.names == [*loader.dense_names, "y"]
         for batch in loader:
             assert batch.dense[3].tolist() == [7, *range(290, 300)]
             assert len(batch.values) == len(batch.lengths) == 0

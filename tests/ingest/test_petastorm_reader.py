@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader, Reading
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, unischema_of
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
 
 compat.install()
 
@@ -67,7 +69,7 @@ ROLES = {"label": "label", "dense": "number", "sparse": "row"}
 
 def loaded(source, **options):
     """A loader's batches of one epoch as columns, and its order hash."""
-    with BatchLoader(
+    with open_loader(
         source, **{"batch_size": 80, "roles": ROLES, "reader": "petastorm"} | options
     ) as loader:
         batches = list(loader)
@@ -117,9 +119,9 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(
     with BatchLoader(
         table,
         batch_size=80,
-        reader="petastorm",
         knobs=knobs,
         transforms=["tests.ingest.worker_functions:process"],
+        reading=Reading(reader="petastorm"),
     ) as loader:
         assert loader.knobs.fused == knobs.fused
         at = loader.dense_names.index("I1")
@@ -174,17 +176,17 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
 
 def test_a_loader_with_a_transform_spec_goes_on_where_it_was_and_asks_for_the_spec(clicks):
     options = {"batch_size": 80, "roles": ROLES, "reader": "petastorm"}
-    with BatchLoader(clicks, transforms=[SPEC], **options) as loader:
+    with open_loader(clicks, transforms=[SPEC], **options) as loader:
         batches = iter(loader)
         for _ in range(5):
             next(batches)
         state = json.loads(json.dumps(loader.state_dict()))
         rest = [b.checksum for b in batches]
-    with BatchLoader(clicks, transforms=[SPEC], **options) as loader:
+    with open_loader(clicks, transforms=[SPEC], **options) as loader:
         loader.load_state_dict(state)
         assert [b.checksum for b in loader] == rest
     with (
-        BatchLoader(clicks, **options) as loader,
+        open_loader(clicks, **options) as loader,
         pytest.raises(Exception, match="made with the transform 'Tr"),
     ):
         loader.load_state_dict(state)
@@ -325,7 +327,9 @@ def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     expected = [row for row in range(2 * GROUP, ROWS) if row % 3 == 1]
     assert found["row"][: len(expected)].tolist() == expected
     assert not found["row"][len(expected) :].any(), "padding"
-    with BatchLoader(clicks, batch_size=80, roles=ROLES, petastorm=options) as loader:
+    with BatchLoader(
+        clicks, batch_size=80, roles=ROLES, reading=Reading(petastorm=options)
+    ) as loader:
         assert loader.plan.rows == len(expected)
         assert [sum(counts) for counts in loader.plan.groups] == [80, 160]
         assert [bool(n) for n in loader.plan.groups[0]] == [False, False, True, True]
@@ -396,16 +400,16 @@ def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
         clicks,
         batch_size=80,
         roles=ROLES,
-        epochs=3,
-        petastorm=PetastormOptions(cache=cache),
+        read_ahead_epochs=3,
         knobs=Knobs(workers={"read": 1}),
+        reading=Reading(petastorm=PetastormOptions(cache=cache)),
     ) as loader:
         for _ in range(3):
             deque(loader, maxlen=0)
         kept = loader.order_hash
     assert len(cache.filled) == ROWS // GROUP
     assert set(cache.filled.values()) == {1}
-    with BatchLoader(clicks, batch_size=80, roles=ROLES, epochs=3) as loader:
+    with BatchLoader(clicks, batch_size=80, roles=ROLES, read_ahead_epochs=3) as loader:
         for _ in range(3):
             deque(loader, maxlen=0)
         assert loader.order_hash == kept

@@ -13,21 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.ids import Hash
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.tools import guess_spec
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +173,7 @@ ops = [{op = "hash", size = 100}]
 def rows_of(source, split: str, **options) -> dict[int, tuple]:
     """Each row by its `score`: label, dense values, ids, and bags."""
     found = {}
-    with BatchLoader(
+    with open_loader(
         source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options
     ) as loader:
         for batch in loader:
@@ -213,7 +217,7 @@ def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
     source = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
     hashes = set()
     for reader in ("arrow", "petastorm"):
-        with BatchLoader(source, batch_size=32, reader=reader) as loader:
+        with BatchLoader(source, batch_size=32, reading=Reading(reader=reader)) as loader:
             for _ in loader:
                 pass
             hashes.add(loader.order_hash)
@@ -223,7 +227,7 @@ def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
 def test_roles_take_any_type_of_column(clicks):
     roles = "label=clicked;dense=score,price,is_new;sparse=device.os%10,user_id%1000,country%50,tags%20,items"
     with BatchLoader(
-        table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1
+        table_of(clicks, roles), batch_size=40, fill=0, order=Order(shuffle=False, streams=1)
     ) as loader:
         assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
         assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
@@ -494,7 +498,9 @@ def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job
         found = rows_of(files, "all" if name == "liked" else "train")
         assert {n: dict(row)[name] for n, row in found.items()} == expected
     files = ParquetFiles.open(clicks, spec=guessed)
-    with BatchLoader(files, batch_size=1, shuffle=False, streams=1, split="test") as loader:
+    with BatchLoader(
+        files, batch_size=1, split="test", order=Order(shuffle=False, streams=1)
+    ) as loader:
         found = [batch.label.item() for batch in loader]
     assert found == [expected[n] for n in range(ROWS * FILES - len(found), ROWS * FILES)], (
         "the last by time"
@@ -563,7 +569,7 @@ def first_batch(files, spec: str, rows: int = 4):
     source = table_of(
         files, spec=Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed")
     )
-    with BatchLoader(source, batch_size=rows, shuffle=False, streams=1) as loader:
+    with BatchLoader(source, batch_size=rows, order=Order(shuffle=False, streams=1)) as loader:
         return next(iter(loader))
 
 
@@ -600,7 +606,7 @@ class TestGuesses:
         )
 
     def test_a_loader_by_itself_takes_texts_and_fills_what_is_missing(self, clicks, capsys):
-        with BatchLoader(clicks, batch_size=40, shuffle=False, streams=1) as loader:
+        with BatchLoader(clicks, batch_size=40, order=Order(shuffle=False, streams=1)) as loader:
             assert set(loader.dense_names) == {"price", "score", "is_new", "device.size.width"}
             assert set(loader.sparse_names) == {"user_id", "country", "device.os", "items", "tags"}
             assert next(iter(loader))["price"][0] == 0
@@ -625,7 +631,7 @@ class TestGuesses:
                 tmp_path / f"{name}.parquet",
             )
             with BatchLoader(
-                tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1
+                tmp_path / f"{name}.parquet", batch_size=8, order=Order(shuffle=False, streams=1)
             ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
@@ -635,11 +641,10 @@ class TestGuesses:
             with BatchLoader(
                 tmp_path / f"{name}.parquet",
                 batch_size=8,
-                shuffle=False,
-                streams=1,
                 fill={"x": -1},
                 roles={"label": "y", "dense": ["x", "nan"]},
                 errors=Errors(finite=False),
+                order=Order(shuffle=False, streams=1),
             ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
@@ -677,7 +682,9 @@ class TestGuesses:
             pq.write_table(
                 pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet"
             )
-        with BatchLoader(str(tmp_path), batch_size=4, streams=1, shuffle=False) as loader:
+        with BatchLoader(
+            str(tmp_path), batch_size=4, order=Order(streams=1, shuffle=False)
+        ) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("price",), ("user_id", "n"))
             assert next(iter(loader))["price"].tolist() == [1, 2, 1.5, 2]
         said = capsys.readouterr().err
@@ -727,7 +734,7 @@ class TestGuesses:
         columns = {"y": [0, 1, 0][: len(texts)], "x": [0.5] * len(texts), "at": texts}
         said = json.dumps(found)
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-        with BatchLoader(str(tmp_path), batch_size=1, streams=1):
+        with BatchLoader(str(tmp_path), batch_size=1, order=Order(streams=1)):
             assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
         text = guessed_spec(tmp_path)
         assert (f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}' in text) is bool(
@@ -754,7 +761,7 @@ class TestGuesses:
             tmp_path / "a.parquet",
         )
         with BatchLoader(
-            str(tmp_path), batch_size=4, streams=1, roles=roles, shuffle=False
+            str(tmp_path), batch_size=4, roles=roles, order=Order(streams=1, shuffle=False)
         ) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
             assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
@@ -765,7 +772,7 @@ class TestGuesses:
         with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
             BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
         with BatchLoader(
-            table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1
+            table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, order=Order(streams=1)
         ) as loader:
             assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), (
                 "who hashes has chosen"
@@ -791,7 +798,10 @@ class TestGuesses:
         hours = first_batch(tmp_path, text, 30)["at_hour"].tolist()
         assert hours == [2 + n % 24 for n in range(30)]
         with BatchLoader(
-            table_of(tmp_path, spec=Spec.own(text)), batch_size=1, streams=1, split="test"
+            table_of(tmp_path, spec=Spec.own(text)),
+            batch_size=1,
+            split="test",
+            order=Order(streams=1),
         ) as loader:
             assert loader.plan.rows == 5, "the last tenth of 47 hours"
 

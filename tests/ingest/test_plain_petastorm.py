@@ -17,8 +17,10 @@ from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import READERS, source_of
+from sluice.ingest.row_order import Order
 from sluice.tools.decode_limit import decode_rows_per_s
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
+from tests.open_loader import open_loader
 
 compat.install()
 
@@ -77,9 +79,8 @@ def test_roles_and_hashes_are_of_what_a_transform_spec_gives(clicks):  # noqa: F
     with BatchLoader(
         table_of(clicks, roles, transform_spec=SPOKEN),
         batch_size=40,
-        shuffle=False,
-        streams=1,
         transforms=[SPOKEN],
+        order=Order(shuffle=False, streams=1),
     ) as loader:
         batch = next(iter(loader))
     rows = log(np.arange(40)).to_pylist()
@@ -119,14 +120,14 @@ def test_what_a_transform_spec_makes_is_guessed_by_its_type_alone(clicks, capsys
 def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footers(clicks):  # noqa: F811
     options = {"batch_size": 40, "roles": {"label": "clicked", "dense": ["score", "price"]}}
     with pytest.raises(ColumnError, match="column 'price' has 19 empty values"):
-        BatchLoader(clicks, **options)
+        open_loader(clicks, **options)
     there = PetastormOptions(predicate=in_lambda(["price"], lambda price: price.notna()))
     filled = TransformSpec(
         lambda frame: frame.assign(price=frame["price"].astype(float).fillna(-1)),
         edit_fields=[("price", np.float64, (), False)],
     )
     for more in ({"petastorm": there}, {"transforms": [filled]}):
-        with BatchLoader(clicks, **options, **more) as loader:
+        with open_loader(clicks, **options, **more) as loader:
             assert min(float(batch["price"].min()) for batch in loader) == (
                 -1.0 if "transforms" in more else 0.25
             )

@@ -10,18 +10,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +64,7 @@ def write(folder, name: str, rows: int = ROWS, **columns):
 
 def rows_of(source, names, **options) -> list[tuple]:
     """The named columns of all rows that count, in their order."""
-    with BatchLoader(
+    with open_loader(
         source, batch_size=16, shuffle=False, streams=1, last="pad", **options
     ) as loader:
         return [
@@ -108,7 +112,7 @@ def test_a_fraction_in_a_column_of_whole_numbers_is_refused_with_its_value(tmp_p
     write(tmp_path, "a", price=pa.array([Decimal(n) / 4 for n in range(ROWS)], pa.decimal128(9, 2)))
     source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
     with (
-        BatchLoader(source, batch_size=16, reader=reader) as one,
+        BatchLoader(source, batch_size=16, reading=Reading(reader=reader)) as one,
         pytest.raises(
             ColumnError,
             match=r"a\.parquet, row group \d.*: column 'price' holds \d+\.(25|50|75), which "
@@ -174,7 +178,7 @@ def test_numbers_of_several_types_come_together(tmp_path, reader, source):
     offset = rows_of(opened, ["position"], reader=reader)[0][0]  # operators give ids from 2 on
     names = ["y", "x", "n", "position"]
     with BatchLoader(
-        opened, batch_size=16, reader=reader
+        opened, batch_size=16, reading=Reading(reader=reader)
     ) as loader:  # with rows of both files in a window
         assert sum(batch["items"].lengths.sum().item() for batch in loader) == 4 * ROWS
     found = [
@@ -348,10 +352,9 @@ def test_rows_of_which_a_column_cannot_be_made_are_set_aside(tmp_path, reader):
     with BatchLoader(
         source,
         batch_size=16,
-        shuffle=False,
-        streams=1,
-        reader=reader,
         errors=Errors(on_error="quarantine", quarantine=books),
+        order=Order(shuffle=False, streams=1),
+        reading=Reading(reader=reader),
     ) as loader:
         for _ in range(2):
             rows = [
@@ -442,17 +445,17 @@ def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what
     roles = {"label": "y", "dense": ["x"]}
     how = {"batch_size": 2, "streams": 1, "roles": roles, "reader": "arrow"}
     with (
-        BatchLoader(str(path), **how) as loader,
+        open_loader(str(path), **how) as loader,
         pytest.raises(
             QuarantineError,
             match=rf"a.parquet row group 0 row 1: .*column {column!r} holds (nan|inf): fill it",
         ),
     ):
         list(loader)
-    with BatchLoader(str(path), fill={column: 0}, **how) as loader:
+    with open_loader(str(path), fill={column: 0}, **how) as loader:
         assert sum(float(batch[column].sum()) for batch in loader) == (1 if column == "y" else 8)
     aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
-    with BatchLoader(str(path), errors=aside, **how) as loader:
+    with open_loader(str(path), errors=aside, **how) as loader:
         rows = [
             row
             for b in loader
@@ -467,7 +470,7 @@ def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what
         (1.0, 3.0, 1.0),
     ]
     assert sum(np.isfinite(row).all() for row in rows) == 4
-    with BatchLoader(str(path), errors=Errors(finite=False), **how) as loader:
+    with open_loader(str(path), errors=Errors(finite=False), **how) as loader:
         assert sum(not np.isfinite(batch[column].numpy()).all() for batch in loader) == 1
 
 
@@ -485,11 +488,10 @@ def test_what_a_transform_makes_no_number_is_set_aside_with_its_reason_but_in_ro
     with BatchLoader(
         str(tmp_path),
         batch_size=16,
-        streams=1,
-        last="pad",
         roles="label=y;dense=price",
         errors=aside,
         transforms=[log],
+        order=Order(streams=1, last="pad"),
     ) as loader:
         batches = list(map(numbers_of, loader))
     dense, weight = map(np.concatenate, zip(*batches, strict=True))
@@ -518,7 +520,7 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early
 ):
     pq.write_table(pa.table({"y": values, "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
     with BatchLoader(
-        str(tmp_path), batch_size=4, streams=1, roles="label=y;dense=x", shuffle=False
+        str(tmp_path), batch_size=4, roles="label=y;dense=x", order=Order(streams=1, shuffle=False)
     ) as loader:
         told = capsys.readouterr().err
         assert [value for batch in loader for value in batch.label.tolist()] == values

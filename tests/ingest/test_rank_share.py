@@ -11,8 +11,10 @@ import pytest
 
 from sluice.dlrm.session.defaults import defaults
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import PlanError, RowsPlan
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, PlanError, RowsPlan
 from tests.ingest import twin
+from tests.open_loader import open_loader
 
 ROLES = "label=label;dense=x;sparse=a;id_list=b"
 
@@ -52,7 +54,7 @@ def _epoch(clicks, batch_size, ranks, state=None, **options):
     """The global batches that so many ranks make together, and the state of each rank's loader after three."""
     found, states = [], []
     for rank in range(ranks):
-        with BatchLoader(
+        with open_loader(
             str(clicks),
             batch_size=batch_size,
             roles=ROLES,
@@ -96,7 +98,9 @@ def test_a_run_goes_on_at_the_same_row_on_more_ranks_than_streams_and_back(click
 
 @pytest.mark.parametrize("batch_size", [1, 10, 100, 1000])
 def test_one_rank_takes_any_batch_size(clicks, batch_size):
-    with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow") as loader:
+    with BatchLoader(
+        str(clicks), batch_size=batch_size, roles=ROLES, reading=Reading(reader="arrow")
+    ) as loader:
         assert sum(batch.rows for batch in loader) == 1000 // batch_size * batch_size
 
 
@@ -108,7 +112,11 @@ def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_f
 ):
     groups = ((8192,) * 4,)
     with BatchLoader(
-        str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow", last="pad"
+        str(clicks),
+        batch_size=batch_size,
+        roles=ROLES,
+        order=Order(last="pad"),
+        reading=Reading(reader="arrow"),
     ) as loader:
         assert loader.plan.streams == streams
     plan = RowsPlan(groups=groups, batch_size=batch_size, streams=streams)

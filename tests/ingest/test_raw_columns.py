@@ -23,6 +23,8 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
@@ -123,7 +125,7 @@ def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
 def test_batches_and_order_hash_are_the_same(tables):
     found = []
     for table in tables:
-        with BatchLoader(table, batch_size=BATCH, last="pad") as loader:
+        with BatchLoader(table, batch_size=BATCH, order=Order(last="pad")) as loader:
             found.append(
                 (
                     [
@@ -200,7 +202,10 @@ def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_pie
 
     monkeypatch.setattr(Operators, "_of_stored", counted)
     with BatchLoader(
-        tables[1], batch_size=72, window_rows=144, streams=1, reader="arrow"
+        tables[1],
+        batch_size=72,
+        order=Order(window_rows=144, streams=1),
+        reading=Reading(reader="arrow"),
     ) as loader:
         reads = loader.plan.schedule(0, 0, 1).reads
         assert max(len(read.parts) for read in reads) > 2
@@ -215,14 +220,14 @@ def test_an_operator_that_fails_is_told_with_its_column_and_row_group(tables, mo
     monkeypatch.setattr(Operators, "_of_stored", fails)
     told = r"parquet, row group \d+: the operators of column '\w+' failed: SystemExit: no such word"
     with (
-        BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader,
+        BatchLoader(tables[1], batch_size=BATCH, reading=Reading(reader="arrow")) as loader,
         pytest.raises(ColumnError, match=told),
     ):
         next(iter(loader))
 
 
 def test_costs_are_told_of_each_column(tables):
-    with BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader:
+    with BatchLoader(tables[1], batch_size=BATCH, reading=Reading(reader="arrow")) as loader:
         for _ in loader:
             pass
         costs = {c["column"]: c for c in loader.operators.costs()}
@@ -239,8 +244,8 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
         with BatchLoader(
             tables[1],
             batch_size=BATCH,
-            reader="arrow",
             errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "q.jsonl"),
+            reading=Reading(reader="arrow"),
         ) as loader:
             kept = sum(int((b.weight > 0).sum()) for b in loader)
             assert loader.quarantined["rows_set_aside"] == 512

@@ -20,10 +20,12 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
-from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, Read, WindowPart
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +59,7 @@ def bucket(server, table, monkeypatch):
 
 
 def order_of(source, **options):
-    with BatchLoader(source, batch_size=80, **options) as loader:
+    with open_loader(source, batch_size=80, **options) as loader:
         deque(loader, maxlen=0)
         return loader.order_hash, loader.store
 
@@ -82,8 +84,8 @@ def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_
     loader = BatchLoader(
         bucket,
         batch_size=80,
-        files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+        reading=Reading(files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001))),
     )
     server.refuse(1)
     with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
@@ -107,7 +109,7 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
 
 def test_close_ends_the_wait_for_a_store(table):
     files = FileOpener(disturbed="latency_ms=0")
-    loader = BatchLoader(table, batch_size=80, files=files)
+    loader = BatchLoader(table, batch_size=80, reading=Reading(files=files))
     stalled = files.disturbances()[0]
     stalled.stall(3600)
     failed = []
@@ -151,10 +153,10 @@ class TestDamage:
         with BatchLoader(
             harmed,
             batch_size=80,
-            reader=reader,
-            last="pad",
-            epochs=2,
+            read_ahead_epochs=2,
             errors=Errors(on_error="quarantine", quarantine=path),
+            order=Order(last="pad"),
+            reading=Reading(reader=reader),
         ) as loader:
             for epoch in range(2):
                 for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
@@ -242,7 +244,9 @@ class TestDamage:
 _MUTATE = """
 import os, random, sys
 from sluice.etl.schema import DataFile
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.row_order import PlanError
@@ -262,13 +266,13 @@ for n in range(300):
             data[chance.randrange(len(data))] = chance.randrange(256)
     elif kind == 2:  # cut short
         del data[chance.randrange(len(data)):]
-    else:  # a stretch of zeros
+    else:  # a series of zeros
         at = chance.randrange(len(data))
         data[at:at + 500] = bytes(len(data[at:at + 500]))
     with open(path, "wb") as file:
         file.write(data)
     try:
-        with BatchLoader([path], batch_size=80, reader="arrow",
+        with BatchLoader([path], batch_size=80, reading=Reading(reader="arrow"),
                          roles={"label": "label", "dense": "I*", "sparse": "C*"}) as loader:
             for batch in loader:
                 read += 1

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader, Order
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, RowsPlan, drawn_rows, evenly
 from sluice.ingest.stages.quarantine import Errors
+from tests.open_loader import open_loader
 
 ROWS, GROUP = 3000, 120
 WEIGHTS = np.where(
@@ -41,7 +43,7 @@ def clicks(tmp_path_factory):
 
 def rows_of(source, epochs=1, **options):
     """The rows that came in each epoch, batch by batch, and the order hashes."""
-    with BatchLoader(
+    with open_loader(
         source, sample="chance", epochs=epochs, **{"batch_size": 120} | options
     ) as loader:
         found = []
@@ -108,13 +110,13 @@ def test_the_order_is_the_same_for_all_readers_knobs_and_ranks(clicks):
 
 def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
     [(batches, order)] = rows_of(clicks)
-    with BatchLoader(clicks, batch_size=120, sample="chance") as loader:
+    with BatchLoader(clicks, batch_size=120, order=Order(sample="chance")) as loader:
         coming = iter(loader)
         for _ in range(7):
             next(coming)
         state = json.loads(json.dumps(loader.state_dict()))
     with BatchLoader(
-        clicks, batch_size=120, sample="chance", knobs=Knobs(workers={"read": 3})
+        clicks, batch_size=120, knobs=Knobs(workers={"read": 3}), order=Order(sample="chance")
     ) as loader:
         loader.load_state_dict(state)
         assert [b.values.tolist() for b in loader] == [b.tolist() for b in batches[7:]]
@@ -188,4 +190,4 @@ def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, message
         "roles": {"label": "label", "sparse": "row"},
     } | options
     with pytest.raises(error, match=message):
-        BatchLoader(tmp_path, **options)
+        open_loader(tmp_path, **options)

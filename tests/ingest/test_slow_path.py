@@ -18,10 +18,11 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.remote_files import RemoteFiles
 from tests.ingest.test_stores import FakeClock
+from tests.open_loader import open_loader
 
 
 def taken(source, **more):
-    with BatchLoader(source, batch_size=80, **more) as loader:
+    with open_loader(source, batch_size=80, **more) as loader:
         deque(loader, maxlen=0)
         return loader.order_hash, loader.store
 

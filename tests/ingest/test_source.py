@@ -10,18 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.schema import DataFile
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import source_of
+from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
 from sluice.ingest.stages.completed_windows import CompletedWindows
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def own(tmp_path) -> FeatureTable:
 
 
 def load(table, reader="arrow", **options):
-    with BatchLoader(table, batch_size=80, reader=reader, **options) as loader:
+    with open_loader(table, batch_size=80, reader=reader, **options) as loader:
         deque(loader, maxlen=0)
 
 
@@ -52,7 +53,7 @@ def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
     path = own.files_of("train")[0].path
     os.truncate(path, os.path.getsize(path) - 100)
     with pytest.raises(SourceError, match=f"{path}: .* the file was truncated or replaced"):
-        BatchLoader(own, batch_size=80, reader=reader)
+        BatchLoader(own, batch_size=80, reading=Reading(reader=reader))
 
 
 @pytest.mark.parametrize("reader", READERS)

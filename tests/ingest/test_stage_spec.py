@@ -35,7 +35,7 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
     assert limits.fusable == {"shuffle": "read", "second": "first"}
-    assert [stage.name for stage in STAGES if stage.holds_stretches] == [
+    assert [stage.name for stage in STAGES if stage.holds_series] == [
         "batch",
         "first",
         "second",
@@ -46,7 +46,7 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"room": "garden"}, "a: room: 'garden' is not one of read_ahead_bytes"),
+        ({"buffer_limit": "garden"}, "a: buffer_limit: 'garden' is not one of read_ahead_bytes"),
         ({"workers": 0}, "a: workers: 0"),
         ({"workers_a_core": -1}, "a: workers: 1 and -1 a core"),
         ({"name": ""}, "name: '' is not a name"),
@@ -55,13 +55,13 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
 )
 def test_a_stage_that_cannot_be_is_refused_by_name(given, said):
     with pytest.raises(ValueError, match=said):
-        StageSpec(**{"name": "a", "room": "stretch"} | given)
+        StageSpec(**{"name": "a", "buffer_limit": "stretch"} | given)
 
 
-def test_a_room_is_a_knob_or_a_measure_of_the_plan():
+def test_a_buffer_limit_is_a_knob_or_a_measure_of_the_plan():
     knobs = {"read_ahead_bytes", "prefetch_bytes"}
     assert (
-        {stage.room for stage in pipeline(())}
-        == set(stage_spec.ROOMS)
+        {stage.buffer_limit for stage in pipeline(())}
+        == set(stage_spec.BUFFER_LIMITS)
         == knobs | {"window", "stretch"}
     )

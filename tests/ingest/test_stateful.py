@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def loading(table, knobs=None):
         Transform("mine", "tests.ingest.worker_functions:shifted"),
         Transform("next", "tests.ingest.worker_functions:twice"),
     ]
-    return BatchLoader(table, transforms=stages, knobs=knobs, **OPTIONS)
+    return open_loader(table, transforms=stages, knobs=knobs, **OPTIONS)
 
 
 class Running(RuleBasedStateMachine):

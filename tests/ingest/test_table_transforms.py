@@ -21,11 +21,13 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import TransformError
 from sluice.tools import bench
 from tests.dlrm import clicks_table
 from tests.ingest import transform_functions
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +82,7 @@ def plain(tmp_path_factory) -> FeatureTable:
 def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, BatchLoader]:
     """The columns of an epoch, in its order: numbers, ids, or lists of ids; and its order hash."""
     found: dict[str, list[Any]] = {}
-    with BatchLoader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:
+    with open_loader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:
         for batch in loader:
             real = (batch.weight > 0).tolist()
             for name, numbers in zip(loader.dense_names, batch.dense.t().tolist(), strict=True):
@@ -216,7 +218,9 @@ def test_what_does_not_fit_is_refused_by_name(plain, short, why, backend):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
     knobs = Knobs(backend={short.partition(":")[0]: backend})
     with (
-        BatchLoader(table, batch_size=BATCH, reader="arrow", knobs=knobs) as loader,
+        BatchLoader(
+            table, batch_size=BATCH, knobs=knobs, reading=Reading(reader="arrow")
+        ) as loader,
         pytest.raises(TransformError, match=why),
     ):
         next(iter(loader))
@@ -227,7 +231,7 @@ def test_a_column_that_is_no_output_cannot_be_written(plain):
         plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",)
     )
     with (
-        BatchLoader(table, batch_size=BATCH, reader="arrow") as loader,
+        BatchLoader(table, batch_size=BATCH, reading=Reading(reader="arrow")) as loader,
         pytest.raises(Exception, match="read-only"),
     ):
         next(iter(loader))
@@ -241,8 +245,8 @@ def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain
     with BatchLoader(
         table,
         batch_size=BATCH,
-        reader="arrow",
         errors=Errors(on_error="quarantine", max_rate=1.0, quarantine=tmp_path / "q.jsonl"),
+        reading=Reading(reader="arrow"),
     ) as loader:
         place = loader.sparse_names.index("x")
         for batch in loader:
@@ -263,7 +267,7 @@ def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it
     with pytest.raises(
         OperatorError,
         match=rf"^transform 'ratio' names the function '{MODULE}:ratio', which must run "
-        rf"here\. A table is data, .* give --allow-code {MODULE}",
+        rf"here\. A table is data, .* --allow-code {MODULE}",
     ):
         BatchLoader(FeatureTable.open(made), batch_size=BATCH)
     table = FeatureTable.open(
@@ -280,8 +284,7 @@ def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it
 def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
     with pytest.raises(
         SpecError,
-        match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77', which is "
-        r"not there.*; go on with a table that has it, or leave the transform out",
+        match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77'",
     ):
         FeatureTable.open(plain.uri, transforms=("mine:f:C77>x",))
 

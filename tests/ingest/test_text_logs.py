@@ -10,7 +10,7 @@ import json
 import pytest
 
 from sluice.common.errors import UsageError
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.ingest import pipeline as pipeline_file
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.row_order import Position, RowsPlan
+from sluice.ingest.row_order import Order, Position, RowsPlan
 from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
@@ -113,9 +113,9 @@ def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
     with BatchLoader(
         table,
         batch_size=80,
-        window_rows=100,
         knobs=Knobs(workers={"read": 3}, fused=fused),
         before_read=lambda read: came.append((read.file, read.group)),
+        order=Order(window_rows=100),
     ) as loader:
         for _ in loader:
             pass
@@ -143,7 +143,9 @@ class Counted:
 def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypatch, workers):
     files, came = twin.Table(table.files_of("train")), Counted(monkeypatch)
     knobs = Knobs(workers={"read": workers}, fused=JOINED)
-    with BatchLoader(table, batch_size=80, window_rows=100, epochs=2, knobs=knobs) as loader:
+    with BatchLoader(
+        table, batch_size=80, read_ahead_epochs=2, knobs=knobs, order=Order(window_rows=100)
+    ) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                 twin.expect(loader, files, batch, rows)
@@ -159,13 +161,16 @@ def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_
     came = Counted(monkeypatch)
     monkeypatch.setattr(Pipeline, "_room_for", lambda *_: None)
     with BatchLoader(
-        table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)
+        table,
+        batch_size=80,
+        knobs=Knobs(workers={"read": 2}, fused=JOINED),
+        order=Order(window_rows=100),
     ) as loader:
         rows = sum(batch.rows for batch in loader)
         joined = loader.order_hash
     assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
     with BatchLoader(
-        table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})
+        table, batch_size=80, knobs=Knobs(workers={"read": 1}), order=Order(window_rows=100)
     ) as loader:
         assert sum(batch.rows for batch in loader) == rows
         assert loader.order_hash == joined
@@ -185,7 +190,10 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
         tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0}
     )
     with BatchLoader(
-        table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)
+        table,
+        batch_size=80,
+        knobs=Knobs(workers={"read": 2}, fused=JOINED),
+        order=Order(window_rows=64),
     ) as loader:
         assert sum(batch.rows for batch in loader) == loader.plan.used
     assert max(far for far, _ in furthest) > 64 * 4
@@ -194,12 +202,18 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
 
 def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
     random, turns = Random(5), set()
-    with BatchLoader(table, batch_size=80, window_rows=100, epochs=4) as loader:
+    with BatchLoader(
+        table, batch_size=80, read_ahead_epochs=4, order=Order(window_rows=100)
+    ) as loader:
         expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
         order = loader.order_hash
     small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
     with BatchLoader(
-        table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)
+        table,
+        batch_size=80,
+        read_ahead_epochs=4,
+        knobs=Knobs(**small),
+        order=Order(window_rows=100),
     ) as loader:
         found = []
         for _ in range(4):
@@ -233,7 +247,11 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
 
     monkeypatch.setattr(Pipeline, "_room_for", room)
     with BatchLoader(
-        table, batch_size=8, streams=1, window_rows=8, before_read=before, knobs=Knobs(fused=JOINED)
+        table,
+        batch_size=8,
+        before_read=before,
+        knobs=Knobs(fused=JOINED),
+        order=Order(streams=1, window_rows=8),
     ) as loader:
         pipeline = loader._pipeline
         pipeline.start(Position(0, 0), 1)

@@ -32,7 +32,7 @@ from tests.storm.threads import Names, Threading, Time
 
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
-    "sluice.ingest.loader": {"RowGroupReader": store.MemoryGroups},
+    "sluice.ingest.loader_input": {"RowGroupReader": store.MemoryGroups},
     "sluice.ingest.process.worker": {"Child": StormChild},
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
     "sluice.ingest.pipeline": {
@@ -109,7 +109,7 @@ def storm() -> Iterator[Crew]:
             for attribute, value in changes.items():
                 _set(sys.modules[name], attribute, value, undo)
         _set(Governor, "move", _watched(Governor.move), undo)
-        for module, attribute in ((batch, "STRETCH_ROWS"), (shuffle, "CHUNK_ROWS")):
+        for module, attribute in ((batch, "SERIES_ROWS"), (shuffle, "CHUNK_ROWS")):
             _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)

@@ -11,10 +11,12 @@ from typing import Any
 from unittest import mock
 
 from sluice.ingest import stage_spec
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages import batch as batch_file
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
@@ -235,8 +237,8 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
 
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
-    """Batches of a stretch, and of a chunk."""
-    batch_file.STRETCH_ROWS = shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
+    """Batches of a series, and of a chunk."""
+    batch_file.SERIES_ROWS = shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
 
 
 class Machine:
@@ -309,12 +311,7 @@ class Consumer:
             rank=case.rank,
             ranks=case.ranks,
             seed=plan.seed,
-            epochs=case.epochs,
-            shuffle=plan.shuffle,
-            streams=plan.streams,
-            window_rows=plan.window_rows,
-            last=plan.last,
-            reader="arrow",
+            read_ahead_epochs=case.epochs,
             transforms=transforms,
             errors=Errors(
                 on_error="quarantine" if case.quarantine else "raise",
@@ -323,6 +320,13 @@ class Consumer:
             ),
             knobs=None,
             machine=Machine(case, self._run),
+            order=Order(
+                shuffle=plan.shuffle,
+                streams=plan.streams,
+                window_rows=plan.window_rows,
+                last=plan.last,
+            ),
+            reading=Reading(reader="arrow"),
         )  # type: ignore[arg-type]
         loader.apply(case.knobs(self._run.chance, loader.limits))
         return loader

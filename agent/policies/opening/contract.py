@@ -1,5 +1,5 @@
-"""The contract of a learned policy: `PolicyInput` → `InitialSetting`. The policy, its teacher and its judge share
-it."""
+"""The contract of a learned policy: `PolicyInput` → `InitialSetting`. The policy, its training and its evaluation
+share it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 STORES = ("local", "remote")
-"""Where a table's files lie: on a disk of this machine, or behind a network."""
+"""Where a table's files are: on a disk of this machine, or behind a network."""
 OPERATORS = ("vectorised", "python")
-"""How a stage of transforms does its work: by vectorised or compiled code, which leaves the interpreter's lock alone
-most of the time, or by Python that holds it."""
+"""How a stage of transforms works. Vectorised or compiled code rarely holds the interpreter's lock; Python code holds
+it."""
 
 
 class PolicyInputError(ValueError):
-    """An input or an opening that cannot be: its message names the field and the value."""
+    """An invalid input or initial setting. The message names the field and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,12 @@ class ColumnGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreknowledge:
-    """What is known of a pipeline before its first row. None: nobody said, and then the policy goes without it."""
+    """What is known of a pipeline before its first row. None: unknown."""
 
     columns: Mapping[str, ColumnGroup] | None = None
     """The columns that are read, by their type's name (`int64`, `list<int64>`, …)."""
     operators: Mapping[str, str] | None = None
-    """Of each stage of transforms that is known, one of OPERATORS; `python` if any of its functions is of that
-    class."""
+    """Stage of transforms → one of OPERATORS. `python` if any of its functions is Python code."""
     store: str | None = None
     """One of STORES."""
     row_group_rows: int | None = None
@@ -72,7 +71,7 @@ class Foreknowledge:
 
     @property
     def row_bytes(self) -> float | None:
-        """The bytes of a row in memory, as the schema has it; None if no schema is known."""
+        """The bytes of a row in memory, by the schema. None if no schema is known."""
         return (
             None
             if self.columns is None
@@ -82,30 +81,30 @@ class Foreknowledge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInput:
-    """All that is known at the first look, some quarter of a second after the first batch, before any knob moved."""
+    """All that is known at the first look, about a quarter of a second after the first batch. No knob has changed."""
 
     begun: Snapshot
-    """The snapshot from which on is looked: the one at the start, or of the first batch."""
+    """The earlier snapshot: at the start, or at the first batch."""
     seen: Snapshot
-    """The first look. Memory, its limit and the cores are those of this snapshot."""
+    """The first look. The memory, its limit and the cores come from this snapshot."""
     knobs: Knobs
     """The knobs in force between the two."""
     limits: Limits
     known: Foreknowledge = field(default_factory=Foreknowledge)
     process_bytes: int | None = None
-    """The bytes of one worker process, measured; None as long as none was started."""
+    """The measured bytes of one worker process. None until a process was measured."""
 
     def __post_init__(self) -> None:
         if self.seen.at <= self.begun.at:
             raise PolicyInputError(
-                f"seen: {self.seen.at} s is not after {self.begun.at} s, where the look began"
+                f"seen: {self.seen.at} s is not after {self.begun.at} s, when the look began"
             )
         names = [stage.name for stage in self.seen.stages]
         if [stage.name for stage in self.begun.stages] != names or set(names) != set(
             self.limits.workers
         ):
             raise PolicyInputError(
-                f"stages: the looks and the limits are not of one pipeline: {names}, "
+                f"stages: the looks and the limits have different stages: {names}, "
                 f"{list(self.limits.workers)}"
             )
         self.limits.check(self.knobs)
@@ -114,33 +113,41 @@ class PolicyInput:
                 f"process_bytes: {self.process_bytes!r} is not a number from 1 up"
             )
 
+    @property
+    def own_stages(self) -> list[str]:
+        """The stages that have workers of their own."""
+        return [stage.name for stage in self.seen.stages if stage.name not in self.knobs.fused]
+
+    def is_movable(self, stage: str) -> bool:
+        return self.limits.movable(stage, self.knobs.backend.get(stage))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialSetting:
     """The setting that the policy chooses. `auto` checks afterwards whether it fits into memory."""
 
     knobs: Knobs
-    """Workers and back ends of all stages, and both buffers, within the limits. What is fused stays fused."""
+    """Workers and back ends of all stages, and both buffers, within the limits. Fused stages stay fused."""
     inside: bool
     """Whether the input is within the training range. If not, the setting must not be used."""
     reason: str
-    """One sentence: what it was chosen by, or what lies outside."""
+    """One sentence: what the setting is based on, or which input is outside."""
     rows_per_s: float | None
-    """The rate that is promised; None if the input lies outside."""
+    """The promised rate. None if an input is outside."""
 
     def __post_init__(self) -> None:
         if self.inside != (self.rows_per_s is not None):
             raise PolicyInputError(
-                f"rows_per_s: {self.rows_per_s!r}, where inside is {self.inside}: who opens promises "
-                "a rate"
+                f"rows_per_s: {self.rows_per_s!r} with inside={self.inside}: a setting needs a rate if and only if "
+                "its input is inside"
             )
         if self.rows_per_s is not None and not 0 < self.rows_per_s < math.inf:
             raise PolicyInputError(f"rows_per_s: {self.rows_per_s!r} is no rate")
 
 
 class LearnedPolicy(Protocol):
-    """Something that opens pipelines, such as `sluice.agent.policies.opening.policy.NetworkPolicy`, whose `in_use()`
-    is None where there are no weights. It is pure: the same input, the same opening."""
+    """Chooses initial settings, such as `sluice.agent.policies.opening.policy.NetworkPolicy`. The same input always
+    gives the same setting."""
 
     def choose(self, given: PolicyInput) -> InitialSetting:
-        """The opening for what was seen."""
+        """Returns the initial setting for this input."""

@@ -1,21 +1,24 @@
-"""The learned opening, from what was seen to what is set: `NetworkPolicy`.
+"""The learned policy for the initial setting: `NetworkPolicy`.
 
     Glimpse ──observe──▶ Inputs ──answer──▶ Answers ──setting──▶ Setting ──▶ InitialSetting
 
-Read it from above to below. Arrays are pipeline × stage or of pipelines: a run has one pipeline, and the teacher
-(`sluice.agent.learn.opening_teacher`) hands over thousands at once, so that both go the same way. The network is shared
-by all stages, who hear each other's mean, maximum and neighbours; it corrects a plain estimate by logarithms, so that a
-pipeline a thousand times faster looks alike. Nothing here imports torch.
+The code follows this order. Arrays are pipeline × stage, or have one value for each pipeline. A run has one pipeline;
+the teacher (`sluice.agent.learn.opening_teacher`) passes thousands at once.
+
+All stages share one network. Each stage receives the mean and the maximum of all stages, and the state of its
+neighbours. The network corrects a plain estimate by adding to its logarithm, so a pipeline that is a thousand times
+faster looks similar. This module does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
 from sluice.agent.policies.opening.weights import in_use, read
@@ -24,12 +27,18 @@ from sluice.ingest.knobs import Knobs
 HIDDEN = 48
 _MIB = 2**20
 _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what buffers hold by the plain estimate
-SURE = 1.0  # the logit from which on a stage moves to its other back end
+SURE = 1.0  # a stage moves to its other back end from this logit on
 FARTHEST = 4.0  # the largest correction, as a logarithm
-_LONG_S = 2.0  # a look may be longer and counts as this
-_MARGIN = (
-    0.05  # of the range of an input while the network was taught, by which one may lie outside
-)
+_LONG_S = 2.0  # a longer look counts as this
+_MARGIN = 0.05  # of an input's training range: an input may be outside by this much
+_COUNTERS = {
+    "busy_s": "busy_s",
+    "cpu_s": "cpu_s",
+    "core_wait_s": "core_wait_s",
+    "in_s": "wait_input_s",
+    "out_s": "wait_output_s",
+}
+"""A field of `Glimpse` → the counter of a stage whose increase it is."""
 
 STAGE_INPUTS = (
     "share of its workers busy",
@@ -87,144 +96,131 @@ _LOGARITHMS = {
     "bytes of a row",
     "rows of a row group",
 }
-_PARTS = {"place": 8, "stages": 9}  # inputs that are numbers divided by these
+_PARTS = {"place": 8, "stages": 9}  # these inputs are divided by these numbers
 _UNCHECKED = set(_PARTS)  # the stages share their weights, so the network takes any number of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glimpse:
-    """What pipelines did between two snapshots, and what is known of them besides. NaN: nobody said."""
+    """What pipelines did between two snapshots, and what else is known of them. NaN: unknown."""
 
     seconds: float
-    real: np.ndarray
-    """Where there is a stage; a pipeline's last stage is in the last column."""
-    rows: np.ndarray
-    busy_s: np.ndarray
-    cpu_s: np.ndarray
-    core_wait_s: np.ndarray
-    in_s: np.ndarray
-    out_s: np.ndarray
-    item_bytes: np.ndarray
-    row_bytes: np.ndarray
-    fill: np.ndarray
-    workers: np.ndarray
-    most: np.ndarray
-    process: np.ndarray
-    movable: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    python: np.ndarray
-    consumed: np.ndarray
-    wait_s: np.ndarray
-    compute_s: np.ndarray
-    used_s: np.ndarray
-    cores: np.ndarray
-    memory_used: np.ndarray
-    memory_limit: np.ndarray
-    batch_rows: np.ndarray
-    remote: np.ndarray
-    known_row_bytes: np.ndarray
-    group_rows: np.ndarray
-    process_bytes: np.ndarray
+    real: ndarray
+    """Where there is a stage. A pipeline's last stage is in the last column."""
+    rows: ndarray
+    busy_s: ndarray
+    cpu_s: ndarray
+    core_wait_s: ndarray
+    in_s: ndarray
+    out_s: ndarray
+    item_bytes: ndarray
+    row_bytes: ndarray
+    fill: ndarray
+    workers: ndarray
+    most: ndarray
+    process: ndarray
+    movable: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    python: ndarray
+    consumed: ndarray
+    wait_s: ndarray
+    compute_s: ndarray
+    used_s: ndarray
+    cores: ndarray
+    memory_used: ndarray
+    memory_limit: ndarray
+    batch_rows: ndarray
+    remote: ndarray
+    known_row_bytes: ndarray
+    group_rows: ndarray
+    process_bytes: ndarray
 
     @classmethod
     def of(cls, given: PolicyInput) -> Glimpse:
-        """The look of a run. A fused stage's work counts as that of the stage whose workers do it."""
-        seen = given.seen
-        knobs = given.knobs
-        limits = given.limits
-        known = given.known
-        names = [stage.name for stage in seen.stages]
-        heads = [limits.head(knobs, name) for name in names]
-        own = [name for name in names if name not in knobs.fused]
-        ends = {head: i for i, head in enumerate(heads)}  # where the work of a stage's workers ends
-
-        def sums(field: str) -> np.ndarray:
-            spent = [
-                getattr(now, field) - getattr(then, field)
-                for now, then in zip(seen.stages, given.begun.stages, strict=True)
-            ]
-            return np.array(
-                [
-                    [
-                        sum(s for s, head in zip(spent, heads, strict=True) if head == name)
-                        for name in own
-                    ]
-                ]
-            )
-
-        def of_each(*values: float) -> np.ndarray:
-            return np.array([values], float)
-
-        def of_pipeline(value: float | None) -> np.ndarray:
-            return np.array([np.nan if value is None else value], float)
-
-        def passed(field: str) -> np.ndarray:
-            return of_pipeline(getattr(seen, field) - getattr(given.begun, field))
-
-        last = [seen.stages[ends[name]] for name in own]
-        python = [(known.operators or {}).get(name) for name in own]
-        batch = seen.rows / seen.batches if seen.batches else last[-1].rows / max(1, last[-1].items)
+        """Returns the look of a run. A fused stage's work counts as work of the stage whose workers do it."""
+        own = given.own_stages
         return cls(
-            seconds=seen.at - given.begun.at,
+            seconds=given.seen.at - given.begun.at,
             real=np.ones((1, len(own)), bool),
-            busy_s=sums("busy_s"),
-            cpu_s=sums("cpu_s"),
-            core_wait_s=sums("core_wait_s"),
-            in_s=sums("wait_input_s"),
-            out_s=sums("wait_output_s"),
-            rows=of_each(*(s.rows - given.begun.stage(s.name).rows for s in last)),
-            item_bytes=of_each(*(s.bytes / max(1, s.items) for s in last)),
-            row_bytes=of_each(*(s.bytes / max(1, s.rows) for s in last)),
-            fill=of_each(
-                *(s.queue_bytes / s.queue_limit_bytes if s.queue_limit_bytes else 0.0 for s in last)
-            ),
-            workers=of_each(*(knobs.workers[name] for name in own)),
-            most=of_each(*(limits.workers[name][1] for name in own)),
-            process=np.array([[knobs.backend.get(name) == "process" for name in own]]),
-            movable=np.array([[limits.movable(name, knobs.backend.get(name)) for name in own]]),
-            python=of_each(
-                *(np.nan if kind is None else float(kind == "python") for kind in python)
-            ),
-            consumed=passed("rows"),
-            wait_s=passed("consumer_wait_s"),
-            compute_s=passed("consumer_compute_s"),
-            read_ahead_bytes=of_pipeline(knobs.read_ahead_bytes),
-            prefetch_bytes=of_pipeline(knobs.prefetch_bytes),
-            used_s=passed("cpu_used_s"),
-            cores=of_pipeline(seen.cpu_quota),
-            memory_used=of_pipeline(seen.memory_used),
-            memory_limit=of_pipeline(seen.memory_limit),
-            batch_rows=of_pipeline(batch),
-            remote=of_pipeline(None if known.store is None else float(known.store == "remote")),
-            known_row_bytes=of_pipeline(known.row_bytes),
-            group_rows=of_pipeline(known.row_group_rows),
-            process_bytes=of_pipeline(given.process_bytes),
+            process=np.array([[given.knobs.backend.get(name) == "process" for name in own]]),
+            movable=np.array([[given.is_movable(name) for name in own]]),
+            **{name: np.array([row], float) for name, row in _stage_numbers(given, own).items()},
+            **{
+                name: np.array([np.nan if value is None else value], float)
+                for name, value in _pipeline_numbers(given).items()
+            },
         )
 
 
-class Inputs(NamedTuple):
-    """What the network sees of each stage (STAGE_INPUTS) and pipeline, and the plain estimate that it corrects."""
+def _stage_numbers(given: PolicyInput, own: Sequence[str]) -> dict[str, list[float]]:
+    """Returns the fields of a `Glimpse` that have a number for each of the stages `own`."""
+    seen, begun = given.seen, given.begun
+    knobs, limits = given.knobs, given.limits
+    heads = [limits.head(knobs, stage.name) for stage in seen.stages]
+    spent = {
+        name: [
+            sum(
+                getattr(now, counter) - getattr(then, counter)
+                for now, then, head in zip(seen.stages, begun.stages, heads, strict=True)
+                if head == stage
+            )
+            for stage in own
+        ]
+        for name, counter in _COUNTERS.items()
+    }
+    ends = dict(zip(heads, seen.stages, strict=True))  # the last stage of each group of fused ones
+    last = [ends[name] for name in own]
+    kinds = [(given.known.operators or {}).get(name) for name in own]
+    return {
+        **spent,
+        "rows": [s.rows - begun.stage(s.name).rows for s in last],
+        "item_bytes": [s.bytes / max(1, s.items) for s in last],
+        "row_bytes": [s.bytes / max(1, s.rows) for s in last],
+        "fill": [s.queue_bytes / s.queue_limit_bytes if s.queue_limit_bytes else 0.0 for s in last],
+        "workers": [knobs.workers[name] for name in own],
+        "most": [limits.workers[name][1] for name in own],
+        "python": [np.nan if kind is None else float(kind == "python") for kind in kinds],
+    }
 
-    stages: np.ndarray
-    pipelines: np.ndarray
-    workers: np.ndarray
-    """The logarithm of each stage's workers, if its work stayed as dear as it is and the cores were the limit."""
-    bound: np.ndarray
+
+def _pipeline_numbers(given: PolicyInput) -> dict[str, float | None]:
+    """Returns the fields of a `Glimpse` that have one number. None: unknown."""
+    seen, begun = given.seen, given.begun
+    knobs, known = given.knobs, given.known
+    last = seen.stages[-1]
+    return {
+        "consumed": seen.rows - begun.rows,
+        "wait_s": seen.consumer_wait_s - begun.consumer_wait_s,
+        "compute_s": seen.consumer_compute_s - begun.consumer_compute_s,
+        "used_s": seen.cpu_used_s - begun.cpu_used_s,
+        "read_ahead_bytes": knobs.read_ahead_bytes,
+        "prefetch_bytes": knobs.prefetch_bytes,
+        "cores": seen.cpu_quota,
+        "memory_used": seen.memory_used,
+        "memory_limit": seen.memory_limit,
+        "batch_rows": seen.rows / seen.batches if seen.batches else last.rows / max(1, last.items),
+        "remote": None if known.store is None else known.store == "remote",
+        "known_row_bytes": known.row_bytes,
+        "group_rows": known.row_group_rows,
+        "process_bytes": given.process_bytes,
+    }
+
+
+class Inputs(NamedTuple):
+    """The network's inputs for each stage (STAGE_INPUTS) and pipeline, and the plain estimate that it corrects."""
+
+    stages: ndarray
+    pipelines: ndarray
+    workers: ndarray
+    """The logarithm of the workers that each stage needs if costs stay the same and the cores are the limit."""
+    bound: ndarray
     """Rows a second that the cores and the trainer allow."""
 
 
 def observe(look: Glimpse) -> Inputs:
-    def log(value: np.ndarray, low: float = 1e-4, high: float = 1e4) -> np.ndarray:
-        return np.asarray(np.log(np.clip(value, low, high)) / 3)
-
-    def known(value: np.ndarray, as_input: np.ndarray) -> np.ndarray:
-        return np.where(np.isnan(value), 0.0, as_input)
-
-    real = look.real
-    seconds = look.seconds
     rows = look.rows
-    worked = real & (rows > 0)
+    worked = look.real & (rows > 0)
     per_row = 1 / np.maximum(rows, 1.0)
     cpu = np.where(worked, look.cpu_s * per_row, 0.0)
     use = np.where(
@@ -232,87 +228,108 @@ def observe(look: Glimpse) -> Inputs:
         np.maximum(np.maximum(look.busy_s - look.core_wait_s, look.cpu_s), 1e-9) * per_row,
         0.0,
     )
-    computes = look.compute_s > 1e-6 * seconds
+    computes = look.compute_s > 1e-6 * look.seconds
     demand = np.where(
         computes, np.maximum(look.consumed, 1.0) / np.maximum(look.compute_s, 1e-9), 1e12
     )
     bound = np.minimum(demand, look.cores / np.maximum(cpu.sum(axis=1), 1e-12))
-    workers = np.maximum(look.workers, 1.0)
     wanted = np.clip(bound[:, None] * use, 1.0, look.most)
-    estimate = np.where(worked, np.log(wanted), np.log(workers))
+    estimate = np.where(worked, np.log(wanted), np.log(np.maximum(look.workers, 1.0)))
+    stages = _stack(_stage_inputs(look, worked, cpu, use, bound, estimate))
+    pipelines = _stack(_pipeline_inputs(look, computes, demand, bound))
+    return Inputs(np.where(look.real[..., None], stages, 0), pipelines, estimate, bound)
+
+
+def _stage_inputs(  # noqa: PLR0917
+    look: Glimpse,
+    worked: ndarray,
+    cpu: ndarray,
+    use: ndarray,
+    bound: ndarray,
+    estimate: ndarray,
+) -> list[ndarray]:
+    """Returns STAGE_INPUTS. `cpu` and `use` are processor seconds and worker seconds a row."""
+    workers = np.maximum(look.workers, 1.0)
     capacity = np.where(worked, workers / np.maximum(use, 1e-12) / bound[:, None], 1.0)
-    order = np.cumsum(real, axis=1)
+    order = np.cumsum(look.real, axis=1)
     memory = look.memory_limit[:, None]
-    shares = [
-        np.minimum(1.0, share / seconds / workers) for share in (look.busy_s, look.in_s, look.out_s)
-    ]
     process_bytes = np.nan_to_num(look.process_bytes)[:, None] * look.movable * np.exp(estimate)
-    stages = [
-        *shares,
+    return [
+        *(
+            np.minimum(1.0, share / look.seconds / workers)
+            for share in (look.busy_s, look.in_s, look.out_s)
+        ),
         np.minimum(1.0, cpu / np.maximum(use, 1e-12)),
         np.minimum(1.0, look.core_wait_s / np.maximum(look.busy_s, 1e-6)),
-        log(workers),
+        _scaled_log(workers),
         estimate / 3,
-        log(use / np.maximum(use.sum(axis=1), 1e-12)[:, None]),
-        log(capacity),
+        _scaled_log(use / np.maximum(use.sum(axis=1), 1e-12)[:, None]),
+        _scaled_log(capacity),
         look.process,
         look.movable,
-        log(look.most),
+        _scaled_log(look.most),
         order / 8,
         order == 1,
         order == order[:, -1:],
-        log(look.item_bytes * np.exp(estimate) / memory, 1e-6),
-        log(process_bytes / memory, 1e-6),
+        _scaled_log(look.item_bytes * np.exp(estimate) / memory, 1e-6),
+        _scaled_log(process_bytes / memory, 1e-6),
         worked,
         look.python == 1,
         look.python == 0,
         np.minimum(1.0, look.fill),
     ]
-    pipelines = [
+
+
+def _pipeline_inputs(
+    look: Glimpse, computes: ndarray, demand: ndarray, bound: ndarray
+) -> list[ndarray]:
+    """Returns PIPELINE_INPUTS."""
+    real, seconds = look.real, look.seconds
+    return [
         look.wait_s / np.maximum(look.wait_s + look.compute_s, 1e-9),
         look.used_s / seconds / look.cores,
-        log(look.cores),
+        _scaled_log(look.cores),
         look.memory_used / look.memory_limit,
-        log(demand / bound, high=1e3),
-        log(bound / np.maximum(look.consumed / seconds, 1e-9)),
+        _scaled_log(demand / bound, high=1e3),
+        _scaled_log(bound / np.maximum(look.consumed / seconds, 1e-9)),
         computes,
         real.sum(axis=1) / 9,
         np.maximum(0.0, look.used_s - (look.cpu_s * real).sum(axis=1)) / seconds / look.cores,
         np.full(len(real), min(seconds, _LONG_S)),
         look.remote == 1,
         look.remote == 0,
-        known(look.known_row_bytes, log(look.known_row_bytes)),
+        np.nan_to_num(_scaled_log(look.known_row_bytes)),
         ~np.isnan(look.known_row_bytes),
-        known(look.group_rows, log(look.group_rows, high=1e7)),
+        np.nan_to_num(_scaled_log(look.group_rows, high=1e7)),
         ~np.isnan(look.group_rows),
         ~np.isnan(look.process_bytes),
     ]
-    return Inputs(
-        np.where(
-            real[..., None], np.stack([np.asarray(s, np.float32) for s in stages], axis=-1), 0
-        ),
-        np.stack([np.asarray(p, np.float32) for p in pipelines], axis=-1),
-        estimate,
-        bound,
-    )
+
+
+def _scaled_log(value: ndarray, low: float = 1e-4, high: float = 1e4) -> ndarray:
+    return np.asarray(np.log(np.clip(value, low, high)) / 3)
+
+
+def _stack(inputs: Sequence[ndarray]) -> ndarray:
+    return np.stack([np.asarray(one, np.float32) for one in inputs], axis=-1)
 
 
 class Answers(NamedTuple):
-    """What the network says: of each stage's workers, what is added to the logarithm of the plain estimate."""
+    """The network's output. `workers` is added to the logarithm of the plain estimate."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    """How likely it should run in processes, as a logit."""
-    pipelines: np.ndarray
-    """Pipeline × 3: what is added to the logarithms of both buffers' plain sizes, and of the bound, which is then the
-    promised rate."""
+    workers: ndarray
+    process: ndarray
+    """The logit of the probability that the stage should run in processes."""
+    pipelines: ndarray
+    """Pipeline × 3. The first two are added to the logarithms of both buffers' plain sizes. The third is added to the
+    logarithm of the bound, which gives the promised rate."""
 
 
-def answer(weights: Mapping[str, np.ndarray], inputs: Inputs, real: np.ndarray) -> Answers:
-    def layer(name: str, values: np.ndarray) -> np.ndarray:
+def answer(weights: Mapping[str, ndarray], inputs: Inputs, real: ndarray) -> Answers:
+    def layer(name: str, values: ndarray) -> ndarray:
         return np.asarray(values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
 
-    def heard(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def mean_and_maximum(state: ndarray) -> tuple[ndarray, ndarray]:
         mean = (state * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True)
         return mean, (state * mask).max(axis=1, keepdims=True)  # states are never below 0
 
@@ -321,7 +338,7 @@ def answer(weights: Mapping[str, np.ndarray], inputs: Inputs, real: np.ndarray) 
     state = np.maximum(0, layer("see", np.concatenate([inputs.stages, wide], axis=-1)))
     for name in ("hear", "hear_again"):
         state *= mask
-        mean, top = heard(state)
+        mean, top = mean_and_maximum(state)
         nothing = np.zeros_like(state[:, :1])
         before, after = (
             np.concatenate([nothing, state[:, :-1]], 1),
@@ -344,33 +361,35 @@ def answer(weights: Mapping[str, np.ndarray], inputs: Inputs, real: np.ndarray) 
             ),
         )
     of_stage = layer("stage", state)
-    of_pipeline = layer("pipeline", np.concatenate(heard(state), axis=-1)[:, 0])
+    of_pipeline = layer("pipeline", np.concatenate(mean_and_maximum(state), axis=-1)[:, 0])
     return Answers(of_stage[..., 0], of_stage[..., 1], of_pipeline)
 
 
 class Setting(NamedTuple):
-    """The knobs of pipelines, before each one's limits, and the rate that is promised."""
+    """The knobs of pipelines before their limits are applied, and the promised rate."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    rows_per_s: np.ndarray
+    workers: ndarray
+    process: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    rows_per_s: ndarray
 
 
-def buffers(look: Glimpse, workers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The plain sizes of both buffers for so many workers: those in force, or more if that takes more to smooth
-    variation; an eighth of the memory at most."""
+def buffers(look: Glimpse, workers: ndarray) -> tuple[ndarray, ndarray]:
+    """Returns the plain sizes of the read-ahead and prefetch buffers for these workers.
+
+    They are at least the present sizes, and large enough to smooth variation. Each takes at most an eighth of the
+    memory."""
     pipelines = np.arange(len(look.real))
     first = look.real.argmax(axis=1)
-    room = look.memory_limit / 8
+    most = look.memory_limit / 8
     ahead = (_AHEAD_ITEMS + workers[pipelines, first]) * look.item_bytes[pipelines, first]
     fetch = _AHEAD_BATCHES * np.maximum(
         look.batch_rows * look.row_bytes[:, -1], look.item_bytes[:, -1]
     )
     return (
-        np.clip(np.maximum(ahead, look.read_ahead_bytes), _MIB, room),
-        np.clip(np.maximum(fetch, look.prefetch_bytes), _MIB, room),
+        np.clip(np.maximum(ahead, look.read_ahead_bytes), _MIB, most),
+        np.clip(np.maximum(fetch, look.prefetch_bytes), _MIB, most),
     )
 
 
@@ -380,10 +399,9 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     ]
     workers = np.clip(np.rint(np.exp(inputs.workers + near[0])), 1, look.most)
     ahead, fetch = buffers(look, workers)
-    moving = answers.process > np.where(
-        look.process, -SURE, SURE
-    )  # a move is dear: others wait for the first process
-    more = [np.exp(np.maximum(0.0, each)) for each in near[1:3]]  # buffers are not what to save on
+    # A move is expensive, because other moves wait for the first process.
+    moving = answers.process > np.where(look.process, -SURE, SURE)
+    more = [np.exp(np.maximum(0.0, each)) for each in near[1:3]]  # buffers never get smaller
     return Setting(
         workers,
         np.where(look.movable, moving, look.process),
@@ -394,11 +412,11 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
 
 
 class NetworkPolicy:
-    """Opens as it was taught."""
+    """Chooses the initial setting with the learned weights."""
 
-    def __init__(self, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-        """`record` says how it was taught: seed, date, command, lives, table; and `ranges`, within which each input
-        lay."""
+    def __init__(self, weights: Mapping[str, ndarray], record: Mapping[str, Any]) -> None:
+        """`record` describes the training: seed, date, command, lives, table. Its `ranges` are the training ranges of
+        the inputs."""
         self._weights, self.record = weights, record
         self._ranges = [
             np.asarray(record["ranges"][part], float) for part in ("stages", "pipelines")
@@ -406,28 +424,22 @@ class NetworkPolicy:
 
     @classmethod
     def load(cls, path: Path) -> NetworkPolicy:
-        """Raises WeightsError for a file that is no such network."""
+        """Raises WeightsError for a file that does not hold such a network."""
         return cls(*read(path, SHAPES))
 
     @classmethod
     def in_use(cls) -> NetworkPolicy | None:
-        """The one that runs open with; None if there are no weights for one."""
+        """Returns the policy that runs use. None if there are no weights."""
         path = in_use()
         return None if path is None else cls.load(path)
 
     def choose(self, given: PolicyInput) -> InitialSetting:
         look = Glimpse.of(given)
         inputs = observe(look)
-        outside = self._outside(
-            inputs, [name for name in given.limits.workers if name not in given.knobs.fused]
-        )
-        if outside:
+        own = given.own_stages
+        if outside := self._outside(inputs, own):
             return InitialSetting(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
         chosen = setting(look, inputs, answer(self._weights, inputs, look.real))
-        own = [stage.name for stage in given.seen.stages if stage.name not in given.knobs.fused]
-        movable = [
-            name for name in own if given.limits.movable(name, given.knobs.backend.get(name))
-        ]
         knobs = given.limits.clamp(
             Knobs(
                 workers={
@@ -439,7 +451,7 @@ class NetworkPolicy:
                     **{
                         n: "process" if moved else "thread"
                         for n, moved in zip(own, chosen.process[0], strict=True)
-                        if n in movable
+                        if given.is_movable(n)
                     },
                 },
                 fused=given.knobs.fused,
@@ -453,8 +465,8 @@ class NetworkPolicy:
             inside=True,
             rows_per_s=rate,
             reason=(
-                f"taught in {self.record['lives']:,} simulated episodes, for what {len(own)} stages did in "
-                f"{look.seconds:.2g} s on {given.seen.cpu_quota:g} cores"
+                f"trained in {self.record['lives']:,} simulated episodes, from {look.seconds:.2g} s of "
+                f"{len(own)} stages on {given.seen.cpu_quota:g} cores"
             ),
         )
 
@@ -468,8 +480,8 @@ class NetworkPolicy:
                 for row, stage in zip(each, stages, strict=True)
             ),
         ]:
-            room = _MARGIN * (ranges[:, 1] - ranges[:, 0]) + 1e-6
-            outside = (values < ranges[:, 0] - room) | (values > ranges[:, 1] + room)
+            margin = _MARGIN * (ranges[:, 1] - ranges[:, 0]) + 1e-6
+            outside = (values < ranges[:, 0] - margin) | (values > ranges[:, 1] + margin)
             for i in (i for i in np.flatnonzero(outside) if names[i] not in _UNCHECKED):
                 here, low, high = (
                     _plain(names[i], float(value)) for value in (values[i], *ranges[i])
@@ -479,7 +491,7 @@ class NetworkPolicy:
 
 
 def _plain(name: str, value: float) -> float:
-    """An input as people count it."""
+    """Returns an input in ordinary units."""
     return float(np.exp(3 * value)) if name in _LOGARITHMS else value * _PARTS.get(name, 1)
 
 

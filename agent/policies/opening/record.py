@@ -1,5 +1,6 @@
-"""What a run leaves of its opening, to learn from: `OpeningRecord`. Numbers only: stages are numbered, and neither data
-nor names are in it."""
+"""A run's record of its initial setting, for later training: `OpeningRecord`.
+
+It holds numbers only, no data and no names. Stages are numbered."""
 
 from __future__ import annotations
 
@@ -18,28 +19,28 @@ from sluice.ingest.stats import Snapshot
 
 FORMAT = 1
 WATCHED_S = 30.0
-"""For so many seconds after the initial setting, each look is recorded."""
+"""Each look in this time after the initial setting is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningRecord:
-    """What was seen at the first look, what was chosen, what came, and on what the planner settled."""
+    """The first look, the chosen setting, its effect, and the knobs on which the planner settled."""
 
     given: PolicyInput
     opening: InitialSetting
     own: Knobs
-    """The knobs that the planner would have chosen by itself."""
+    """The planner's own choice."""
     tried: bool = False
     """Whether the initial setting was put in force."""
     came: tuple[tuple[float, int], ...] = ()
-    """Seconds since the first look → rows since then, at each look of the first while."""
+    """Pairs of seconds and rows since the first look, for each look in the first `WATCHED_S`."""
     settled: Knobs | None = None
-    """The knobs at the end; None while the run goes on."""
+    """The knobs at the end. None until the run has ended."""
     rows_per_s: float | None = None
-    """The rate from the end of that while, or if the run was shorter from the first look, to the end of the run."""
+    """The rate after the first `WATCHED_S`. If the run was shorter: since the first look."""
 
     def later(self, snapshot: Snapshot) -> OpeningRecord:
-        """The record with one more look."""
+        """Returns the record with one more look."""
         seconds = snapshot.at - self.given.seen.at
         if seconds <= 0 or seconds > WATCHED_S:
             return self
@@ -48,7 +49,7 @@ class OpeningRecord:
         )
 
     def ended(self, knobs: Knobs, last: Snapshot) -> OpeningRecord:
-        """The record at the end of the run."""
+        """Returns the record at the end of the run."""
         seconds, rows = last.at - self.given.seen.at, last.rows - self.given.seen.rows
         before_s, before = self.came[-1] if seconds > WATCHED_S and self.came else (0.0, 0)
         return replace(
@@ -58,39 +59,19 @@ class OpeningRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON holds it, with numbers for the stages' names; `from_dict` is its inverse but for those."""
-        names = {stage.name: f"stage{n}" for n, stage in enumerate(self.given.seen.stages)}
+        """Returns the record for JSON, with numbers in place of the stages' names. `from_dict` reads it."""
         given = self.given
-
-        def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {names[name]: value for name, value in values.items()}
-
-        def knobs(one: Knobs | None) -> dict[str, Any] | None:
-            return (
-                None
-                if one is None
-                else replace(
-                    one,
-                    workers=renamed(one.workers),
-                    backend=renamed(one.backend),
-                    fused=frozenset(names[name] for name in one.fused),
-                ).to_dict()
-            )
-
-        def look(snapshot: Snapshot) -> dict[str, Any]:
-            return replace(
-                snapshot, stages=tuple(replace(s, name=names[s.name]) for s in snapshot.stages)
-            ).to_dict()
-
+        names = {stage.name: f"stage{n}" for n, stage in enumerate(given.seen.stages)}
         limits, known = given.limits, given.known
+        operators = known.operators
         return {
             "format": FORMAT,
-            "begun": look(given.begun),
-            "seen": look(given.seen),
-            "knobs": knobs(given.knobs),
+            "begun": _renamed_snapshot(given.begun, names),
+            "seen": _renamed_snapshot(given.seen, names),
+            "knobs": _renamed_knobs(given.knobs, names),
             "limits": {
-                "workers": renamed(limits.workers),
-                "backends": renamed(limits.backends),
+                "workers": _renamed(limits.workers, names),
+                "backends": _renamed(limits.backends, names),
                 "fusable": {names[n]: names[before] for n, before in limits.fusable.items()},
                 "read_ahead_bytes": limits.read_ahead_bytes,
                 "prefetch_bytes": limits.prefetch_bytes,
@@ -99,30 +80,30 @@ class OpeningRecord:
                 "columns": None
                 if known.columns is None
                 else {kind: asdict(group) for kind, group in known.columns.items()},
-                "operators": None
-                if known.operators is None
-                else {names[n]: kind for n, kind in known.operators.items() if n in names},
+                "operators": None if operators is None else _renamed(operators, names),
                 "store": known.store,
                 "row_group_rows": known.row_group_rows,
                 "row_group_bytes": known.row_group_bytes,
             },
             "process_bytes": given.process_bytes,
             "opening": {
-                "knobs": knobs(self.opening.knobs),
+                "knobs": _renamed_knobs(self.opening.knobs, names),
                 "inside": self.opening.inside,
                 "rows_per_s": self.opening.rows_per_s,
             },
-            "own": knobs(self.own),
+            "own": _renamed_knobs(self.own, names),
             "tried": self.tried,
             "came": [list(one) for one in self.came],
-            "settled": knobs(self.settled),
+            "settled": None if self.settled is None else _renamed_knobs(self.settled, names),
             "settled_rows_per_s": self.rows_per_s,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OpeningRecord:
         if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']!r} of an opening's record is not {FORMAT}")
+            raise ValueError(
+                f"format {values['format']!r} of a record of an initial setting is not {FORMAT}"
+            )
         known = values["known"]
         limits = values["limits"]
         opening = values["opening"]
@@ -158,3 +139,21 @@ class OpeningRecord:
             settled=None if values["settled"] is None else Knobs.from_dict(values["settled"]),
             rows_per_s=values["settled_rows_per_s"],
         )
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names[name]: value for name, value in values.items() if name in names}
+
+
+def _renamed_knobs(knobs: Knobs, names: Mapping[str, str]) -> dict[str, Any]:
+    return replace(
+        knobs,
+        workers=_renamed(knobs.workers, names),
+        backend=_renamed(knobs.backend, names),
+        fused=frozenset(names[name] for name in knobs.fused),
+    ).to_dict()
+
+
+def _renamed_snapshot(snapshot: Snapshot, names: Mapping[str, str]) -> dict[str, Any]:
+    stages = tuple(replace(stage, name=names[stage.name]) for stage in snapshot.stages)
+    return replace(snapshot, stages=stages).to_dict()

@@ -1,4 +1,4 @@
-"""The files of learned weights: tensors, and a record of how they were taught; and which of an opening's is in use."""
+"""Reads and writes files of learned weights: tensors, and a record of their training. Finds the weights in use."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from sluice.ingest.machine import cache_folder
 
 SHIPPED = Path(__file__).with_name("opening.safetensors")
 FORM = 1
-"""Counts how often the inputs or the answers changed their meaning: weights of another form are not looked for."""
+"""The version of the inputs' and outputs' meaning. Weights of another version are ignored."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class WeightsError(UsageError):
-    """A weights file that does not fit: its message says which and why."""
+    """An invalid weights file. The message names the file and the reason."""
 
 
 def installed() -> Path:
-    """Where `sluice learn` installs weights for this user's runs."""
+    """Returns the path at which `sluice learn` installs weights for this user's runs."""
     return cache_folder() / f"opening-{FORM}.safetensors"
 
 
 def in_use() -> Path | None:
-    """The weights that runs open with: the user's own, or else those that came with the package; None if neither
-    are."""
+    """Returns the path of the weights that runs use: the user's own, or those of the package. None if neither
+    exist."""
     return next((path for path in (installed(), SHIPPED) if path.exists()), None)
 
 
 def read(
     path: Path, shapes: Shapes, policy: str = "opening"
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of these shapes, and the record. Raises WeightsError for a file that has something else. The
-    library of the format is not needed for it: a header in JSON, and the numbers behind it."""
+    """Returns the tensors of these shapes, and the record. Raises WeightsError for any other content.
+
+    It does not need the safetensors library: the file is a JSON header followed by the numbers."""
     try:
         whole = path.read_bytes()
         begin = 8 + int.from_bytes(whole[:8], "little")
@@ -46,12 +47,12 @@ def read(
         weights = {name: _tensor(whole[begin:], **header[name]) for name in shapes}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise WeightsError(
-            f"{path}: no weights of {policy}: {error}; `sluice teach --policy {policy}` makes them"
+            f"{path}: not a weights file of {policy}: {error}; `sluice teach --policy {policy}` makes one"
         ) from error
     for name, tensor in weights.items():
         if tensor.shape != shapes[name]:
             raise WeightsError(
-                f"{path}: {name} is {tensor.shape}, wanted is {shapes[name]}; `sluice teach --policy "
+                f"{path}: {name} has shape {tensor.shape}, not {shapes[name]}; `sluice teach --policy "
                 f"{policy}` makes weights that fit"
             )
     return weights, record
@@ -66,7 +67,7 @@ def _tensor(
 
 
 def write(path: Path, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file completely or not at all."""
     from safetensors.numpy import save_file
 
     unfinished = path.with_name(path.name + ".unfinished")

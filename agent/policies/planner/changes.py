@@ -1,18 +1,18 @@
-"""The planner's changes other than growing: another shape, a probe, workers given back. Also how a change is
-put on trial. Pure."""
+"""The planner's changes other than growing: another layout of stages, a probe, fewer workers. Also puts changes on
+trial. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_layouts import Restructuring
 from sluice.agent.policies.planner.explain import details, moves
-from sluice.agent.policies.planner.state import PlannerState, WorkerCap
+from sluice.agent.policies.planner.state import Decision, PlannerState, WorkerCap
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs, format_bytes
@@ -23,13 +23,12 @@ def reshape(
     forecast: Forecast,
     recent: PipelineRates,
     candidates: Iterable[Restructuring],
-) -> tuple[Knobs, PlannerState, Reason] | None:
-    """Moves a stage to its other back end, fuses or splits it: the first change that is worth it."""
-    # Waits for a lock are in no stage's curve.
+) -> Decision | None:
+    """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
+    # No stage's curve includes waits for a lock.
     present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
-    free = replace(
-        state, caps={}
-    )  # what failed while workers waited for a lock may succeed without
+    # A change that failed while workers waited for a lock may succeed without these waits.
+    free = replace(state, caps={})
     for shape in candidates:
         if shape.key in state.tried:
             continue
@@ -71,7 +70,7 @@ def reshape(
 
 
 def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
-    """The fewest and most workers to consider now."""
+    """Returns the fewest and most workers to consider now."""
     least, most = state.limits.workers[name]
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
@@ -87,7 +86,7 @@ def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]
 def probe(
     state: PlannerState, forecast: Forecast, recent: PipelineRates
 ) -> tuple[str, int, float] | None:
-    """The busiest stage with a number of workers not seen yet, where its curve leaves room for a real gain."""
+    """Returns the busiest stage with an untried number of workers and the rate hoped for. None: no real gain."""
     share = {
         n: recent.stages[n].busy / state.knobs.workers[n]
         for n in forecast.services
@@ -124,10 +123,10 @@ def thin(
     state: PlannerState,
     forecast: Forecast,
     recent: PipelineRates,
-    ranges: Mapping[str, tuple[int, int]],
-) -> tuple[Knobs, PlannerState, Reason] | None:
-    """Takes workers away where our own threads, rather than other programs', may crowd the cores. As many stay as the
-    threads that run now would keep busy."""
+    ranges: Ranges,
+) -> Decision | None:
+    """Removes workers if our own threads may crowd the cores. The threads that run now keep the remaining workers
+    busy."""
     if not forecast.contended or recent.wanting < state.settings.crowd * recent.running:
         return None
     alone = replace(forecast.alone, stage_cores=recent.running)
@@ -158,8 +157,8 @@ def thin(
     )
 
 
-def _lean(state: PlannerState, forecast: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
-    """The present knobs without the workers that are not needed for the best rate."""
+def _lean(state: PlannerState, forecast: Forecast, ranges: Ranges) -> Knobs:
+    """Returns the present knobs without workers that the best rate does not need."""
     lean, _ = forecast.best(ranges, fewest=True)
     return replace(
         state.knobs,
@@ -171,20 +170,20 @@ def release(
     state: PlannerState,
     forecast: Forecast,
     recent: PipelineRates,
-    ranges: Mapping[str, tuple[int, int]],
+    ranges: Ranges,
     calm: Reason,
-) -> tuple[Knobs, PlannerState, Reason]:
-    """Gives workers back that are not needed, once the trainer or the cores have been the bottleneck for a while."""
+) -> Decision:
+    """Removes workers that are not needed, once the trainer or the cores have been the bottleneck for a while."""
     knobs_before, settings = state.knobs, state.settings
     alone = (
         forecast if calm.bottleneck == "consumer" else forecast.alone
     )  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     now = state.last.at if state.last is not None else 0.0
-    if forecast.elsewhere:
+    if forecast.remote_stages:
         needed = {
             name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
-            for name in forecast.elsewhere
+            for name in forecast.remote_stages
         }
         state = replace(state, needed=needed, spare_at=state.spare_at if state.spare else now)
         knobs = knobs.with_workers(**needed)
@@ -214,7 +213,7 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
     """Returns the seconds for which idle remote workers are kept: as long as keeping one costs no more than starting it
     again. A start costs the worker's price and the rows that it would have brought meanwhile."""
     workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
-    brought = forecast.rate(workers) / forecast.cores_elsewhere(workers)
+    brought = forecast.rate(workers) / forecast.remote_cores(workers)
     return (
         state.settings.regret * state.start_s * (1 + brought / core_rows_per_s)
         if core_rows_per_s > 0
@@ -224,9 +223,11 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
 
 def change(
     state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates, reason: Reason
-) -> tuple[Knobs, PlannerState, Reason]:
-    """Puts `knobs` in force; with a `kind`, on trial. Where they give a stage processes of which none was weighed, one
-    of them comes first, unless there is room for as many programs as large as this whole one."""
+) -> Decision:
+    """Puts `knobs` in force; with a `kind`, on trial.
+
+    If a stage gets processes and none of its processes was measured, one process starts first. This is skipped if the
+    free memory could hold as many copies of this whole program."""
     starting = any(
         backend == "process" and state.knobs.backend.get(n) != "process"
         for n, backend in knobs.backend.items()
@@ -244,22 +245,22 @@ def change(
         if kind
         else None
     )
-    unweighed = not_weighed(state, knobs)
-    largest = recent.memory_used * sum(knobs.workers[n] - count for n, count in unweighed.items())
-    room = state.settings.process_share * (recent.memory_limit - recent.memory_used)
-    if trial is not None and unweighed and largest > room:
-        knobs, trial = knobs.with_workers(**unweighed), replace(trial, then=knobs)
+    unmeasured = unmeasured_processes(state, knobs)
+    largest = recent.memory_used * sum(knobs.workers[n] - count for n, count in unmeasured.items())
+    free = state.settings.process_share * (recent.memory_limit - recent.memory_used)
+    if trial is not None and unmeasured and largest > free:
+        knobs, trial = knobs.with_workers(**unmeasured), replace(trial, then=knobs)
         reason = replace(
             reason,
-            text=f"{reason.text}; one process of {' and of '.join(unweighed)} is weighed before "
+            text=f"{reason.text}; one process of {' and of '.join(unmeasured)} is measured before "
             "others follow",
         )
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
 
 
-def not_weighed(state: PlannerState, knobs: Knobs) -> dict[str, int]:
-    """The stages to which these knobs give more processes although none of theirs was weighed, and how many they have
-    until then: what they have now, or one."""
+def unmeasured_processes(state: PlannerState, knobs: Knobs) -> dict[str, int]:
+    """Returns the stages that get more processes although none was measured, with their number of processes until then:
+    the present number, or one."""
     now = {
         name: state.knobs.workers[name] if state.knobs.backend.get(name) == "process" else 1
         for name, backend in knobs.backend.items()
@@ -268,15 +269,16 @@ def not_weighed(state: PlannerState, knobs: Knobs) -> dict[str, int]:
     return {name: count for name, count in now.items() if knobs.workers[name] > count}
 
 
-def go_on(
+def continue_after_first_process(
     state: PlannerState, trial: TrialChange, forecast: Forecast
-) -> tuple[Knobs, PlannerState, Reason] | None:
-    """What follows once the first process of each stage was weighed: as many as fit in their share of the free memory,
-    with all else that the change needs. None if what fits is not worth it, or if no process has worked in
-    time."""
+) -> Decision | None:
+    """Returns the rest of the change once the first process of each stage was measured.
+
+    As many processes start as fit into their share of the free memory. None if these promise too little, or if no
+    process has finished an item in time."""
     assert trial.then is not None, "the change was waiting for a first process"
     settings = state.settings
-    if not_weighed(state, trial.then):
+    if unmeasured_processes(state, trial.then):
         return (
             None
             if state.age >= settings.first_process
@@ -291,7 +293,7 @@ def go_on(
     share = min(1.0, settings.process_share * forecast.free_bytes / needed)
     while True:
         counts = {n: state.knobs.workers[n] + int(share * count) for n, count in more.items()}
-        # Where only part fits, at least that part of what the stage was to bring is hoped for.
+        # If only a part fits, the same part of the promised rate is expected.
         knobs = trial.then.with_workers(**counts)
         predicted = trial.predicted * min(
             count / trial.then.workers[n] for n, count in counts.items()

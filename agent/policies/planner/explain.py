@@ -1,4 +1,4 @@
-"""The planner's reasons in words and numbers."""
+"""Describes the planner's reasons in text and numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sluice.ingest.knobs import Knobs, format_bytes
 
 
 def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
-    """The first half of a sentence: what bounds the rate."""
+    """Returns the first half of a sentence: the bottleneck and its use."""
     if bottleneck == "cores":
         theirs, mentioned = (
             (forecast.slow - 1) * recent.cpu_quota,
             forecast.slow > forecast.settings.worth_saying,
         )
-        others = f", and other programs would use {theirs:.2g}" if mentioned else ""
+        others = f", and other programs want {theirs:.2g}" if mentioned else ""
         return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
         return f"the trainer is the bottleneck (it waits {recent.stall:.1%} of its time)"
@@ -70,10 +70,10 @@ def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float
         "core_slowdown": forecast.slow,
         **(
             {
-                "cores_elsewhere": forecast.cores_elsewhere(knobs.workers),
+                "cores_elsewhere": forecast.remote_cores(knobs.workers),
                 "price_rows_per_s": forecast.price(knobs.workers),
             }
-            if forecast.elsewhere
+            if forecast.remote_stages
             else {}
         ),
         "stages": {

@@ -1,16 +1,15 @@
-"""`planner`: measures what each stage costs, works out the best setting, tries it, and takes back what did not help.
+"""`planner`: measures each stage's cost, computes the best setting, tries it, and undoes it if it did not help.
 
     rate = min over stages of workers / useful seconds a row        (`sluice.agent.costs.stage_cost`, learned online)
-           ≤ cores / processor seconds a row of everything          (less what others take of them:
+           ≤ cores / processor seconds a row of everything          (minus the use by other programs:
            `sluice.agent.costs.contention`)
            ≤ what the trainer takes
     and what workers and buffers hold fits in memory                (`sluice.agent.costs.forecast`)
 
-A change is followed by a pause in which its effect is measured (`sluice.agent.policies.planner.trial_change`). One
-that brought nothing is undone, and its stages are left alone for a while; each failure doubles the pause before the
-next try, so that a steady load soon sees no change. Workers that wait for each other are moved to the stage's other
-back end; stages are fused where cores are short, and split where they are too narrow together
-(`sluice.agent.costs.stage_layouts`).
+After a change, the planner measures its effect (`sluice.agent.policies.planner.trial_change`). A change without a gain
+is undone, and its stages keep their knobs for a while. Each failure doubles the pause before the next try, so a steady
+load soon sees no change. If a stage's workers wait for each other, the stage moves to its other back end. Stages are
+fused if cores are short, and split if they are the bottleneck together (`sluice.agent.costs.stage_layouts`).
 """
 
 from __future__ import annotations
@@ -22,23 +21,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
-from sluice.agent.costs.elsewhere import at_work
-from sluice.agent.costs.forecast import Forecast, what_if
+from sluice.agent.costs.forecast import Forecast, Ranges, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
+from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
     change,
-    go_on,
-    not_weighed,
+    continue_after_first_process,
     probe,
     range_of,
     release,
     reshape,
     thin,
+    unmeasured_processes,
 )
 from sluice.agent.policies.planner.explain import details, moves, why
-from sluice.agent.policies.planner.state import Look, PlannerState, caps_after_failure, seen, ticks
+from sluice.agent.policies.planner.state import (
+    Decision,
+    Look,
+    PlannerState,
+    caps_after_failure,
+    seen,
+    ticks,
+)
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
@@ -46,8 +52,8 @@ from sluice.ingest.stats import Snapshot
 
 
 class Planner(Policy):
-    """Predicts rates from measured costs, and changes knobs step by step. `auto` asks it for each change but its first
-    one, which a learned policy may choose."""
+    """Predicts rates from measured costs, and changes knobs step by step. `auto` uses it for each change after the
+    first one, which a learned policy may choose."""
 
     def __init__(self, settings: PlannerSettings = DEFAULT, *, name: str = "planner") -> None:
         self.name, self.settings = name, settings
@@ -61,7 +67,7 @@ class Planner(Policy):
         )
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
-        """The stages' costs as plain data, for `recall` in another process on such a machine."""
+        """Returns the stages' costs as plain data, for `recall` in another process on a similar machine."""
         return {
             "other_cpu_s": state.other_cpu_s,
             **({"start_s": state.start_s} if state.start_s else {}),
@@ -98,7 +104,7 @@ class Planner(Policy):
             start_s=learned.get("start_s", 0.0),
         )
 
-    def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
+    def decide(self, snapshot: Snapshot, state: PlannerState) -> Decision:
         snapshot, state = _count_remote_work(snapshot, state)
         if state.last is None:
             return _begin(state, snapshot)
@@ -122,18 +128,18 @@ class Planner(Policy):
             if keep is False and (switch := _switch_instead(state, state.trial, latest, recent)):
                 return switch
             if keep is None:
-                return state.knobs, state, Reason(text="measuring what the last change did")
+                return state.knobs, state, Reason(text="measuring the effect of the last change")
             if not keep:
                 return _undo(state, state.trial, recent)
             state = _keep(state, state.trial, recent)
         looks = len(state.window) if is_first else state.tick - state.window[0].tick + 1
         if looks < settings.settle:
-            return state.knobs, state, Reason(text="looking at how the present knobs do")
+            return state.knobs, state, Reason(text="measuring the present knobs")
         planned = _plan(state, latest, recent)
         urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
         grows = planned[1].trial is not None and planned[1].trial.kind == "grow"
         if is_first and state.tick < settings.settle - 1 and not urgent and not grows:
-            text = "a first glance shows where more workers are wanted, and no more"
+            text = "the first looks only allow adding workers"
             return state.knobs, state, Reason(text=text)
         return planned
 
@@ -146,7 +152,7 @@ class Planner(Policy):
         return self.settings.glance_s if soon else None
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
-        """The stage models, and the expected rates with more or fewer resources; empty while nothing is known."""
+        """Returns the stage models, and the predicted rates with other resources. Empty while nothing is known."""
         latest = (
             rates_of(state, state.window[0].snapshot, state.window[-1].snapshot)
             if state.window
@@ -164,13 +170,13 @@ def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapsho
     if not snapshot.elsewhere:
         return snapshot, state
     counted = snapshot
-    if state.told is not None and state.last is not None:
-        counted = at_work(snapshot, state.told, state.last)
+    if state.reported is not None and state.last is not None:
+        counted = at_work(snapshot, state.reported, state.last)
     start_s = snapshot.elsewhere.get("start_s") or state.start_s
-    return counted, replace(state, told=snapshot, start_s=start_s)
+    return counted, replace(state, reported=snapshot, start_s=start_s)
 
 
-def _begin(state: PlannerState, snapshot: Snapshot) -> tuple[Knobs, PlannerState, Reason]:
+def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
     watched = {
         stage.name: state.services[stage.name].observe(stage, False)
         for stage in snapshot.stages
@@ -186,7 +192,7 @@ def _begin(state: PlannerState, snapshot: Snapshot) -> tuple[Knobs, PlannerState
 
 
 def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state with this look, and without what an earlier workload or machine has taught."""
+    """Returns the state with this look, and without knowledge of an earlier workload or machine."""
     assert state.last is not None, "the first look has come"
     learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
     changed = {
@@ -195,7 +201,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
         if n in state.services and _changed(state, learned, n, stage)
     }
     learned = replace(learned, services={**learned.services, **changed})
-    # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
+    # Costs that move soon after a change were moved by it. The trial shows whether that helped.
     other_workload = state.age > state.settings.ours or any(
         learned.services[n].trends > state.services[n].trends
         or learned.services[n].leaps > state.services[n].leaps
@@ -225,31 +231,31 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
 
 def _follow_first_process(
     state: PlannerState, trial: TrialChange, latest: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
-    """Goes on with a change whose first process is being weighed, or undoes it."""
+) -> Decision:
+    """Continues a change whose first process is being measured, or undoes it."""
     assert trial.then is not None, "the change was waiting for a first process"
     known = replace(state, services={n: cost.anywhere for n, cost in state.services.items()})
-    following = go_on(state, trial, forecast_of(known, latest))
+    following = continue_after_first_process(state, trial, forecast_of(known, latest))
     if following is not None:
         return following
     obstacle = (
         "no process finished an item in time"
-        if not_weighed(state, trial.then)
-        else "memory has no room for as many processes as would be worth it"
+        if unmeasured_processes(state, trial.then)
+        else "memory is too small for enough processes"
     )
     return _undo(state, trial, latest, obstacle)
 
 
 def _switch_instead(
     state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason] | None:
+) -> Decision | None:
     """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
     growing = trial.kind in ("opening", "own", "grow", "probe")
     if not growing or recent.stall <= state.settings.smooth:
         return None
     undone = replace(state, knobs=trial.before, trial=None)
     forecast = forecast_of(undone, latest)
-    # What the initial setting fell short by is no gain of what follows it.
+    # The shortfall of the initial setting does not count as a gain of the next change.
     best = max(recent.rows_per_s, trial.rows_per_s * (trial.kind == "opening"))
     return reshape(
         undone,
@@ -264,7 +270,7 @@ def _switch_instead(
 def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
     """Returns the state after a trial that has succeeded."""
     caps = state.caps
-    if trial.fulfilled(recent):  # what was in the way of growing has gone
+    if trial.fulfilled(recent):  # the obstacle to growing is gone
         caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
     # While the processes of an initial setting start, cores are short: only later looks are good.
     starting = trial.kind == "opening" and trial.start_up
@@ -278,7 +284,7 @@ def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Pla
 
 
 def _changed(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
-    """Whether a stage's costs have changed by themselves: soon after a change of ours only a leap tells."""
+    """Returns whether a stage's costs have changed by themselves. Soon after our change, only a leap counts."""
     before, now = state.services[name], learned.services[name]
     drifted = now.drifts > before.drifts and (
         state.age > state.settings.ours or now.leaps > before.leaps
@@ -303,14 +309,14 @@ def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
         demand=max(state.demands, default=math.inf),
         settings=state.settings,
         requests_a_core=0.0
-        if state.told is None
-        else state.told.elsewhere.get("requests_a_core", 0.0),
+        if state.reported is None
+        else state.reported.elsewhere.get("requests_a_core", 0.0),
     )
 
 
 def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """The state while workers elsewhere start, which a change has called: it has not begun until they are there, and
-    what is measured says nothing."""
+    """Returns the state while requested remote workers are starting. Measurements taken during that time are
+    ignored."""
     if (
         state.trial is None
         or not snapshot.elsewhere.get("starting")
@@ -367,7 +373,7 @@ def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
 
 def _undo(
     state: PlannerState, trial: TrialChange, recent: PipelineRates, obstacle: str = ""
-) -> tuple[Knobs, PlannerState, Reason]:
+) -> Decision:
     """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
     if trial.own not in (None, trial.before):
         return _give_way(state, trial, recent)
@@ -402,9 +408,7 @@ def _undo(
     )
 
 
-def _give_way(
-    state: PlannerState, trial: TrialChange, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
+def _give_way(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
     """Tries the planner's own choice in place of an opening that brings less than that promises. It is on trial like
     any other, against the better of the initial setting and what was before."""
     assert trial.own is not None, "the planner would have chosen something"
@@ -438,7 +442,7 @@ class _Outlook:
     rate: float
     """The rows a second that the forecast gives the present knobs."""
     bottleneck: str
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Ranges
     """The fewest and most workers of each stage to consider now."""
 
     def reason(self, text: str) -> Reason:
@@ -446,9 +450,7 @@ class _Outlook:
         return Reason(text=text, bottleneck=self.bottleneck, predicted_rows_per_s=self.rate)
 
 
-def _plan(
-    state: PlannerState, latest: PipelineRates, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
+def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> Decision:
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
     unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
@@ -471,7 +473,7 @@ def _plan(
         if switch is not None:
             return switch
     if doubtful := _doubtful_stages(state, recent):
-        text = f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so"
+        text = f"the cost of a row rose in {' and in '.join(doubtful)}: waiting to see if it stays"
         return state.knobs, state, outlook.reason(text)
     if state.tick < state.quiet_until:
         text = "waiting before the next try, as the last one failed"
@@ -481,12 +483,12 @@ def _plan(
         return faster
     if outlook.bottleneck not in ("consumer", "cores"):
         calm = outlook.reason(f"{cause}, and nothing better is known")
-        if not forecast.elsewhere:
+        if not forecast.remote_stages:
             return state.knobs, replace(state, spare=0), calm
         kept = {
             name: (count, count)
             for name, count in state.knobs.workers.items()
-            if name not in forecast.elsewhere and name in outlook.ranges
+            if name not in forecast.remote_stages and name in outlook.ranges
         }
         return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
     calm = outlook.reason(cause)
@@ -504,9 +506,7 @@ def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
     return replace(state, caps=caps, quiet_until=0, failures=0)
 
 
-def _save_memory(
-    state: PlannerState, outlook: _Outlook
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _save_memory(state: PlannerState, outlook: _Outlook) -> Decision | None:
     """Returns a change to less memory if memory is short."""
     forecast, latest = outlook.forecast, outlook.latest
     needed = forecast.memory(state.knobs)
@@ -533,7 +533,7 @@ def _save_memory(
 
 
 def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
-    """Returns the busy stages whose costs seem to be changing just now."""
+    """Returns the busy stages whose costs may be changing now."""
     return [
         n
         for n, cost in state.services.items()
@@ -543,9 +543,7 @@ def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
     ]
 
 
-def _go_faster(
-    state: PlannerState, outlook: _Outlook, cause: str
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
     """Returns the first change that promises more rows: fewer threads that crowd the cores, more workers, another
     layout of stages, or a number of workers that has not been seen yet."""
     forecast, recent = outlook.forecast, outlook.recent
@@ -574,7 +572,7 @@ def _go_faster(
         "probe",
         recent,
         Reason(
-            text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
+            text=f"{name} is the bottleneck, and its scaling is not fully known: "
             f"trying {moves(state.knobs, knobs)}",
             bottleneck=name,
             predicted_rows_per_s=hope,
@@ -583,9 +581,7 @@ def _go_faster(
     )
 
 
-def _grow(
-    state: PlannerState, outlook: _Outlook, cause: str
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
     """Returns the best numbers of workers, if they promise enough for their price."""
     forecast, recent = outlook.forecast, outlook.recent
     knobs, best = forecast.best(outlook.ranges, fewest=False)

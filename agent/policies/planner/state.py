@@ -10,6 +10,7 @@ from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
+from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -30,17 +31,17 @@ class WorkerCap:
     most: int
     until: float
     slow: float = 0.0
-    """How slow the cores were for us, as that may have been the cause; `before` is the most workers once the cores are
-    much freer: as many as there were, where we may have made them freer ourselves."""
+    """How many times slower the cores were, as a possible cause. `before` is the most workers once the cores are much
+    freer."""
     before: int = 0
     judged_from: float = 0
-    """The tick until which the slowness is the lowest that is seen: at first what the change left behind is part of
-    it."""
+    """Until this tick, `slow` is the lowest value seen, because after-effects of the change are part of it."""
 
     def eased(self, slow: float, tick: float, settings: PlannerSettings) -> WorkerCap:
-        """The cap as it should be with the cores as they are now. After a failed change we have as many workers as
-        before it, and see it at once if the others leave; after workers were taken away, the cores may be freer only
-        because of that."""
+        """Returns the cap for the present state of the cores.
+
+        After a failed change there are as many workers as before, so freer cores mean that other programs left. After
+        workers were removed, the cores may be freer because of that."""
         if tick < self.judged_from:
             return replace(self, slow=min(self.slow, slow))
         left = (
@@ -55,8 +56,8 @@ class WorkerCap:
 def caps_after_failure(
     state: PlannerState, trial: TrialChange, recent: PipelineRates
 ) -> dict[str, WorkerCap]:
-    """The caps that follow from a failed change: each stage that was changed stays on the side it was on. If other
-    programs may have been the cause, one that grew may grow half-way to that, by ratio, and again sooner."""
+    """Returns the caps after a failed change. A stage that grew may not grow again for a while, and one that shrank may
+    not shrink. If other programs may have been the cause, a stage may grow half-way, by ratio, and try again sooner."""
     settings = state.settings
     contended = Contention.of(recent, settings).slow >= settings.contended
     doubt = min(settings.forgive, settings.doubt * 2**state.failures)
@@ -86,12 +87,12 @@ class PlannerState:
     services: Mapping[str, StageCost]
     settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
-    told: Snapshot | None = None
+    reported: Snapshot | None = None
     """`last` as it was reported, if remote workers do a part of the work."""
     start_s: float = 0.0
-    """How long workers elsewhere take to start, as far as that was seen."""
+    """Measured seconds until a remote worker has started. 0: not measured."""
     window: tuple[Look, ...] = ()
-    """The latest looks that show the present knobs alone."""
+    """The latest looks since the last change of knobs."""
     age: float = 0
     """Ticks since the last change."""
     tick: float = 0
@@ -100,7 +101,7 @@ class PlannerState:
     """Recent averages: `other_cpu`, the cores in use that no stage accounts for, such as the trainer's, and the rows a
     second meanwhile."""
     demands: tuple[float, ...] = ()
-    """What the trainer would have taken lately. The largest counts, as a pause for an evaluation is no lack of
+    """Recent rates that the trainer could have taken. The largest counts, because an evaluation is no lack of
     demand."""
     trial: TrialChange | None = None
     caps: Mapping[str, WorkerCap] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class PlannerState:
     spare_at: float = 0.0
     """When the first of these ticks was, by the snapshots' clock."""
     needed: Mapping[str, int] = field(default_factory=dict)
-    """The most workers of each stage that were needed elsewhere since then."""
+    """The most remote workers of each stage that were needed since then."""
 
     @property
     def other_cpu_s(self) -> float:
@@ -122,14 +123,13 @@ class PlannerState:
         return self.other_cpu / self.passed if self.passed > 0 else 0.0
 
     def undecided(self, before: PlannerState) -> PlannerState:
-        """This state with all that was learned, but as if nothing had been changed; `before` is the state before the
-        decision."""
+        """Returns this state with all that was learned, but without the decision. `before` is the state before it."""
         assert self.last is not None, "a decision comes after a look"
         return replace(
             before,
             services=self.services,
             last=self.last,
-            told=self.told,
+            reported=self.reported,
             start_s=self.start_s,
             tick=self.tick,
             age=before.age + self.tick - before.tick,
@@ -140,15 +140,20 @@ class PlannerState:
 
 
 def ticks(seconds: float) -> float:
-    """How far a look takes the planner's time: its seconds (to a hundredth), but one at most: a longer interval was
-    waited for as items took so long, and says no more than a second does where they are short."""
+    """Returns the ticks of a look: its seconds to a hundredth, but one at most.
+
+    A longer interval means that items take long. It has no more information than a second with short items."""
     return min(1.0, round(seconds, 2))
 
 
 def seen(
     window: tuple[Look, ...], snapshot: Snapshot, tick: float, settings: PlannerSettings
 ) -> tuple[Look, ...]:
-    """The window with one more look, without those that are too old."""
+    """Returns the window with one more look, without old ones."""
     return tuple(
         look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window
     )
+
+
+Decision = tuple[Knobs, PlannerState, Reason]
+"""The knobs from now on, the next state, and why."""

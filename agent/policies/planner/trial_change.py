@@ -12,23 +12,22 @@ from sluice.ingest.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialChange:
-    """A change whose effect is being measured. `kind` is opening, own (what follows an opening that fell short),
-    grow, probe, switch, fuse, split, release or memory."""
+    """A change whose effect is being measured. `kind` is opening (the initial setting), own (the planner's choice after
+    it), grow, probe, switch, fuse, split, release or memory."""
 
     kind: str
     before: Knobs
     rows_per_s: float
-    """The rate before the change; `predicted` is the rate hoped for."""
+    """The rate before the change. `predicted` is the expected rate."""
     predicted: float
     slow: float = 0.0
     """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
     then: Knobs | None = None
-    """What follows once one process of each stage was weighed; None: this is the whole change."""
+    """The rest of the change, after one process of each stage was measured. None: this is the whole change."""
     own: Knobs | None = None
-    """Of an opening: what the planner would have chosen by itself, which promises `own_rows_per_s`. None: there is no
-    such choice, and the change is judged by its gain alone."""
+    """For an initial setting: the planner's own choice, which promises `own_rows_per_s`. None: the gain decides."""
     own_rows_per_s: float = 0.0
     settings: PlannerSettings = DEFAULT
 
@@ -48,7 +47,7 @@ class TrialChange:
         gain, limits = self.gain(recent), self.settings
         fed = recent.stall <= limits.smooth
         if self.own is not None:
-            # The planner's own choice is as good as its promise is true, so it is not kept waiting.
+            # The planner's own choice follows soon if the initial setting does not reach its promise.
             return (
                 None
                 if age < limits.opened
@@ -75,7 +74,7 @@ class TrialChange:
         )
 
     def fulfilled(self, recent: PipelineRates) -> bool:
-        """Whether growing brought what was promised."""
+        """Returns whether growing reached the promised gain."""
         return self.kind in ("own", "grow") and self.gain(recent) >= 1 + self.settings.fulfilled * (
             self.hoped - 1
         )
@@ -89,7 +88,7 @@ class TrialChange:
         )
 
     def crashed(self, rates: PipelineRates) -> bool:
-        """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
+        """Returns whether the latest interval shows harm. Starting workers get more time."""
         return (
             self.rises
             and not self.start_up

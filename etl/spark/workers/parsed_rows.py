@@ -20,7 +20,7 @@ from sluice.etl.apply.counts import (
     CountsOfRows,
     counts_of_parsed,
     enough,
-    gathered,
+    join_batches,
     selected,
 )
 from sluice.etl.apply.features import Features
@@ -91,7 +91,7 @@ def selected_rows(
         parser = InputParser(spec)
         yield from (selected(spec, parser.parse(batch)) for batch in batches)
     else:
-        yield from map(with_keys, gathered(rows_of(batches), ROWS))
+        yield from map(with_keys, join_batches(rows_of(batches), ROWS))
 
 
 @naming_part
@@ -111,7 +111,7 @@ def _parsed(spec: Spec, level: int | None, before: Before | None, batches: Batch
         columns, keys = selected(spec, parsed)
         keys = row_keys(columns, spec) if keys is None else keys
         rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-        yield from _cells(rows, list(counts.of_parsed(parsed)))
+        yield from _cells(rows, list(counts.count_parsed(parsed)))
         held.append(rows)
         if enough(held, COUNT_ROWS):
             yield from _counted(counts, held)
@@ -122,7 +122,7 @@ def _parsed(spec: Spec, level: int | None, before: Before | None, batches: Batch
 
 def _counted(counts: CountsOfRows, held: list[pa.RecordBatch]) -> Batches:
     """What is counted of rows, in cells that have no rows."""
-    for found in counts.of_selected(*with_keys(pa.concat_batches(held))):
+    for found in counts.count_selected(*with_keys(pa.concat_batches(held))):
         step = max(1, -(-found.num_rows // max(1, -(-found.nbytes // CELL_BYTES))))
         for start in range(0, found.num_rows, step):
             yield _cell(_stream([], held[0].schema), _stream([found.slice(start, step)], COUNTS))

@@ -254,9 +254,8 @@ def _reader_class() -> Any:
         def _apply_row_group_selector(
             self, _dataset: Any, selector: Any, row_groups: Sequence[int]
         ) -> list[int]:
-            chosen = selector.select_row_groups(
-                {}
-            )  # PetastormOptions refuses selectors that need an index
+            # PetastormOptions refuses selectors that need an index.
+            chosen = selector.select_row_groups({})
             return [number for number in row_groups if number in chosen]
 
     return PlanReader

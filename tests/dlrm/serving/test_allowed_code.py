@@ -80,11 +80,11 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         assert ran()
         assert len(servable.probabilities(columns)) == 5
     table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))
-    assert table.spec().imported().keys() == {f"{MODULE}:halved"}
+    assert table.spec().import_functions().keys() == {f"{MODULE}:halved"}
     # A module that is allowed gives what it defines, not what it has imported from elsewhere.
     with pytest.raises(OperatorError, match="has from posixpath, and that module is not allowed"):
         Permission.of((MODULE,)).load(f"{MODULE}:basename", "a table")
-    with pytest.raises(OperatorError, match="is no module's name"):
+    with pytest.raises(OperatorError, match="is not the name of a module"):
         Permission.of(("../evil",))
     with pytest.raises(OperatorError, match="must be several names"):
         Permission.of("mine")

@@ -88,7 +88,7 @@ def test_the_command_writes_a_program_that_others_can_load(run, capsys):
     assert found["written"] == [str(folder / "export" / "dense.pt2")]
     told = capsys.readouterr().err
     for what in NOT_EXPORTED:
-        assert f"not in it: {what}" in told
+        assert f"not exported: {what}" in told
 
 
 def test_what_cannot_be_compiled_is_said_and_the_rest_stands(run, monkeypatch, capsys):

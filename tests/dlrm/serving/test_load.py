@@ -133,20 +133,20 @@ def test_rows_are_counted_without_being_read():
 
 def test_the_longest_idle_connection_goes_and_never_one_with_a_request_under_way():
     held: Connections[str] = Connections(3)
-    assert [held.opened(name) for name in "abc"] == [None] * 3
-    held.begins("a")
-    assert held.opened("d") == "b"
-    held.ends("a")  # it has been idle for the shortest time now
-    assert held.opened("e") == "c"
-    assert held.opened("f") == "d"
-    held.closed("d")  # told once more when its socket is closed
+    assert [held.add(name) for name in "abc"] == [None] * 3
+    held.start_request("a")
+    assert held.add("d") == "b"
+    held.end_request("a")  # it has been idle for the shortest time now
+    assert held.add("e") == "c"
+    assert held.add("f") == "d"
+    held.remove("d")  # told once more when its socket is closed
     for name in "aef":
-        held.begins(name)
-    assert held.opened("g") == "g"  # all others are at work: the new one is sent away
-    held.closed("g")
+        held.start_request(name)
+    assert held.add("g") == "g"  # all others are at work: the new one is sent away
+    held.remove("g")
     assert len(held) == 3
-    held.closed("f")
-    assert held.opened("h") is None
+    held.remove("f")
+    assert held.add("h") is None
 
 
 def test_no_more_connections_than_files():

@@ -195,7 +195,7 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
             assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
             assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith(
-                "this is no proper HTTP"
+                "this is not a valid HTTP"
             ), name
         assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
         upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.dlrm import evaluate, export, run_plan, train
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
@@ -38,7 +39,6 @@ from sluice.dlrm.serving.scorer import PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table
@@ -712,11 +712,11 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             (leaves, "SystemExit: a user's module"),
             (vanishes, "No such file or directory"),
         ):
-            reload._load = load
+            reload.load = load
             assert not await reload.look(service)
             assert error in (await http.get("/health")).json()["reload"]["last_failure"]["error"]
         shutil.move(tmp_path / "away", newest)
-        reload._load = load_newest
+        reload.load = load_newest
         # The same checkpoint, saved once more, is another one.
         assert await reload.look(service)
         assert not await reload.look(service)

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.common.errors import InputError
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape

@@ -13,8 +13,8 @@ import pytest
 
 import tests.etl.test_build as build
 from benchmarks.etl_peers import local
+from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,8 @@ ops = [{op = "categorify"}]
 _KILLED = """
 import json, os, random, signal, sys, threading, time
 from pathlib import Path
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.spec.spec import Spec
@@ -52,7 +53,7 @@ from sluice.etl.table.store import TableStore
 text, raw, folder, count = Path(sys.argv[1]).read_text(), sys.argv[2], sys.argv[3], int(sys.argv[4])
 def job(table):
     made = Job(spec=Spec.parse(text), inputs=(raw,), store=TableStore(table), mode="overwrite")
-    made.run(LocalEngine(made, JobProgress(open(os.devnull, "w")), threads=2))
+    run_job(made, LocalEngine(made, JobProgress(open(os.devnull, "w")), threads=2))
 def child(table):
     child = os.fork()
     if not child:

@@ -23,7 +23,8 @@ import tests.etl.test_log_as_it_comes as log
 from sluice.common.errors import InputError
 from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local import pieces
 from sluice.etl.local.engine import LocalEngine
@@ -88,7 +89,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     for threads, memory in ((1, 1 << 34), (3, 4 << 10)):
         job = job_of(tmp_path / f"t{threads}", raw)
         made_files.clear()
-        job.run(LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
+        run_job(job, LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
         assert len(made_files) == (
             3 if memory < 1 << 20 else 0
         )  # of counts, of what was parsed, and of rows
@@ -316,7 +317,7 @@ def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
     )
     said = Said()
     jobs.on(None, job_of(tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet"), said)
-    assert "note: nothing is made of the input columns day\n" in said.text
+    assert "input columns day are not used" in said.text
 
 
 @pytest.mark.parametrize("digits", [15, 30])

@@ -20,6 +20,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
 from sluice.ingest.remote.client import Connection, WorkerLost
@@ -32,16 +33,17 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.remote.conftest import TOKEN
+from tests.open_loader import open_loader
 
 
 @pytest.fixture(scope="module")
 def job(table):
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         return job_of(
             table,
             plan=loader.plan,
             split="train",
-            columns=loader._columns,
+            columns=loader._input.columns,
             reader="arrow",
             sample=None,
         )
@@ -49,7 +51,7 @@ def job(table):
 
 @pytest.fixture(scope="module")
 def unit(table):
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         schedule = loader.plan.schedule(0)
     return Unit.of(ReadTask(schedule, schedule.reads[3]))
 
@@ -322,7 +324,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_says_so(
     """Also the function that workers were to call is called here. Then workers are asked again."""
 
     def loading(**how):
-        return BatchLoader(
+        return open_loader(
             table,
             batch_size=160,
             epochs=60,

@@ -16,7 +16,6 @@ from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
@@ -27,6 +26,7 @@ from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.remote import functions
 from tests.ingest.remote.test_units import hashes, same
+from tests.open_loader import open_loader
 
 HERE = "tests.ingest.remote.functions"
 ALLOWED = Permission(modules=frozenset([HERE]))
@@ -59,7 +59,7 @@ def test_a_transform_elsewhere_gives_the_same_batches_also_if_it_changes_its_bac
         for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True)
     )
     found, turns = [], itertools.cycle(["process", "thread", "remote"])
-    with BatchLoader(
+    with open_loader(
         table, batch_size=160, epochs=2, **mine("halved"), workers=named(server), knobs=REMOTE
     ) as loader:
         assert loader.limits.backends_of("mine") == ("thread", "process", "remote")
@@ -75,7 +75,7 @@ def test_a_transform_elsewhere_gives_the_same_batches_also_if_it_changes_its_bac
 
 
 def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
-    with BatchLoader(table, batch_size=160, **mine("halved"), workers=named(calling())) as loader:
+    with open_loader(table, batch_size=160, **mine("halved"), workers=named(calling())) as loader:
         asked = []
         loader._remote.use = asked.append
         batches = iter(loader)
@@ -87,7 +87,7 @@ def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
 
 def test_limits_of_a_single_call_are_kept_by_processes_here_alone(table, named, calling):
     with pytest.raises(KnobError, match="'remote' is not among"):
-        BatchLoader(
+        open_loader(
             table,
             batch_size=160,
             **mine("halved", limit_s=5),
@@ -201,7 +201,7 @@ class Damaging(WorkerServer):
 
 
 def test_a_damaged_answer_is_asked_for_again(calling, named, table):
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=160,
         **mine("halved"),

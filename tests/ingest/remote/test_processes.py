@@ -17,9 +17,11 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +58,7 @@ def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
 
 def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_come_and_go(table):
     def loading(**how):
-        return BatchLoader(
+        return open_loader(
             table,
             batch_size=160,
             epochs=6,
@@ -137,16 +139,16 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
             return super().do_get(context, ticket)
 
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Late, threads=2)
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         [expected] = hashes(loader, 1)
     code = (
-        "import sys; from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
+        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking\n"
         "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
-        f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = BatchLoader({table.uri!r}, "
+        f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = open_loader({table.uri!r}, "
         f"workers={named(server)!r}, **how)\n"
         "rows = sum(batch.label.shape[0] for batch in loader)\n"
         "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
-        f"own = BatchLoader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
+        f"own = open_loader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
         "print(*own.remote_pids, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -224,9 +226,9 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
         with BatchLoader(
             table,
             batch_size=160,
-            epochs=3,
-            reader="arrow",
+            read_ahead_epochs=3,
             workers=f"{address}?token={tmp_path / 'token'}",
+            reading=Reading(reader="arrow"),
         ) as loader:
             expected = hashes(loader, 3)
             assert (loader.remote["workers"], loader.remote["retries"]) == (1, 0)

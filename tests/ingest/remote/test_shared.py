@@ -145,7 +145,7 @@ def test_three_loaders_of_one_table_have_each_row_group_read_once(
     with BatchLoader(table, batch_size=160, fill=0.0) as one:
         units = 3 * len(one.plan.schedule(0).reads)
     loaders = [
-        BatchLoader(table, batch_size=160, epochs=3, fill=0.0, workers=named(*servers))
+        BatchLoader(table, batch_size=160, read_ahead_epochs=3, fill=0.0, workers=named(*servers))
         for _ in range(3)
     ]
     found = {}

@@ -17,29 +17,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.common.settings import parse
 from sluice.dlrm import start_options as options
 from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import NOTHING
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import WorkerOptions, open_maker
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
+from tests.open_loader import open_loader
 
 
 def hashes(source, epochs=2, **how):
     """The order hash of each epoch, and every value of every batch."""
     found, values = [], []
-    with BatchLoader(source, epochs=epochs, **{"batch_size": 160, **how}) as loader:
+    with open_loader(source, epochs=epochs, **{"batch_size": 160, **how}) as loader:
         for _ in range(epochs):
             for batch in loader:
                 values.append(
@@ -91,10 +93,12 @@ def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, h
 def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_with_the_same_rows(
     worker, named, table
 ):
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         expected = [batch.values.numpy().copy() for batch in loader]
     found = []
-    with BatchLoader(table, batch_size=160, reader="arrow", workers=named(worker)) as loader:
+    with BatchLoader(
+        table, batch_size=160, workers=named(worker), reading=Reading(reader="arrow")
+    ) as loader:
         turns = itertools.cycle(["thread", "remote"])
         for batch in itertools.islice(loader, 7):
             found.append(batch.values.numpy().copy())
@@ -106,7 +110,9 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
                     fused=loader.knobs.fused,
                 )
             )
-    with BatchLoader(table, batch_size=160, reader="arrow", workers=named(worker)) as loader:
+    with BatchLoader(
+        table, batch_size=160, workers=named(worker), reading=Reading(reader="arrow")
+    ) as loader:
         loader.load_state_dict(state)
         found += [batch.values.numpy().copy() for batch in loader]
         assert loader.remote["units"] > 0
@@ -159,8 +165,8 @@ def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(
 @pytest.fixture
 def asked(table):
     """A job of the small table, who makes its units, and the units of an epoch."""
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
-        plan, columns = loader.plan, loader._columns
+    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+        plan, columns = loader.plan, loader._input.columns
     job = job_of(table, plan=plan, split="train", columns=columns, reader="arrow", sample=None)
     schedule = plan.schedule(0)
     maker = UnitMaker(job, table)
@@ -294,13 +300,13 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
     ours = plain(tmp_path / "ours", 1)
     other = plain(tmp_path / "other", 2, rows=400 if how == "of other values" else 200)
     roles = {"roles": {"label": "label", "dense": "x"}}
-    with BatchLoader(ours, batch_size=160, reader="arrow", **roles) as loader:
+    with open_loader(ours, batch_size=160, reader="arrow", **roles) as loader:
         schedule = loader.plan.schedule(0)
         job = job_of(
-            loader._plain,
+            loader._input.table,
             plan=loader.plan,
             split="train",
-            columns=loader._columns,
+            columns=loader._input.columns,
             reader="arrow",
             sample=None,
         )
@@ -345,7 +351,7 @@ def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_not
         ({"workers": named(worker), "before_read": lambda _: None}, "before_read"),
     ):
         with pytest.raises(RemoteError, match=said):
-            BatchLoader(table, batch_size=160, **how)
+            open_loader(table, batch_size=160, **how)
 
 
 def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_file(

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs.elsewhere import at_work
+from sluice.agent.costs.remote_work import at_work
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage

@@ -1,7 +1,6 @@
-"""Many simulated pipelines at once as an opening sees them: `Lives`, with what the clairvoyant would have set in each:
-`Clairvoyance`.
+"""Simulates many pipelines at once for the learned policy: `Episodes`, and the best setting of each: `OracleSettings`.
 
-A look holds nothing that a run's own snapshots and schema would not: costs, locks, cliffs and neighbours stay hidden.
+A look holds only what a run's own snapshots and schema show. Costs, locks, cliffs and neighbours stay hidden.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.pipeline_batch import BatchKnobs, PipelineBatch
 from sluice.agent.policies.opening.policy import Glimpse, Setting
@@ -19,26 +19,27 @@ from sluice.agent.simulator.scenario import Scenario
 
 _OF_STAGES = ("done", "bytes", "busy_s", "cpu_s", "core_wait_s", "in_s", "out_s")
 _OF_PIPELINES = ("consumed", "wait_s", "compute_s", "used_s")
-_SAID = 0.7
-"""How often a run knows something before its first row …"""
+_KNOWN = 0.7
+"""How often a run knows a property before its first row."""
 _WRONG = 0.1
-"""… how often a stage's class says the wrong thing about its lock …"""
+"""How often a stage's class is wrong about its lock."""
 _MEASURED = 0.25
-"""… and how often a worker process has been measured before."""
+"""How often a worker process has been measured before."""
 
 
-class Clairvoyance(NamedTuple):
-    """The best settings of some pipelines, by one who knows how they truly are. Arrays are pipeline × stage, or of
-    pipelines; a pipeline's last stage is in the last column."""
+class OracleSettings(NamedTuple):
+    """The best settings of some pipelines whose true costs are known.
 
-    workers: np.ndarray
-    process: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    rows_per_s: np.ndarray
+    Arrays are pipeline × stage, or have one value for each pipeline. A pipeline's last stage is in the last column."""
+
+    workers: ndarray
+    process: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    rows_per_s: ndarray
 
     @classmethod
-    def of(cls, scenarios: Sequence[Scenario], stages: int) -> Clairvoyance:
+    def of(cls, scenarios: Sequence[Scenario], stages: int) -> OracleSettings:
         workers, process = np.ones((len(scenarios), stages)), np.zeros((len(scenarios), stages))
         sizes, rates = np.zeros((2, len(scenarios))), np.zeros(len(scenarios))
         for b, scenario in enumerate(scenarios):
@@ -53,18 +54,18 @@ class Clairvoyance(NamedTuple):
         return cls(workers, process, sizes[0], sizes[1], rates)
 
 
-class Lives:
-    """Some pipelines from their start on. One seed gives one course."""
+class Episodes:
+    """Some pipelines from their start on. The same seed gives the same course."""
 
     def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, alike: int = 1) -> None:
-        """Each pipeline is lived so many times, `alike`, side by side and with the same chance."""
-        everyone = [s for s in scenarios for _ in range(alike)]
-        self._batch = PipelineBatch(everyone, seed=seed, alike=alike)
+        """Each pipeline runs `alike` times in parallel, with the same random events."""
+        repeated = [s for s in scenarios for _ in range(alike)]
+        self._batch = PipelineBatch(repeated, seed=seed, alike=alike)
         self._known = {
             name: np.repeat(values, alike, axis=0)
             for name, values in _foreknowledge(scenarios, self._batch.real.shape[0], seed).items()
         }
-        self._batch_rows = np.array([float(s.consumer.batch_rows) for s in everyone])
+        self._batch_rows = np.array([float(s.consumer.batch_rows) for s in repeated])
         self._before = self._counters()
 
     @property
@@ -72,19 +73,19 @@ class Lives:
         return self._batch.knobs
 
     @property
-    def rows(self) -> np.ndarray:
-        """The rows that each trainer took so far; none at all where the pipeline was killed."""
+    def rows(self) -> ndarray:
+        """The rows that each trainer took so far; 0 if the pipeline was killed."""
         return np.where(self._batch.killed, 0.0, self._batch.consumed)
 
     @property
-    def killed(self) -> np.ndarray:
+    def killed(self) -> ndarray:
         return self._batch.killed
 
     def pass_time(self, seconds: float) -> None:
         self._batch.advance(seconds)
 
     def look(self, seconds: float) -> Glimpse:
-        """Lets so many seconds pass, and looks at what happened since the last look."""
+        """Lets time pass, and returns what happened since the last look."""
         self._batch.advance(seconds)
         batch = self._batch
         now = self._counters()
@@ -129,7 +130,7 @@ class Lives:
             )
         )
 
-    def _counters(self) -> dict[str, np.ndarray]:
+    def _counters(self) -> dict[str, ndarray]:
         return {
             **{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
             **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
@@ -137,11 +138,11 @@ class Lives:
         }
 
 
-def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, np.ndarray]:
-    """What runs of these pipelines would know before the first row; NaN where they do not."""
+def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, ndarray]:
+    """Returns what runs of these pipelines know before the first row. NaN: unknown."""
     draw = np.random.default_rng((8, seed))
 
-    def said(share: float, *shape: int) -> np.ndarray:
+    def known(share: float, *shape: int) -> ndarray:
         return np.where(draw.random(shape) < share, 1.0, np.nan)
 
     count = len(scenarios)
@@ -161,9 +162,9 @@ def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dic
     )
     rows = np.array([float(s.stages[0].rows_per_item) for s in scenarios])
     return {
-        "python": python * said(_SAID, count, stages),
-        "remote": store * said(_SAID, count),
-        "known_row_bytes": width * said(_SAID, count),
-        "group_rows": rows * said(_SAID, count),
-        "process_bytes": sizes * said(_MEASURED, count),
+        "python": python * known(_KNOWN, count, stages),
+        "remote": store * known(_KNOWN, count),
+        "known_row_bytes": width * known(_KNOWN, count),
+        "group_rows": rows * known(_KNOWN, count),
+        "process_bytes": sizes * known(_MEASURED, count),
     }

@@ -9,12 +9,11 @@ from sluice.ingest.stats import Snapshot
 
 
 def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
-    """A snapshot whose time at work elsewhere can be compared between numbers of requests; `weighed` is what this made
-    of `before`.
+    """Returns the snapshot with comparable busy times of remote workers. `weighed` is the result for `before`.
 
-    A request takes as long as the work where workers have room, twice as long where each has two, and as long as
-    nobody is there where they start. So that time is scaled to what it would be if each worker had all the requests
-    that keep it busy, and only workers that are there had any."""
+    An idle worker answers in the time that the work takes. A worker with two requests takes twice as long, and a
+    starting worker does not answer. So busy time is scaled as if each running worker had exactly the requests that keep
+    it busy."""
     a_core = seen.elsewhere.get("requests_a_core", 0)
     stages = (
         {stage.name: stage for stage in seen.stages if stage.backend == REMOTE} if a_core else {}

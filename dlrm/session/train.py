@@ -1,0 +1,61 @@
+"""Runs the trainer on all ranks: it trains on one version of the table after the other, or on one without --follow."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from sluice.agent.report import page
+from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.liveness.activity import Activity
+from sluice.dlrm.liveness.heartbeat import Heartbeat
+from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit
+from sluice.dlrm.ranks import world
+from sluice.dlrm.session.session import TrainingSession
+from sluice.dlrm.training.signals import StopSignals
+
+
+def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others."""
+    activity = Activity(most_s=start.config.stall_after)
+    with (
+        world() as ranks,
+        StopSignals(ranks.store, ranks.rank) as signals,
+        Heartbeat(
+            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
+        ),
+    ):
+        try:
+            with TrainingSession(
+                start=start, ranks=ranks, signals=signals, activity=activity, ending=ending, say=say
+            ) as session:
+                result = _train_versions(session)
+            if not ranks.first:
+                return None
+            if "outcome" in result:
+                say(result["outcome"]["headline"])
+                for occasion in result["outcome"]["occasions"]:
+                    say(f"{occasion['label']}. {occasion['sentence']}")
+            report = page.written(start.run, say)
+            return {**result, "report": None if report is None else str(report)}
+        except Exception as error:
+            # The rank that reports first knows the cause. The others only see its connections close.
+            cause = signals.other_ranks_error()
+            if cause is None:
+                signals.report_error(str(error))
+                raise
+            raise Elsewhere(cause) from error
+
+
+def _train_versions(session: TrainingSession) -> dict[str, Any]:
+    """Trains until no version follows. Returns the result of the last one."""
+    # This import takes seconds. Signals are answered meanwhile.
+    from sluice.dlrm.session.version_run import VersionRun
+
+    following: StartPoint | None = session.start
+    while following is not None:
+        session.pin(following.table)
+        gc.collect()  # The model of the version before is freed before the next one is made.
+        result, following = VersionRun(session, following).train()
+    return {**result, "ranks": session.ranks.ranks, "run": str(session.start.run)}

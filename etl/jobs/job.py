@@ -1,0 +1,222 @@
+"""`Job`: one request, with all checks that need no engine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.common.errors import InputError
+from sluice.common.suggest import nearest
+from sluice.etl.apply.learned_rows import why_labels_leak, why_not
+from sluice.etl.spec.placement import placement_of, with_placement
+from sluice.etl.spec.row_identity import Identity, SplitMoved
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.commit import Base, new_job, stored_schema
+from sluice.etl.table.fitted_state import FittedState, StateError
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.split_rows import under_rule
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+
+MAX_REJECTS = 0.01
+WORKER_BYTES = 256 * 2**20
+"""The default for `Job.worker_bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One request. It is based on the version that the table has now, and a wrong request is refused at once."""
+
+    spec: Spec
+    inputs: tuple[str, ...]
+    store: TableStore
+    mode: str = "create"
+    rejects: str | None = None
+    """The folder for rejected rows. Default: next to the table."""
+    max_rejects: float = MAX_REJECTS
+    reuse_state: bool = False
+    update_state: bool = False
+    refit: bool = False
+    """Whether an overwrite learns everything anew, and ignores the state of the version before."""
+    worker_bytes: int = WORKER_BYTES
+    """The bytes of fitted state that a Python worker may hold. Larger vocabularies are joined instead."""
+    split_moved: str = "refuse"
+    """`refuse` or `accept` rows that change their split."""
+    accept_nulls: tuple[str, ...] = ()
+    """Columns that may have many more nulls than in the version before."""
+    name: str = field(default_factory=new_job)
+    base: Base = field(init=False)
+    parent: JobRecord | None = field(init=False)
+    """The record of the version before."""
+    before: FittedState | None = field(init=False, repr=False)
+    """The fitted state of the version before, if this job applies it or adds to it."""
+    rule_before: Identity | None = field(init=False, repr=False)
+    """The rule of the version before, if this spec has its columns. Its rows can then be recognised."""
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        self.spec.import_functions()  # a function that may not run is refused before any work
+        partitioned = self.spec.table.partition is not None
+        base = Base.read(self.store)
+        base.permit(self.mode, self.store.uri, partitioned=partitioned)
+        parent = None
+        if base.version is not None:
+            table = FeatureTable.open(self.store.uri, base.version)
+            parent = table.record if table.records else None
+        own = self._place_like(parent)
+        before = None
+        if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
+            # An append that learned anew would give one id to two values.
+            before = _load_state(
+                own,
+                self.store,
+                parent.state if parent else None,
+                partly=self.update_state and self.mode == "overwrite",
+            )
+        spec, rule_before = under_rule(own, parent, accept=self.split_moved == "accept")
+        if before is not None and parent is not None:
+            self._check_state(spec, parent, before)
+        if self.mode == "append":
+            base.permit_append(
+                stored_schema(spec.fields({}), partitioned=partitioned), self.store.uri
+            )
+        for name, value in (
+            ("base", base),
+            ("parent", parent),
+            ("before", before),
+            ("spec", spec),
+            ("rule_before", rule_before),
+        ):
+            object.__setattr__(self, name, value)
+        self.store.probe()
+
+    def _check_options(self) -> None:
+        """Refuses options that do not fit each other or the spec."""
+        if self.split_moved not in ("refuse", "accept"):
+            raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        if self.mode == "append" and self.spec.input.place:
+            raise InputError(
+                f"{self.spec.name}: input.place is a row's place in the input of one job, so an append would "
+                "give its rows places among the earlier ones; pass all of the input with --mode overwrite"
+            )
+        if self.refit and (self.mode != "overwrite" or self.reuse_state):
+            raise StateError(
+                "--refit learns everything anew and gives new ids; pass it with --mode overwrite and all of "
+                "the input, without --reuse-state"
+            )
+        joins = self.spec.rows.joins
+        names = {
+            *self.spec.input.columns,
+            *(column.name for column in self.spec.columns),
+            *(name for join in joins for name in (*join.columns, join.their_time) if name),
+        }
+        for name in self.accept_nulls:
+            if name not in names:
+                raise InputError(f"--accept-nulls {name}: no such column{nearest(name, names)}")
+
+    def _place_like(self, parent: JobRecord | None) -> Spec:
+        """Returns the spec. An append whose spec has no [placement] takes that of the version before."""
+        own = self.spec
+        if self.mode != "append" or parent is None or placement_of(own.text):
+            return own
+        left = placement_of(parent.spec)
+        if not left:
+            return own
+        return Spec.parse(with_placement(own.text, left), own.name, own.permission)
+
+    def _check_state(self, spec: Spec, parent: JobRecord, before: FittedState) -> None:
+        """Refuses to build on the state of the version before if it does not fit, or if a row could meet its own
+        label."""
+        learned = f"{self.store.uri}: what version {parent.version} learned"
+        moved = not spec.rule.is_same(parent.identity or spec.rule)
+        if why := why_not(
+            before, parent.spec, spec, mode=self.mode, update=self.update_state, rows_moved=moved
+        ):
+            raise StateError(f"{learned} cannot be built on: {why}")
+        if why := why_labels_leak(before, parent, spec):
+            raise StateError(
+                f"{learned} from labels cannot be applied to these rows, because they could meet their own: "
+                f"{why}; {self.advise_rebuild(spec)}"
+            )
+
+    def advise_rebuild(self, spec: Spec) -> str:
+        """Returns the command that makes the table anew and keeps every id."""
+        words = (
+            "--spec",
+            spec.name,
+            "--output",
+            self.store.uri,
+            "--mode",
+            "overwrite",
+            "--update-state",
+        )
+        return f"make it anew from all of its input: sluice etl {shlex.join(words)} --input …"
+
+    @property
+    def learns(self) -> bool:
+        """Whether operators are fitted. Otherwise the state of the version before is applied."""
+        return self.before is None or self.update_state
+
+    @property
+    def input_names(self) -> str:
+        """The input, in messages."""
+        return ", ".join(self.inputs)
+
+    @property
+    def files_of_state(self) -> str:
+        """The folder of vocabularies that this job learns and that are too large to be collected. After a saved state
+        names them, other versions may use them, so that only vacuum can remove them."""
+        return f"_sluice/state/{self.name}"
+
+
+def _load_state(
+    spec: Spec, store: TableStore, name: str | None, *, partly: bool = False
+) -> FittedState:
+    """Loads the table's fitted state. Raises StateError if it belongs to another spec.
+
+    With `partly`, loads only what this spec learns in the same way. So columns may be added and dropped, and the others
+    keep their ids. What was learned from labels is then left out. It gives no ids, and a row may have another fold
+    now."""
+    if not spec.fitted:
+        return FittedState(spec=spec.fitted_hash)
+    if name is None:
+        raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
+    state = FittedState.load(store, name)
+    for stored in state.stored.values():
+        stored.check()  # an engine may read the files by itself, without a check
+    if partly:
+        chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
+        same = {
+            key: table
+            for key, table in state.tables.items()
+            if state.chains.get(key) == chains.get(key) and key not in spec.learned_from_labels
+        }
+        return FittedState(
+            spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on
+        )
+    if state.spec != spec.fitted_hash:
+        raise StateError(
+            f"{store.uri}: its fitted state belongs to another spec: {_difference(state.chains, spec.chains)}; "
+            "to add or drop columns and keep every id, pass --mode overwrite --update-state with all of the "
+            "input, old and new"
+        )
+    return state
+
+
+def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
+    """Describes the first state that two specs learn differently."""
+    for key in sorted(have.keys() | want.keys()):
+        if key not in want or key not in have:
+            return f"{key} is {'not in this spec' if key in have else 'only in this spec'}"
+        if have[key] != want[key]:
+            return (
+                f"{key} was learned by {_words(have[key])}, and is {_words(want[key])} in this spec"
+            )
+    return "its columns differ"
+
+
+def _words(users: Any) -> str:
+    return "; ".join(f"{' × '.join(sources)}: {ops}" for sources, ops in users)

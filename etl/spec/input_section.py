@@ -1,0 +1,195 @@
+"""The [input] section of a spec: `Input`, the format of the raw data and the types of its columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sluice.common.suggest import nearest
+from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.columns import operator
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    check_keys,
+    read_choice,
+    read_column_names,
+    read_encoding,
+    read_required,
+    read_value,
+)
+
+FORMATS = ("tsv", "csv", "json", "parquet", "delta")
+WITH_LISTS = ("json", "parquet", "delta")
+INPUT_TYPES = {
+    "int": "number",
+    "float": "number",
+    "text": "text",
+    "texts": "texts",
+    "floats": "numbers",
+}
+_FORMATS_OF_KEY = {
+    "multiline": ("csv",),
+    "optional": ("parquet", "csv", "tsv"),
+    "decimal": ("tsv", "csv"),
+    "encoding": ("tsv", "csv", "json"),
+    "place": ("tsv", "csv", "json", "parquet"),
+}
+_RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """The raw data: its format, and its columns in order with their types."""
+
+    format: str
+    columns: Mapping[str, str]
+    delimiter: str = "\t"
+    header: bool = False
+    multiline: bool = False
+    """Whether a quoted field may hold a line's end (csv only)."""
+    optional: tuple[str, ...] = ()
+    """Columns that a file may lack. Their values are then null. In tsv and csv they are the last columns, and a line
+    ends before them."""
+    was: Mapping[str, str] = field(default_factory=dict)
+    """The name or the type that a column had in an earlier version of the table."""
+    times: Mapping[str, ParseTime] = field(default_factory=dict)
+    """The parsers of number columns that the input holds as texts of times."""
+    encoding: str = "utf-8"
+    """Python's name for the encoding of lines."""
+    decimal: str = "."
+    """The decimal mark of numbers in lines: a point or a comma."""
+    marks: tuple[str, ...] = ()
+    """Columns that an audit adds to those of a file. They do not affect the order of rows."""
+    place: str | None = None
+    """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
+
+    @property
+    def read_as(self) -> dict[str, str]:
+        """The columns with the types that they have in files: times are texts there."""
+        return {name: "text" if name in self.times else kind for name, kind in self.columns.items()}
+
+    @property
+    def with_place(self) -> dict[str, str]:
+        """The columns of a row before joins and histories add others, with their types."""
+        return {**self.columns, **({self.place: "float"} if self.place else {})}
+
+
+def read_input(raw: dict[str, Any]) -> Input:
+    check_keys(raw, ("format", "delimiter", "header", "columns", *_FORMATS_OF_KEY), "input")
+    form = read_choice(raw, "format", FORMATS, "tsv", "input")
+    for key, formats in _FORMATS_OF_KEY.items():
+        if key in raw and form not in formats:
+            raise SpecError(
+                f"input.{key}: needs input.format {' or '.join(formats)}, and it is {form!r}"
+            )
+    delimiter = read_value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
+    encoding = read_encoding(raw, "input", delimiter)
+    source = _read_columns(raw, form)
+    source = replace(
+        source,
+        delimiter=delimiter,
+        header=read_value(raw, "header", bool, False, "input"),
+        multiline=read_value(raw, "multiline", bool, False, "input"),
+        optional=read_column_names(raw, "optional", source.columns, "input"),
+        encoding=encoding,
+        place=read_value(raw, "place", str, None, "input"),
+        decimal=read_value(raw, "decimal", str, ".", "input"),
+    )
+    _check_optional(source)
+    other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
+    if other and source.multiline:
+        raise SpecError(f"input.{other}: cannot be combined with multiline")
+    place = source.place
+    if place is not None and (place in source.columns or not place or place.startswith("_")):
+        raise SpecError(f"input.place = {place!r}: must be the name of a new column")
+    if source.decimal not in (".", ",") or source.decimal == delimiter:
+        raise SpecError(
+            f"input.decimal = {source.decimal!r}: must be a point or a comma, and differ from "
+            f"input.delimiter = {delimiter!r}"
+        )
+    return source
+
+
+def _read_columns(raw: dict[str, Any], form: str) -> Input:
+    """Returns an input with these columns, and with defaults for everything else."""
+    columns: dict[str, str] = {}
+    was: dict[str, str] = {}
+    times: dict[str, ParseTime] = {}
+    for number, entry in enumerate(read_value(raw, "columns", list, [], "input")):
+        path = f"input.columns[{number}]"
+        about = entry if isinstance(entry, dict) else {"name": str(entry)}
+        check_keys(about, ("name", "was", "format", "zone"), path)
+        names, _, kind = str(read_required(about, "name", str, path)).rpartition(":")
+        if "was" in about:
+            was[names] = str(read_value(about, "was", str, "", path))
+        if kind not in INPUT_TYPES:
+            raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
+        if kind in ("texts", "floats") and form not in WITH_LISTS:
+            raise SpecError(
+                f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
+                '{op = "split"} to its column'
+            )
+        for name in _expand_range(names, path):
+            if name in columns:
+                raise SpecError(f"{path}: column {name!r} is there twice")
+            columns[name] = kind
+            if {"format", "zone"} & about.keys():
+                times[name] = _read_time(about, kind, path)
+    if not columns:
+        raise SpecError(
+            'input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]'
+        )
+    _check_was(was, columns)
+    return Input(format=form, columns=columns, was=was, times=times)
+
+
+def _expand_range(names: str, path: str) -> list[str]:
+    """Expands a range of names: `I1..I13` is thirteen names. Anything else is one name."""
+    if match := _RANGE.fullmatch(names):
+        if match[1] != match[3] or int(match[2]) > int(match[4]):
+            raise SpecError(f"{path}: {names!r} is no range; write for instance I1..I13")
+        return [f"{match[1]}{i}" for i in range(int(match[2]), int(match[4]) + 1)]
+    if not names:
+        raise SpecError(f"{path}: a column has no name")
+    return [names]
+
+
+def _read_time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
+    """Returns the operator that makes a column's texts into times."""
+    if kind not in ("int", "float") or "format" not in about:
+        raise SpecError(
+            f"{path} = {about!r}: a time becomes seconds since 1970, as a float or an int; write "
+            '{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}'
+        )
+    given = {key: about[key] for key in ("format", "zone") if key in about}
+    op, _ = operator({"op": ParseTime.name, **given}, path)
+    assert isinstance(op, ParseTime)
+    return op
+
+
+def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Checks that each old name belongs to one column."""
+    for name, old in was.items():
+        if name not in columns:
+            raise SpecError(
+                f"input.columns: {name!r} has a `was`, and so must be one column, not a range"
+            )
+        if list(was.values()).count(old) > 1:
+            raise SpecError(f"input.columns: two columns were {old!r}")
+        if old in columns and old != name and old not in was:
+            raise SpecError(
+                f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
+            )
+
+
+def _check_optional(source: Input) -> None:
+    """Checks that a line of text can end before the columns that it may lack."""
+    optional = set(source.optional)
+    required = list(source.columns)[: len(source.columns) - len(optional)]
+    if source.format != "parquet" and (not required or optional & set(required)):
+        raise SpecError(
+            f"input.optional = {list(source.optional)}: in {source.format} they must be the last of "
+            "input.columns, because lines without them end before them"
+        )

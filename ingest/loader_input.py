@@ -1,0 +1,191 @@
+"""What a loader loads: `LoaderInput`, the rows of a split with their order and columns. Nothing runs yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.column_transforms import bound
+from sluice.ingest.columns import Columns
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
+from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
+from sluice.ingest.read.sources import Reading, source_of
+from sluice.ingest.row_order import Order, Read, RowsPlan
+from sluice.ingest.stages.table_operators import OperatorColumns, Operators
+from sluice.ingest.stages.transform import Transform, UserTransform, address_of, transforms_of
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.read.parquet_files import Paths, Roles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderInput:
+    """The rows to load, their order, and what makes batches of them."""
+
+    table: FeatureTable | ParquetFiles
+    split: str
+    order: Order
+    reading: Reading
+    before_read: Callable[[Read], None] | None
+    """Called in the reader before each row group, to imitate a store's latency."""
+    files: Sequence[DataFile]
+    """The files of the split."""
+    layout: str
+    """The fingerprint of the columns, after a TransformSpec among the transforms."""
+    operators: Operators
+    """The operators that the table leaves to the loader."""
+    columns: Columns
+    """The columns of a batch."""
+    groups: RowGroupReader
+    rows: RowGroupSource
+    plan: RowsPlan
+    transforms: Sequence[Transform]
+    """The transforms of the table's spec, then the user's."""
+    code: Mapping[str, str | None]
+    """Each transform's name, and `module:function` if it can be imported."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What says of a state that it belongs to these rows."""
+        known = {"version": self.table.version, "split": self.split}
+        if self.rows.chosen_rows:
+            known["rows of the predicate"] = self.rows.chosen_rows
+        return known
+
+    @property
+    def stored_bytes(self) -> float:
+        """The average size of a row in the table's files, in bytes."""
+        return sum(file.bytes for file in self.files) / max(
+            1, sum(file.rows for file in self.files)
+        )
+
+    @property
+    def cardinalities(self) -> dict[str, int]:
+        """The number of ids of each column of ids. That of a plain file's column comes from the footers, if they have
+        it and no TransformSpec makes the column."""
+        known = dict(self.columns.cardinalities)
+        unknown = [name for name in self.columns.sparse if name not in known]
+        if (
+            unknown
+            and isinstance(self.table, ParquetFiles)
+            and not self.reading.petastorm.transform_spec
+        ):
+            known |= self.table.sizes(unknown)
+        return {name: known[name] for name in self.columns.sparse if name in known}
+
+
+def open_input(
+    source: FeatureTable | ParquetFiles | Paths,
+    *,
+    batch_size: int,
+    split: str,
+    seed: int,
+    order: Order,
+    reading: Reading,
+    transforms: Iterable[UserTransform],
+    roles: Roles | None,
+    fill: Mapping[str, float] | float | None,
+    before_read: Callable[[Read], None] | None,
+    allow_code: Permission | Iterable[str],
+) -> LoaderInput:
+    """Opens a table's split. Reads footers at most."""
+    functions, transform_spec = without_spec(transforms)
+    table = table_of(source, roles, allow_code, transform_spec=transform_spec)
+    own = transforms_of(functions)
+    code = {transform.name: transform.code for transform in own}
+    opener = reading.files or FileOpener()
+    reading = replace(reading, files=opener)
+    files = table.files_of(split)
+    fields, layout = table.fields, table.fingerprint.layout
+    if transform_spec is not None:
+        reading = replace(
+            reading, petastorm=replace(reading.petastorm, transform_spec=transform_spec)
+        )
+        code = {"TransformSpec": address_of(transform_spec.func), **code}
+        if not isinstance(table, ParquetFiles):
+            fields = reshaped(fields, first_schema(files, opener), transform_spec)
+        layout = Fingerprint.of(fields).layout
+    if order.sample is not None and reading.petastorm.asked_for:
+        raise LoaderError(
+            f"sample={order.sample!r} with {', '.join(reading.petastorm.asked_for)}: rows are sampled as they are "
+            "stored. Make a column with the weights of the remaining rows, and sample by that column"
+        )
+    operators = _operators(table, fields)
+    columns = _columns(table, fields, fill, operators, reading.petastorm)
+    made: MadeColumns | OperatorColumns | None = operators.made(columns)
+    if isinstance(table, ParquetFiles):
+        made = table.made(split, columns.names)
+    groups = _row_groups(files, columns, made, order.sample, reading, before_read)
+    chances = groups.chances() if order.sample is not None else ()
+    rows = source_of(reading.reader, groups, reading.petastorm)
+    return LoaderInput(
+        table=table,
+        split=split,
+        order=order,
+        reading=reading,
+        before_read=before_read,
+        files=files,
+        layout=layout,
+        operators=operators,
+        columns=columns,
+        groups=groups,
+        rows=rows,
+        plan=RowsPlan.of(order, rows.row_groups, chances, batch_size=batch_size, seed=seed),
+        transforms=[*bound(table.transforms, table.stored, table.permission), *own],
+        code=code,
+    )
+
+
+def _operators(table: FeatureTable | ParquetFiles, fields: Sequence[Field]) -> Operators:
+    spec = "" if isinstance(table, ParquetFiles) or not table.records else table.record.spec
+    state = table.state() if any(field.online for field in fields) else None
+    return Operators(fields, state, spec)
+
+
+def _columns(
+    table: FeatureTable | ParquetFiles,
+    fields: Sequence[Field],
+    fill: Mapping[str, float] | float | None,
+    operators: Operators,
+    petastorm: PetastormOptions,
+) -> Columns:
+    if not isinstance(table, ParquetFiles):
+        return operators.filled(Columns.of(fields, fill))
+    columns = operators.filled(Columns.of(fields, fill, table.bags, table.fill))
+    if not petastorm.asked_for:  # Petastorm may change values and skip rows
+        table.check(columns)
+    return columns
+
+
+def _row_groups(  # noqa: PLR0917 # called once
+    files: Sequence[DataFile],
+    columns: Columns,
+    made: MadeColumns | OperatorColumns | None,
+    sample: str | None,
+    reading: Reading,
+    before_read: Callable[[Read], None] | None,
+) -> RowGroupReader:
+    names: Sequence[str] = made.sources if made else columns.names
+    given = None
+    petastorm, opener = reading.petastorm, reading.files
+    if opener is not None and (petastorm.transform_spec or petastorm.predicate):
+        names, given = petastorm.columns(names, first_schema(files, opener))
+    return RowGroupReader(
+        files,
+        names,
+        before_read,
+        opener,
+        bags=columns.bags,
+        sample=sample,
+        given=given,
+        made=made,
+        packed=reading.packed,
+    )

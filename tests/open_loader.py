@@ -1,0 +1,20 @@
+"""Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
+
+
+def open_loader(source: Any, *, epochs: int = 1, **options: Any) -> BatchLoader:
+    """Makes a loader that reads ahead `epochs`. The fields of `Order` and `Reading` are keywords here, along with those
+    of the loader."""
+    order, reading = (
+        kind(**{f.name: options.pop(f.name) for f in fields(kind) if f.name in options})
+        for kind in (Order, Reading)
+    )
+    return BatchLoader(source, read_ahead_epochs=epochs, order=order, reading=reading, **options)
