@@ -8,18 +8,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Sketch
+
+if TYPE_CHECKING:
+    from sluice.etl.jobs.job import Job
 
 Learnt: TypeAlias = pa.Table | FileBackedState
 

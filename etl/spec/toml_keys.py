@@ -105,8 +105,8 @@ def read_column_names(
             raise SpecError(f"{path}.{key} = {name!r}: no such input column{nearest(name, kinds)}")
         if allowed and kinds[name] not in allowed:
             raise SpecError(
-                f"{path}.{key} = {name!r}: the column holds {kinds[name]}, and this key needs "
-                f"{' or '.join(allowed)}, one value a row"
+                f"{path}.{key} = {name!r}: the column holds {kinds[name]}, and this key takes one value a row: "
+                f"{' or '.join(allowed)}"
             )
     return names
 

@@ -14,7 +14,17 @@ from deltalake import DeltaTable
 
 from tests.storm.threads import Time, current, running
 
-OF_STORE = ("read", "write", "remove", "files", "listed", "size", "modified", "sweep", "digest")
+OF_STORE = (
+    "read",
+    "write",
+    "remove",
+    "files",
+    "listed",
+    "size",
+    "modified",
+    "remove_if_empty",
+    "digest",
+)
 _WRITING = ("write", "create", "commit")
 
 

@@ -291,7 +291,7 @@ MUTANTS = {
         100,
         commit,
         "publish",
-        "if not alone or not _same_state(store, now, record):",
+        "if not can_retry or record.tails or not _has_same_state(store, now, record):",
         "if False:",
         two_jobs,
     ),
