@@ -157,22 +157,18 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def operators(self) -> Operators:
-        """The operators that the table leaves to the loader, with their cost."""
         return self._input.operators
 
     @property
     def layout(self) -> str:
-        """The fingerprint of the columns."""
         return self._input.layout
 
     @property
     def stored_bytes(self) -> float:
-        """The average size of a row in the table's files, in bytes."""
         return self._input.stored_bytes
 
     @property
     def code(self) -> Mapping[str, str | None]:
-        """Each transform's name, and `module:function` if it can be imported."""
         return self._input.code
 
     # ---- the content of a batch
@@ -439,7 +435,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     def __enter__(self) -> Self:
