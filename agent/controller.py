@@ -76,7 +76,7 @@ class Controller:
         """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
         little."""
         self._last: Snapshot | None = None
-        self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window)
+        self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window_looks)
         """The looks since the last change, with enough done between them."""
         self._unlogged: tuple[int, PipelineRates | None, float | None] | None = None
         """The decision whose effect is not logged yet: its number, the rates before it, and the rate it predicted."""
@@ -94,7 +94,10 @@ class Controller:
     def step(self) -> None:
         """One tick. Does nothing if the last was less than `wait_s` ago; never raises."""
         moment = self._clock()
-        if self._last_step is not None and moment - self._last_step < RUNTIME.early * self.wait_s:
+        if (
+            self._last_step is not None
+            and moment - self._last_step < RUNTIME.early_share * self.wait_s
+        ):
             return
         self._last_step = moment
         try:
@@ -134,7 +137,7 @@ class Controller:
         if self._recent and not enough(self._recent[-1], snapshot):
             return None
         self._recent.append(snapshot)
-        if self._unlogged is not None and len(self._recent) > RUNTIME.effect_after:
+        if self._unlogged is not None and len(self._recent) > RUNTIME.effect_looks:
             self._log_effect()
         return snapshot
 
@@ -436,10 +439,11 @@ def _enough(
     busy = (busy_s_after - busy_s) / seconds
     usual_s = busy_s / items if items else math.inf
     return (
-        busy <= RUNTIME.idle
-        or items_after - items >= RUNTIME.least_items * busy
+        busy <= RUNTIME.idle_workers
+        or items_after - items >= RUNTIME.min_items * busy
         or seconds
         > min(
-            RUNTIME.longest_s, RUNTIME.overdue_s + RUNTIME.overdue * RUNTIME.least_items * usual_s
+            RUNTIME.longest_s,
+            RUNTIME.overdue_s + RUNTIME.overdue_ratio * RUNTIME.min_items * usual_s,
         )
     )

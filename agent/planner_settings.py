@@ -1,4 +1,4 @@
-"""The numbers by which the planner decides, in one place: `PlannerSettings`. An ablation hands over others."""
+"""`PlannerSettings`: all thresholds and times of the planner. An ablation passes other values."""
 
 from __future__ import annotations
 
@@ -13,188 +13,188 @@ class PlannerSettings:
     """Time is counted in ticks: one a second, and one for a look that had to wait longer for items to be finished.
     "Times" are ratios of at least 1; shares lie between 0 and 1."""
 
-    # What is worth a change.
-    worth: float = 1.08
-    """Times the present rate that a change has to promise."""
-    growth: int = 16
-    """Workers to which a stage with one worker may grow at once: more would be a guess."""
-    further: int = 8
-    """Times the most workers ever seen to which a stage may grow."""
-    careful: int = 2
-    """The same where other programs use the cores as well."""
-    matters: float = 0.3
-    """Share of a stage's workers busy below which its cost makes no difference."""
-    lately: float = 0.25
-    """Weight of the latest interval in an average."""
-    crowd: float = 1.5
-    """Times the running threads that want a core, from which workers are taken away …"""
-    slim: float = 0.9
-    """… if as many as this share, or fewer, would do."""
+    # When to change something.
+    min_gain_ratio: float = 1.08
+    """A change must promise at least this many times the present rate."""
+    growth_from_one: int = 16
+    """A stage with one worker may grow to this many workers at once."""
+    growth_factor: int = 8
+    """A stage may grow to this many times the most workers that were ever measured."""
+    contended_growth_factor: int = 2
+    """The same limit while other programs use the cores."""
+    min_busy_share: float = 0.3
+    """The cost of a stage is ignored while a smaller share of its workers is busy."""
+    average_weight: float = 0.25
+    """Weight of the latest interval in a moving average."""
+    crowded_ratio: float = 1.5
+    """Workers may be removed when this many times as many threads want a core as have one."""
+    thinned_share: float = 0.9
+    """They are removed only if this share of all workers, or fewer, is enough."""
     memory_alarm: float = 0.95
-    """Share of the memory limit in use at which memory is given back at once."""
-    window: int = 6
-    """Ticks over which rates are taken."""
-    busiest: float = 0.7
-    """Share of its workers busy from which a stage is tried with numbers of workers whose cost is not known."""
-    spare: int = 5
-    """Ticks in a row that must show workers to spare before some are given back."""
-    spare_workers: float = 0.15
-    """Share of all workers: fewer to spare are given back only if that brings …"""
-    spare_gain: float = 1.02
-    """… so many times the rows …"""
-    spare_kept: float = 0.999
-    """… and never if less than this share of them would be left."""
+    """Memory is given back at once when a larger share of the memory limit is in use."""
+    window_ticks: int = 6
+    """Ticks over which rates are measured."""
+    probe_busy_share: float = 0.7
+    """A stage with at least this share of its workers busy is tried with numbers of workers whose cost is unknown."""
+    release_ticks: int = 5
+    """Ticks in a row in which workers must be unneeded before some are removed."""
+    release_share: float = 0.15
+    """Removing fewer than this share of all workers must bring `release_gain`."""
+    release_gain: float = 1.02
+    """Times the present rate that a small removal must bring."""
+    release_kept: float = 0.999
+    """Workers stay if a removal would leave less than this share of the rate."""
 
-    # What workers elsewhere are worth.
-    core_price: float = 0.01
-    """Share of the rows that the trainer would take that a core elsewhere has to bring: a trainer with a GPU costs
-    about as much as a hundred of them."""
-    cheaper: int = 8
-    """How many smaller fleets are looked at."""
-    regret: float = 0.1
-    """Times what calling workers elsewhere again would cost that keeping them without need may cost before they go."""
+    # What remote workers may cost.
+    remote_core_price: float = 0.01
+    """A remote core must bring this share of the rows that the trainer would take. A trainer with a GPU costs
+    about as much as a hundred cores."""
+    smaller_fleets: int = 8
+    """Number of smaller sets of remote workers that are considered."""
+    restart_price_share: float = 0.1
+    """Unneeded remote workers are released when keeping them has cost this share of starting them again."""
 
     # What a change on trial has to bring.
-    smooth: float = 0.02
-    """Stall up to which the trainer counts as fed."""
-    least_gain: float = 0.03
-    """Least gain of a rise; with less it is undone."""
-    least_kept: float = 0.93
-    """Share of the rate that a release must keep."""
-    clear: float = 0.3
-    """A gain above this is clear, however much was hoped for …"""
+    fed_stall: float = 0.02
+    """Up to this stall, the trainer counts as never waiting."""
+    min_gain: float = 0.03
+    """Smallest gain of a growing change. With less gain the change is undone."""
+    min_kept: float = 0.93
+    """Share of the rate that a removal of workers must keep."""
+    clear_gain: float = 0.3
+    """A gain above this is clear, whatever was predicted."""
     clear_share: float = 0.5
-    """… and so is one above this share of the gain that was hoped for."""
-    fulfilled: float = 0.8
-    """Share of the gain hoped for from which on it came as promised."""
+    """A gain above this share of the predicted gain is clear."""
+    fulfilled_share: float = 0.8
+    """A gain above this share of the predicted gain counts as the predicted gain."""
     clear_kept: float = 0.97
-    """Share of the rate that a release must keep if it is to be judged early."""
-    crash: float = 0.5
-    """Share of the rows before; with less, a change is undone at once."""
-    settle: int = 2
-    """Ticks before a clear gain is judged …"""
-    patience: int = 5
-    """… and before anything else is."""
-    hurt: int = 3
-    """Ticks before a change that does harm is undone, if no other program takes the cores."""
-    harm: float = 0.95
-    """Share of the rate before below which a change does harm."""
-    start_up: int = 3
-    """Ticks more for workers that have to start and import first, or more if the first of them took more."""
-    glance_s: float = 0.25
-    """Seconds between two looks while the first process of a stage is waited for …"""
-    first_process: int = 15
-    """… and ticks for which it is; others follow once it was weighed."""
-    arrival: int = 120
-    """Ticks for which workers elsewhere may start before what called them is judged without them."""
+    """Share of the rate that a removal must keep to be judged early."""
+    crash_share: float = 0.5
+    """A change that leaves a smaller share of the rows is undone at once."""
+    settle_ticks: int = 2
+    """Ticks before a clear gain is judged."""
+    patience_ticks: int = 5
+    """Ticks before any other effect is judged."""
+    harm_ticks: int = 3
+    """Ticks before a harmful change is undone, unless other programs take the cores."""
+    harm_share: float = 0.95
+    """A change that leaves a smaller share of the rate is harmful."""
+    start_up_ticks: int = 3
+    """Ticks added for workers that must first start and import."""
+    quick_look_s: float = 0.25
+    """Seconds between two looks while the first process of a stage starts."""
+    first_process_ticks: int = 15
+    """Ticks after which the planner stops waiting for that process."""
+    remote_start_ticks: int = 120
+    """Ticks that remote workers may take to start before their change is judged without them."""
 
     # What follows from a failed change.
-    forgive: int = 400
-    """Ticks for which a stage's failed change is not tried again."""
-    doubt: int = 30
-    """The same where other programs may have been the cause (doubled with each failure in a row)."""
-    pause: int = 4
-    """Ticks after a failed change in which nothing is tried (doubled with each failure in a row …"""
+    cap_ticks: int = 400
+    """Ticks for which a failed change of a stage is not tried again."""
+    doubt_ticks: int = 30
+    """The same if other programs may be the cause. It doubles with each failure in a row."""
+    pause_ticks: int = 4
+    """Ticks without a try after a failed change. It doubles with each failure in a row."""
     pause_doublings: int = 8
-    """… so many times at most)."""
+    """The pause doubles at most this many times."""
 
-    # What an opening has to bring.
-    opened: int = 1
-    """Ticks before an opening is judged."""
-    trusted: float = 0.85
-    """Share of what the planner's own choice promises that an opening is held against."""
-    apart: float = 1.15
-    """Times the workers of some stage from which on an opening differs from the planner's own choice."""
+    # What an initial setting has to bring.
+    initial_ticks: int = 1
+    """Ticks before an initial setting is judged."""
+    initial_share: float = 0.85
+    """An initial setting must bring this share of the rate that the planner's own choice promises."""
+    similar_ratio: float = 1.15
+    """Two settings are similar if no stage's workers differ by more than this factor."""
 
     # What other programs take of the cores.
-    least_running: float = 0.02
-    """Cores in use below which waits for a core say nothing."""
-    contended: float = 1.3
-    """Times slower than with free cores from which on other programs matter."""
-    freer: float = 0.5
-    """Share of what the others slowed us down by: with less, the cores have become freer."""
-    worth_saying: float = 1.05
-    """Times slower from which on a reason mentions them."""
-    saturated: float = 0.92
-    """Share of the cores in use from which on none counts as free."""
+    min_running_cores: float = 0.02
+    """With fewer cores in use, waits for a core are ignored."""
+    contended_ratio: float = 1.3
+    """Other programs matter if threads run this many times slower than on free cores."""
+    freer_share: float = 0.5
+    """The cores count as freer when other programs slow us by less than this share of the earlier slow-down."""
+    mentioned_ratio: float = 1.05
+    """A reason mentions other programs if threads run this many times slower."""
+    saturated_share: float = 0.92
+    """No core counts as free if at least this share of them is in use."""
 
-    # What a setting would bring, and what it takes.
+    # What a setting would bring, and what it needs.
     headroom: float = 1.05
-    """Capacity over what is needed, for the unevenness that averages hide."""
+    """Planned capacity over the needed capacity, because averages hide unevenness."""
     memory_target: float = 0.9
-    """Share of the memory limit that a choice may fill."""
+    """Share of the memory limit that a setting may fill."""
     process_share: float = 0.6
-    """Share of the free memory that new processes may take at once, and an opening with all that it starts."""
+    """Share of the free memory that new processes, or an initial setting, may take at once."""
     handover_s: float = 20e-6
-    """Processor seconds that an item costs from one stage's workers to the next one's."""
-    in_hand: float = 1.5
-    """Times an item's bytes that a worker holds: its output, and part of its input."""
+    """Processor seconds for passing an item from one stage to the next."""
+    held_item_ratio: float = 1.5
+    """Times an item's bytes that a worker holds: its output, and a part of its input."""
     read_ahead_items: float = 1.0
-    """Items that a reader may have finished and waiting."""
+    """Finished items that each reader may have waiting."""
     prefetch_batches: float = 4.0
     """Batches that may wait for the trainer."""
-    lean: float = 0.5
-    """Share of what buffers want that they get …"""
-    worth_lean: float = 1.05
-    """… if workers in their place bring so many times the rows."""
+    lean_buffer_share: float = 0.5
+    """Buffers may shrink to this share of their planned size."""
+    lean_gain_ratio: float = 1.05
+    """They shrink if workers in their place bring this many times the rate."""
     buffer_share: float = 0.25
-    """Share of the memory limit that one buffer wants at most."""
+    """Share of the memory limit that one buffer may take."""
     halvings: int = 6
-    """How many times the range is halved in which the best rate is searched …"""
-    lower: float = 0.75
-    """… after steps down by this factor."""
+    """Steps of the binary search for the best rate."""
+    step_down: float = 0.75
+    """Factor of each step down before that search has a lower end."""
 
-    # What a stage on another back end, or fused, would bring.
-    holds: float = 0.5
-    """Cores that a stage computes on at least if it is to delay others by a lock."""
-    little: float = 0.1
-    """Cores that a stage computes on at least if it is to have a part in that."""
-    alone: float = 1.15
-    """Cores that a stage computes on at most, as those who need a lock do not compute side by side."""
-    waiting: float = 1.0
-    """Workers of other stages that wait for a store or a lock, on average, at least."""
+    # When a lock is the likely cause.
+    lock_cores: float = 0.5
+    """A stage can delay others by a lock only if it computes on at least this many cores."""
+    lock_part_cores: float = 0.1
+    """A stage that computes on fewer cores has no part in a lock."""
+    lock_most_cores: float = 1.15
+    """A stage that holds a lock computes on at most this many cores."""
+    lock_waiting_workers: float = 1.0
+    """At least this many workers of other stages must wait before a lock is suspected."""
 
     # How the cost of a stage is learned.
-    least_items: int = 2
-    """Items of an interval; with fewer it goes on, as they say little."""
-    learning: float = 0.25
+    min_items: int = 2
+    """An interval with fewer items is extended, because it says little."""
+    learning_weight: float = 0.25
     """Weight of a new observation once a point is settled."""
-    drift: float = 1.5
-    """Times off from which on a cost is a surprise; surprises add up (a cumulative sum, each way)."""
-    slack: float = 0.1
-    """Change of the cost's logarithm that is no surprise …"""
-    clip: float = 0.8
-    """… the largest surprise …"""
-    alarm: float = 1.7
-    """… and the sum that means that the workload has changed."""
-    leap: float = 2.0
-    """Times as dear, with as many workers as before, from which on no change of ours can be the cause."""
-    forget: float = 0.99
-    """Factor by which the largest item seen fades with each observation."""
-    flat: float = 0.98
-    """Share of the rate: two settings that are so near are bounded by something else, also between them."""
-    edge: float = 1.0
-    """Power by which costs rise more steeply than below where this is taken for an edge, not for a bend."""
-    settled: int = 3
-    """Observations of a setting after which it no longer moves by chance alone …"""
-    trend: float = 0.05
-    """… and the change of its cost's logarithm, beyond what is chance, from which on the whole curve moves along."""
-    steep: float = 2.0
-    """Times dearer with more workers: there may be a kink before."""
-    relieved: float = 1.15
-    """Times the cost with fewest workers: where a row is dearer, a lock may have been the cause."""
-    least_wait: float = 0.1
-    """Share of the cost: waiting that no stage gets rid of."""
-    locked: float = 1.5
-    """Times dearer with more workers, because of waiting: they wait for each other."""
-    mostly: float = 0.5
-    """Share of a cost, or of what made it dearer, from which on waiting explains it."""
+    drift_ratio: float = 1.5
+    """A cost that is this many times higher or lower than expected is a surprise. Surprises add up (CUSUM)."""
+    drift_slack: float = 0.1
+    """Change of the cost's logarithm that is no surprise."""
+    drift_clip: float = 0.8
+    """The largest single surprise."""
+    drift_alarm: float = 1.7
+    """The sum of surprises at which the workload has changed."""
+    leap_ratio: float = 2.0
+    """A cost that rises by this factor at the same number of workers was not caused by our change."""
+    forget_factor: float = 0.99
+    """The largest item seen shrinks by this factor with each observation."""
+    flat_share: float = 0.98
+    """Two numbers of workers whose rates differ by less than this share are limited by something else."""
+    edge_power: float = 1.0
+    """A cost that rises by a power this much steeper has an edge, not a bend."""
+    settled_observations: int = 3
+    """Observations of a setting after which its cost no longer moves by chance alone."""
+    trend_change: float = 0.05
+    """Change of a settled cost's logarithm, beyond chance, that moves the whole curve."""
+    steep_ratio: float = 2.0
+    """A cost that is this many times higher with more workers may have a kink in between."""
+    relieved_ratio: float = 1.15
+    """A cost above this many times the cost with fewest workers may include waits for a lock."""
+    min_wait_share: float = 0.1
+    """Share of the cost that is waiting which no change removes."""
+    locked_ratio: float = 1.5
+    """Workers wait for each other if waiting makes a row this many times dearer with more workers."""
+    mostly_share: float = 0.5
+    """Waiting explains a cost if it is at least this share of it."""
 
     def __post_init__(self) -> None:
         check_numbers(self, times=_TIMES, shares=_SHARES)
         for name, above in (
-            ("settle", "patience"),
-            ("slack", "clip"),
+            ("settle_ticks", "patience_ticks"),
+            ("drift_slack", "drift_clip"),
             ("memory_target", "memory_alarm"),
         ):
             if getattr(self, name) > getattr(self, above):
@@ -203,9 +203,9 @@ class PlannerSettings:
                 )
 
     @property
-    def ours(self) -> int:
+    def own_effect_ticks(self) -> int:
         """Ticks after a change in which events count as its effect."""
-        return 3 * self.patience
+        return 3 * self.patience_ticks
 
 
 def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[str]) -> None:
@@ -226,51 +226,51 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
 
 
 _TIMES = {
-    "worth",
-    "crowd",
-    "contended",
+    "min_gain_ratio",
+    "crowded_ratio",
+    "contended_ratio",
     "headroom",
-    "in_hand",
-    "worth_lean",
-    "drift",
-    "steep",
-    "relieved",
-    "locked",
-    "spare_gain",
-    "worth_saying",
-    "apart",
-    "leap",
+    "held_item_ratio",
+    "lean_gain_ratio",
+    "drift_ratio",
+    "steep_ratio",
+    "relieved_ratio",
+    "locked_ratio",
+    "release_gain",
+    "mentioned_ratio",
+    "similar_ratio",
+    "leap_ratio",
 }
 _SHARES = {
-    "matters",
-    "lately",
-    "slim",
+    "min_busy_share",
+    "average_weight",
+    "thinned_share",
     "memory_alarm",
-    "smooth",
-    "least_gain",
-    "least_kept",
-    "crash",
-    "harm",
-    "saturated",
+    "fed_stall",
+    "min_gain",
+    "min_kept",
+    "crash_share",
+    "harm_share",
+    "saturated_share",
     "memory_target",
     "process_share",
-    "lean",
+    "lean_buffer_share",
     "buffer_share",
-    "learning",
-    "forget",
-    "flat",
-    "least_wait",
-    "busiest",
-    "freer",
-    "spare_workers",
-    "spare_kept",
+    "learning_weight",
+    "forget_factor",
+    "flat_share",
+    "min_wait_share",
+    "probe_busy_share",
+    "freer_share",
+    "release_share",
+    "release_kept",
     "clear_share",
     "clear_kept",
-    "trusted",
-    "fulfilled",
-    "lower",
-    "mostly",
-    "core_price",
+    "initial_share",
+    "fulfilled_share",
+    "step_down",
+    "mostly_share",
+    "remote_core_price",
 }
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

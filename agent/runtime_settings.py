@@ -1,5 +1,4 @@
-"""The numbers by which the controller and its helpers tune a run, in one place: `RuntimeSettings`. What the planner
-decides by is in `sluice.agent.planner_settings`."""
+"""`RuntimeSettings`: the times and thresholds of the controller. `planner_settings.py` has those of the planner."""
 
 from __future__ import annotations
 
@@ -15,58 +14,58 @@ class RuntimeSettings:
     # When the controller looks, and how often it may change something.
     interval_s: float = 1.0
     """Seconds from one look to the next."""
-    early: float = 0.9
-    """Share of that interval after which a tick counts; an earlier one does nothing."""
+    early_share: float = 0.9
+    """A look that comes before this share of the interval is skipped."""
     publish_s: float = 0.5
     """Seconds between two snapshots that a rank publishes for its host's agent."""
     changes_a_minute: int = 30
-    """Changes within a minute after which the policy is not asked."""
+    """After this many changes within a minute the policy is not asked."""
 
     # When two looks can be compared.
-    least_items: int = 2
-    """Items that each busy worker has to finish, on average; of fewer, much of the work may lie outside."""
-    idle: float = 0.05
-    """Workers busy on average; where there are fewer, nobody waits for what the stage does."""
-    overdue: float = 4.0
-    """Times the time expected for those items, after which they are waited for no longer …"""
+    min_items: int = 2
+    """Items that each busy worker must finish, on average, between two looks that are compared."""
+    idle_workers: float = 0.05
+    """A stage with fewer busy workers, on average, is not waited for."""
+    overdue_ratio: float = 4.0
+    """Waiting ends after this many times the expected time for those items, plus `overdue_s`."""
     overdue_s: float = 5.0
-    """… plus so many seconds."""
+    """Seconds added to that time."""
     longest_s: float = 30.0
-    """Seconds after which nothing is waited for any longer, as something may hang."""
+    """Waiting always ends after this many seconds, because something may hang."""
 
-    # What came of a change.
-    window: int = 5
-    """Looks over which a rate before or after a change is taken."""
-    effect_after: int = 4
+    # How the effect of a change is measured.
+    window_looks: int = 5
+    """Looks over which a rate before or after a change is measured."""
+    effect_looks: int = 4
     """Looks after a change at which its effect is logged, if no other change came first."""
-    settled_after: int = 10
-    """Looks without a change after which a choice counts as settled."""
-    compared_after: int = 3
-    """Looks at a choice after which it may count as the best of a run."""
-    as_good: float = 0.98
-    """Share of the best rate from which on a later choice is preferred to the best."""
+    settled_looks: int = 10
+    """Looks without a change after which a setting counts as settled."""
+    compared_looks: int = 3
+    """Looks at a setting after which it may count as the best of a run."""
+    as_good_share: float = 0.98
+    """A later setting with this share of the best rate is preferred to the best."""
 
-    # What no decision caused.
-    ours: int = 8
-    """Looks after a change of workers in which a row's cost may have changed by it."""
-    other_limit: float = 0.05
-    """Share of a memory limit by which it has to change; less is memory that other programs took."""
+    # What counts as an event that no decision caused.
+    own_effect_looks: int = 8
+    """Looks after a change of workers in which it may have changed the cost of a row."""
+    limit_change_share: float = 0.05
+    """Share of a memory limit by which it must change. Smaller changes come from other programs."""
 
     # How jobs share a host's cores.
-    starved: float = 0.1
-    """Stall above which a job wants all the cores that it can get."""
-    calm: int = 5
-    """Looks without a stall after which a job claims no more than it needs: …"""
-    claimed: float = 1.25
-    """… so many times the cores that it uses …"""
+    starved_stall: float = 0.1
+    """A job with a stall above this asks for all the cores that it can get."""
+    calm_looks: int = 5
+    """Looks without a stall after which a job asks for no more cores than it needs."""
+    claimed_ratio: float = 1.25
+    """A job asks for this many times the cores that it uses."""
     claim_step: float = 0.25
-    """… rounded up to a multiple of this, as each change of a claim makes other jobs plan anew."""
+    """Requests are rounded up to a multiple of this, because each change makes other jobs plan again."""
 
     def __post_init__(self) -> None:
         check_numbers(
             self,
-            times={"overdue", "claimed"},
-            shares={"early", "as_good", "other_limit", "starved"},
+            times={"overdue_ratio", "claimed_ratio"},
+            shares={"early_share", "as_good_share", "limit_change_share", "starved_stall"},
         )
 
 

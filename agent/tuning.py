@@ -163,7 +163,7 @@ class TunedRun:
             reason="" if reason is None else reason.text,
             bottleneck=None if reason is None else reason.bottleneck,
             settled=reason is not None
-            and controller.ticks - self._changed_at > RUNTIME.settled_after,
+            and controller.ticks - self._changed_at > RUNTIME.settled_looks,
             changed_s=self._changed_s,
             stopped=controller.frozen,
         )

@@ -130,20 +130,26 @@ RULES = [
             Edit(
                 planner.Planner,
                 "next_look_s",
-                "soon = unseen if trial is None",
-                "soon = False if trial is None",
+                "soon = unmeasured and",
+                "soon = False and",
             )
         ],
     ),
     _decide(
         "a first glance only adds",
-        "if is_first and state.tick",
+        "if unchanged and state.tick",
         "if False and state.tick",
     ),
-    Rule("growth in steps", settings={"growth": 128, "further": 128, "careful": 128}),
-    Rule("smaller steps beside other programs", settings={"careful": DEFAULT.further}),
+    Rule(
+        "growth in steps",
+        settings={"growth_from_one": 128, "growth_factor": 128, "contended_growth_factor": 128},
+    ),
+    Rule(
+        "smaller steps beside other programs",
+        settings={"contended_growth_factor": DEFAULT.growth_factor},
+    ),
     _in("_go_faster", "probe", "untried = probe(state, forecast, recent)", "untried = None"),
-    Rule("probe for an edge", settings={"edge": 1e9}),
+    Rule("probe for an edge", settings={"edge_power": 1e9}),
     Rule(
         "probe fewer workers than seen",
         [Edit(StageCost, "hopes", "if lean == seen[0] > 1 and", "if False and")],
@@ -193,13 +199,14 @@ RULES = [
             Edit(
                 TrialChange,
                 "_hurts",
-                "and (Contention.of(recent, self.settings).slow < self.settings.contended)",
+                "and (Contention.of(recent, self.settings).slow < self.settings.contended_ratio)",
                 "",
             )
         ],
     ),
     Rule(
-        "a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}
+        "a clear gain is kept early",
+        settings={"clear_gain": 1e9, "clear_share": 1.0, "clear_kept": 1.0},
     ),
     _in("_switch_instead", "reshape in place of what failed", "if not growing or", "if True or"),
     _in(
@@ -210,10 +217,17 @@ RULES = [
     ),
     Rule(
         "an opening gives way to the planner's choice",
-        [Edit(planner, "_undo", "if trial.own not in (None, trial.before):", "if False:")],
+        [
+            Edit(
+                planner,
+                "_undo",
+                "if trial.planner_choice not in (None, trial.before):",
+                "if False:",
+            )
+        ],
     ),
     # What follows from a failure.
-    Rule("a pause after a failure", settings={"pause": 1, "pause_doublings": 1}),
+    Rule("a pause after a failure", settings={"pause_ticks": 1, "pause_doublings": 1}),
     Rule("the pause doubles", settings={"pause_doublings": 1}),
     Rule(
         "caps after a failure",
@@ -233,8 +247,8 @@ RULES = [
             Edit(
                 state,
                 "caps_after_failure",
-                "(doubt if contended else settings.forgive)",
-                "settings.forgive",
+                "(doubt if contended else settings.cap_ticks)",
+                "settings.cap_ticks",
             )
         ],
     ),
@@ -252,7 +266,7 @@ RULES = [
     # What is learned of costs, and of the cores.
     Rule(
         "other programs are seen",
-        [Edit(Contention, "of", "if running < settings.least_running or", "if True or")],
+        [Edit(Contention, "of", "if running < settings.min_running_cores or", "if True or")],
     ),
     _in(
         "_take_in",
@@ -261,8 +275,8 @@ RULES = [
         "if False:",
     ),
     _in("_take_in", "what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
-    Rule("a sudden change of cost", settings={"alarm": 1e9}),
-    Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
+    Rule("a sudden change of cost", settings={"drift_alarm": 1e9}),
+    Rule("slow drift moves the whole curve", settings={"trend_change": 1e9}),
     Rule(
         "costs while processes start are left out",
         [Edit(StageCost, "observe", "if starting or earlier", "if earlier")],
@@ -292,7 +306,7 @@ RULES = [
     ),
     # What a setting would bring.
     Rule("headroom", settings={"headroom": 1.0}),
-    Rule("leaner buffers for more workers", settings={"worth_lean": 1e9}),
+    Rule("leaner buffers for more workers", settings={"lean_gain_ratio": 1e9}),
     Rule("aim lower where cores are short", settings={"halvings": 1}),
     Rule("fusing saves a hand-over", settings={"handover_s": 1e-12}),
 ]

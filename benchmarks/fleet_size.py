@@ -138,7 +138,9 @@ def drawn(seed: int) -> Case:
 
 def made(name: str, price: float) -> Policy:
     if name.startswith("planner"):
-        return Planner(PlannerSettings(core_price=1e-9 if name.endswith("no price") else price))
+        return Planner(
+            PlannerSettings(remote_core_price=1e-9 if name.endswith("no price") else price)
+        )
     return {"ray-thresholds": RayThresholds, "ds2": Ds2Fleet}[name]()
 
 

@@ -25,7 +25,7 @@ class Contention:
         running = rates.running
         wanting = rates.wanting
         quota = rates.cpu_quota
-        if running < settings.least_running or quota <= 0 or wanting <= running:
+        if running < settings.min_running_cores or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,
         # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.

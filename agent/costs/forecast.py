@@ -112,7 +112,7 @@ class Forecast:
 
     @property
     def contended(self) -> bool:
-        return self.slow >= self.settings.contended
+        return self.slow >= self.settings.contended_ratio
 
     def cores_rate(self, workers: Workers) -> float:
         """The rows a second for which the cores are enough."""
@@ -159,7 +159,7 @@ class Forecast:
     def core_rows_per_s(self) -> float:
         """The price of a remote core, in rows a second."""
         most = min(self.demand, self.cores_rate(self.knobs.workers))
-        return self.settings.core_price * (
+        return self.settings.remote_core_price * (
             most if math.isfinite(most) else self.rate(self.knobs.workers)
         )
 
@@ -193,10 +193,10 @@ class Forecast:
         that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
         chosen = self._best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) > self._room:
-            leaner = replace(self, buffers=self.settings.lean)._best(
+            leaner = replace(self, buffers=self.settings.lean_buffer_share)._best(
                 ranges, fewest=fewest, tight=tight
             )
-            if leaner[1] >= self.settings.worth_lean * chosen[1]:
+            if leaner[1] >= self.settings.lean_gain_ratio * chosen[1]:
                 chosen = leaner
         if not self.remote_stages:
             return chosen
@@ -216,7 +216,7 @@ class Forecast:
         """Yields the best knobs for fewer rows, because the last rows may need too many remote cores."""
         for name in self.remote_stages:
             least, most = ranges[name][0], chosen[0].workers[name]
-            for count in range(least, most, max(1, (most - least) // self.settings.cheaper)):
+            for count in range(least, most, max(1, (most - least) // self.settings.smaller_fleets)):
                 aim = self.capacity(name, count) / self.settings.headroom
                 if aim < chosen[1]:
                     yield replace(self, demand=aim)._best(ranges, fewest=fewest, tight=tight)
@@ -335,7 +335,9 @@ class Forecast:
             if low >= high:
                 break
             share = (
-                (low + high) / 2 if low else max(share * self.settings.lower, cores_rate / enough)
+                (low + high) / 2
+                if low
+                else max(share * self.settings.step_down, cores_rate / enough)
             )
         return max(allocations, key=lambda a: a.rows_per_s)
 
@@ -355,7 +357,7 @@ class Forecast:
         return next(iter(self.limits.workers))
 
     def _item_bytes(self, name: str) -> float:
-        return self.settings.in_hand * self.services[name].item_bytes
+        return self.settings.held_item_ratio * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
         """The bytes of a worker's processes: one for each stage whose work it does. If a process was not measured yet,

@@ -54,7 +54,7 @@ class PipelineRates:
     """Share of the time in which the consumer neither waited nor computed. Near 1: it was at something else, for
     instance an evaluation."""
 
-    def saturated(self, share: float = DEFAULT.saturated) -> bool:
+    def saturated(self, share: float = DEFAULT.saturated_share) -> bool:
         """Whether no core is free: at least this share of them is in use."""
         return self.cpu >= share * self.cpu_quota
 

@@ -125,14 +125,14 @@ class StageCost:
             latest.busy_s - earlier.busy_s - core_wait_s, min(cpu_s, latest.busy_s - earlier.busy_s)
         )
         if (
-            items < self.settings.least_items
+            items < self.settings.min_items
             or rows <= 0
             or busy_s <= 0
             or min(cpu_s, core_wait_s) < 0
         ):
             return replace(self, age=self.age + 1)
         item_bytes = max(
-            self.settings.forget * self.item_bytes, (latest.bytes - earlier.bytes) / items
+            self.settings.forget_factor * self.item_bytes, (latest.bytes - earlier.bytes) / items
         )
         seen = replace(
             self,
@@ -151,28 +151,29 @@ class StageCost:
         busy_s, cpu_s = found.busy_s, found.cpu_s
         known = self.points.get(workers)
         ratio = busy_s / self.busy_s(workers) if self.points else 1.0
-        residual = self.residual + self.settings.learning * (
+        residual = self.residual + self.settings.learning_weight * (
             min(abs(ratio - 1), 1.0) - self.residual
         )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
-        if 1 / self.settings.drift < ratio < self.settings.drift:
-            nearer = known.towards(busy_s, cpu_s, self.settings.learning)
+        if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio:
+            nearer = known.towards(busy_s, cpu_s, self.settings.learning_weight)
             return replace(self, residual=residual, points={**self.points, workers: nearer})._along(
                 workers, known
             )
         step = math.copysign(
-            min(abs(math.log(ratio)), self.settings.clip) - self.settings.slack, ratio - 1
+            min(abs(math.log(ratio)), self.settings.drift_clip) - self.settings.drift_slack,
+            ratio - 1,
         )
         surprise = step if surprise * step < 0 else surprise + step
-        if abs(surprise) < self.settings.alarm:
+        if abs(surprise) < self.settings.drift_alarm:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(
             self,
             drifts=self.drifts + 1,
-            leaps=self.leaps + (ratio >= self.settings.leap),
+            leaps=self.leaps + (ratio >= self.settings.leap_ratio),
             residual=residual,
             other_backends={},
             _settled=None,
@@ -182,26 +183,26 @@ class StageCost:
     @property
     def doubtful(self) -> bool:
         """Whether a row was far dearer at the last look, so that one or two more tell whether it stays so."""
-        return self._surprise >= self.settings.clip - self.settings.slack
+        return self._surprise >= self.settings.drift_clip - self.settings.drift_slack
 
     def _along(self, workers: int, known: Point) -> StageCost:
         """Moves the whole curve along with its present point once that has drifted far, as the others were seen
         earlier. `known` is the point before the latest observation."""
         now, (count, then) = self.points[workers], self._settled or (0, known)
-        if known.seen < self.settings.settled:
+        if known.seen < self.settings.settled_observations:
             return self
         if count != workers:
             return replace(self, _settled=(workers, known))._along(workers, known)
         busy, cpu = now.busy_s / then.busy_s, now.cpu_s / then.cpu_s if then.cpu_s > 0 else 1.0
-        by_chance = math.sqrt(self.settings.learning * now.variance)
-        if abs(math.log(busy)) < self.settings.trend + by_chance:
+        by_chance = math.sqrt(self.settings.learning_weight * now.variance)
+        if abs(math.log(busy)) < self.settings.trend_change + by_chance:
             return self
         points = {
             n: replace(p, busy_s=p.busy_s * busy, cpu_s=p.cpu_s * cpu)
             for n, p in self.points.items()
         }
         moved = self._moved + math.log(busy)
-        trend = abs(moved) >= math.log(self.settings.drift)
+        trend = abs(moved) >= math.log(self.settings.drift_ratio)
         return replace(
             self,
             points={**points, workers: now},
@@ -269,7 +270,7 @@ class StageCost:
     def relieved(self) -> StageCost:
         """The stage if its workers no longer disturbed each other, as a stage that held the same lock has moved
         away."""
-        most = self.settings.relieved * self.points[min(self.points)].busy_s
+        most = self.settings.relieved_ratio * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
     def known_well(self, workers: int) -> StageCost:
@@ -280,7 +281,7 @@ class StageCost:
             points={
                 n: p
                 for n, p in self.points.items()
-                if n in (workers, min(self.points)) or p.seen > self.settings.patience
+                if n in (workers, min(self.points)) or p.seen > self.settings.patience_ticks
             },
         )
 
@@ -293,7 +294,7 @@ class StageCost:
         return replace(
             self,
             points={
-                n: replace(p, busy_s=max(p.cpu_s, self.settings.least_wait * p.busy_s))
+                n: replace(p, busy_s=max(p.cpu_s, self.settings.min_wait_share * p.busy_s))
                 for n, p in self.points.items()
             },
         )
@@ -303,8 +304,8 @@ class StageCost:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(
-            p.busy_s >= self.settings.locked * least.busy_s
-            and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
+            p.busy_s >= self.settings.locked_ratio * least.busy_s
+            and p.wait_s - least.wait_s >= self.settings.mostly_share * (p.busy_s - least.busy_s)
             for p in self.points.values()
         )
 
@@ -361,15 +362,15 @@ class StageCost:
         top = max(
             map(self.capacity, seen)
         )  # of several as good as each other the largest: not whichever chance says
-        good = [n for n in seen if self.capacity(n) >= self.settings.flat * top]
+        good = [n for n in seen if self.capacity(n) >= self.settings.flat_share * top]
         lean, best = good[0], good[-1]
         at = seen.index(best)
         hopes: dict[int, float] = {}
         for few, many in itertools.pairwise(seen[: at + 2]):
-            if self.settings.flat < self.capacity(few) / self.capacity(
+            if self.settings.flat_share < self.capacity(few) / self.capacity(
                 many
-            ) < 1 / self.settings.flat or (
-                many < best and self.busy_s(many) < self.settings.steep * self.busy_s(few)
+            ) < 1 / self.settings.flat_share or (
+                many < best and self.busy_s(many) < self.settings.steep_ratio * self.busy_s(few)
             ):
                 continue
             # With fewer workers than this, not even the best curve would bring more.
@@ -384,7 +385,9 @@ class StageCost:
                 del hopes[count]
                 count = max(least, between(few, many))
                 hopes[count] = self.unbent(few).capacity(count)
-        if lean == seen[0] > 1 and (self.waiting(lean) > self.settings.mostly or lean > cores):
+        if lean == seen[0] > 1 and (
+            self.waiting(lean) > self.settings.mostly_share or lean > cores
+        ):
             hopes[lean // 2] = worth**2 * self.capacity(lean)
         return hopes
 
@@ -398,7 +401,7 @@ class StageCost:
         below = [n for n in seen if n < few]
         return (
             slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0)
-            >= self.settings.edge
+            >= self.settings.edge_power
         )
 
     def _kinked(self, few: int, many: int, workers: int) -> float:

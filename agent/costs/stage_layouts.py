@@ -36,7 +36,7 @@ def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]
     """The stages whose workers wait for each other, the narrowest first."""
     names = _movable(forecast)
     # Stages that only wait, as for a service, wait longer too where cores are short: a process would be a longer way.
-    hold = forecast.settings.holds <= sum(
+    hold = forecast.settings.lock_cores <= sum(
         forecast.computing(name, recent.rows_per_s)
         for name in names
         if forecast.each[name].backend == "thread"
@@ -56,7 +56,11 @@ def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuri
     settings = forecast.settings
     for name in _movable(forecast):
         on_threads = forecast.each[name].backend == "thread"
-        if recent.saturated(settings.saturated) or not on_threads or name not in recent.stages:
+        if (
+            recent.saturated(settings.saturated_share)
+            or not on_threads
+            or name not in recent.stages
+        ):
             continue
         others = sum(
             _waiting(recent.stages[n])
@@ -64,8 +68,8 @@ def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuri
             if n != name and n in recent.stages and s.backend == "thread"
         )
         if (
-            settings.holds <= recent.stages[name].cpu <= settings.alone
-            and others >= settings.waiting
+            settings.lock_cores <= recent.stages[name].cpu <= settings.lock_most_cores
+            and others >= settings.lock_waiting_workers
         ):
             yield Restructuring(
                 kind="switch",

@@ -121,8 +121,12 @@ class Auto(Policy):
     def next_look_s(self, state: AutoState) -> float | None:
         """Returns a short time until the learned policy was asked: the first looks may see no rows."""
         planner = state.planner
-        asking = state.record is None and planner.age == planner.tick < self._settings.patience
-        return self._settings.glance_s if asking else self._planner.next_look_s(planner)
+        asking = (
+            state.record is None
+            and planner.unchanged
+            and planner.tick < self._settings.patience_ticks
+        )
+        return self._settings.quick_look_s if asking else self._planner.next_look_s(planner)
 
     def decide(self, snapshot: Snapshot, state: AutoState) -> _Decision:
         before = state.planner
@@ -135,10 +139,10 @@ class Auto(Policy):
         if recent is None or recent.rows_per_s <= 0:
             return knobs, state, reason
         if state.challenge is not None:
-            return self._challenge(state, before, recent, knobs, reason)
+            return self._challenge(state, state.challenge, before, recent, reason)
         if record is not None or state.begun is None:
             return knobs, state, reason
-        if before.age != before.tick or before.trial is not None:
+        if not before.unchanged or before.trial is not None:
             return knobs, state, reason
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
         look = _FirstLook(
@@ -171,7 +175,7 @@ class Auto(Policy):
         if obstacle or fitting is None:
             return _keep_own_choice(state, look, obstacle)
         instead = _own_promise(look, fitting)
-        assert setting.rows_per_s is not None, "the input is within the training range"
+        assert setting.rows_per_s is not None
         if instead is not None and setting.rows_per_s < instead[1]:
             text = (
                 f"learned policy not used: it expects {setting.rows_per_s:,.0f} rows/s of its setting, and the planner "
@@ -209,7 +213,7 @@ class Auto(Policy):
             return "learned policy not used: its setting does not fit into memory"
         if state.settled_before:
             return "learned policy not used: an earlier run has settled on these knobs"
-        if look.recent.stall <= self._settings.smooth:
+        if look.recent.stall <= self._settings.fed_stall:
             return "learned policy not used: the trainer does not wait"
         if _is_similar(fitting, look.knobs, self._settings):
             return "the learned policy chose almost the same setting"
@@ -218,9 +222,9 @@ class Auto(Policy):
     def _challenge(
         self,
         state: AutoState,
+        setting: InitialSetting,
         before: PlannerState,
         recent: PipelineRates,
-        knobs: Knobs,
         reason: Reason,
     ) -> _Decision:
         """Tries the learned policy's setting once against the knobs of an earlier run.
@@ -228,15 +232,19 @@ class Auto(Policy):
         It is tried when the planner makes no change although the trainer waits, and only if the setting promises more
         than the present rate.
         """
-        after, setting = state.planner, state.challenge
-        assert setting is not None, "there is something to try"
-        assert setting.rows_per_s is not None, "the input is within the training range"
-        calm = knobs == before.knobs and after.trial is None and after.age >= self._settings.ours
-        if not calm or recent.stall <= self._settings.smooth:
+        after = state.planner
+        knobs = after.knobs
+        assert setting.rows_per_s is not None
+        calm = (
+            knobs == before.knobs
+            and after.trial is None
+            and after.age >= self._settings.own_effect_ticks
+        )
+        if not calm or recent.stall <= self._settings.fed_stall:
             return knobs, state, reason
         state = replace(state, challenge=None)
         if _is_similar(setting.knobs, knobs, self._settings) or (
-            setting.rows_per_s < self._settings.worth * recent.rows_per_s
+            setting.rows_per_s < self._settings.min_gain_ratio * recent.rows_per_s
         ):
             return knobs, state, reason
         return self._try(state, before, setting, recent)
@@ -251,8 +259,8 @@ class Auto(Policy):
     ) -> _Decision:
         """Puts the setting in force, on trial against the recent rate and against the planner's `own` choice with the
         rate that it promises."""
-        assert setting.rows_per_s is not None, "the input is within the training range"
-        promised = max(setting.rows_per_s, self._settings.worth * recent.rows_per_s)
+        assert setting.rows_per_s is not None
+        promised = max(setting.rows_per_s, self._settings.min_gain_ratio * recent.rows_per_s)
         planner = replace(state.planner.undecided(before), trial=None, spare=0)
         instead, own_rate = own or (before.knobs, recent.rows_per_s)
         knobs, planner, reason = change(
@@ -268,12 +276,10 @@ class Auto(Policy):
             ),
         )
         assert planner.trial is not None, "the setting is on trial"
-        assert state.record is not None, "the learned policy was asked"
-        trial = (
-            planner.trial
-            if own is None
-            else replace(planner.trial, own=own[0], own_rows_per_s=own[1])
-        )
+        assert state.record is not None
+        trial = planner.trial
+        if own is not None:
+            trial = replace(trial, planner_choice=own[0], planner_rows_per_s=own[1])
         return (
             knobs,
             replace(
@@ -328,8 +334,8 @@ def _drop_useless_moves(chosen: Knobs, forecast: Forecast, rows_per_s: float) ->
         for n, kind in chosen.backend.items()
         if kind == "process" and now.get(n, "thread") == "thread"
     }
-    enough = {n for n in cores if cores[n] >= settings.little}
-    moved = enough if sum(cores[n] for n in enough) >= settings.holds else set()
+    enough = {n for n in cores if cores[n] >= settings.lock_part_cores}
+    moved = enough if sum(cores[n] for n in enough) >= settings.lock_cores else set()
     return replace(
         chosen, backend={**chosen.backend, **dict.fromkeys(cores.keys() - moved, "thread")}
     )
@@ -355,14 +361,14 @@ def _shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
         )
         if replace(forecast, knobs=fitting).memory(fitting) <= allowed:
             return fitting
-        share *= settings.lower
+        share *= settings.step_down
     return None
 
 
 def _is_similar(one: Knobs, other: Knobs, settings: PlannerSettings) -> bool:
     """Returns whether two settings hardly differ in workers, and not in back ends."""
     apart = max(abs(math.log(count / other.workers[n])) for n, count in one.workers.items())
-    return apart < math.log(settings.apart) and _has_same_back_ends(one, other)
+    return apart < math.log(settings.similar_ratio) and _has_same_back_ends(one, other)
 
 
 def _has_same_back_ends(one: Knobs, other: Knobs) -> bool:

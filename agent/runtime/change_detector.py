@@ -36,7 +36,7 @@ class ChangeDetector:
                     f"{snapshot.cpu_quota:.3g}",
                 )
             )
-        if abs(snapshot.memory_limit / before.memory_limit - 1) > RUNTIME.other_limit:
+        if abs(snapshot.memory_limit / before.memory_limit - 1) > RUNTIME.limit_change_share:
             events.append(
                 _event(
                     "memory",
@@ -72,8 +72,10 @@ class ChangeDetector:
             before = self._costs.get(stage.name, StageCost(name=stage.name))
             after = self._costs[stage.name] = before.observe(stage, rates.saturated())
             busy = rates.stages[stage.name].busy if stage.name in rates.stages else 0.0
-            matters = busy >= DEFAULT.matters * stage.workers
-            by_itself = self._looks_since_turn > RUNTIME.ours or after.leaps > before.leaps
+            matters = busy >= DEFAULT.min_busy_share * stage.workers
+            by_itself = (
+                self._looks_since_turn > RUNTIME.own_effect_looks or after.leaps > before.leaps
+            )
             if after.drifts > before.drifts and by_itself and matters:
                 times = after.busy_s(stage.workers) / before.busy_s(stage.workers)
                 change = (

@@ -134,13 +134,13 @@ class CoreSharingTunable:
         if measured is None:
             return
         self._calm = (
-            self._calm + 1 if measured.stall <= DEFAULT.smooth and measured.rows_per_s else 0
+            self._calm + 1 if measured.stall <= DEFAULT.fed_stall and measured.rows_per_s else 0
         )
-        if measured.stall > RUNTIME.starved:
+        if measured.stall > RUNTIME.starved_stall:
             self._wants = None
-        elif self._calm >= RUNTIME.calm:
+        elif self._calm >= RUNTIME.calm_looks:
             used = self._ranks * measured.cpu
-            wants = _rounded_up(RUNTIME.claimed * used)
+            wants = _rounded_up(RUNTIME.claimed_ratio * used)
             if self._wants is None or not _rounded_up(used) <= self._wants <= 2 * wants:
                 self._wants = wants
 

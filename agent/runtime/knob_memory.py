@@ -221,10 +221,10 @@ class BestChoice:
         means = {
             k: sum(rates) / len(rates)
             for k, rates in self._rates.items()
-            if len(rates) >= RUNTIME.compared_after
+            if len(rates) >= RUNTIME.compared_looks
         }
         top = max(means.values(), default=0.0)
         if top <= 0:
             return None
-        knobs = next(k for k in reversed(means) if means[k] >= RUNTIME.as_good * top)
+        knobs = next(k for k in reversed(means) if means[k] >= RUNTIME.as_good_share * top)
         return Knobs.from_dict(json.loads(knobs)), means[knobs]

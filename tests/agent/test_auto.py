@@ -341,7 +341,7 @@ def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_i
         opened = [
             e
             for e in events
-            if e["kind"] == "decision" and "initial setting" in e["reason"]["text"]
+            if e["kind"] == "decision" and e["reason"]["details"].get("kind") == "opening"
         ]
         assert len(opened) == tries
         assert not opened or opened[0]["before"]["workers"] == settled.knobs.workers

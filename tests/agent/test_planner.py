@@ -556,8 +556,8 @@ def test_what_is_stale_gives_way_to_the_next_that_is_seen():
     known = StageCost(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
     assert known.stale().busy_s(2) == known.busy_s(2)
     assert known.stale().points[2].towards(
-        1e-6, 1e-6, known.settings.learning
+        1e-6, 1e-6, known.settings.learning_weight
     ).busy_s == pytest.approx(1e-6)
-    assert known.points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(
-        2.5e-6
-    )
+    assert known.points[2].towards(
+        1e-6, 1e-6, known.settings.learning_weight
+    ).busy_s == pytest.approx(2.5e-6)

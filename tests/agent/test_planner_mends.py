@@ -147,7 +147,9 @@ def test_what_is_tried_in_place_of_an_opening_may_fail_and_other_tries_follow(ki
         predicted=3 * recent.rows_per_s,
     )
     own = scenario.first_knobs.with_workers(**dict.fromkeys(scenario.first_knobs.workers, 3))
-    tried = _undo(state, dataclasses.replace(trial, kind="opening", own=own), recent)[1].trial
+    tried = _undo(state, dataclasses.replace(trial, kind="opening", planner_choice=own), recent)[
+        1
+    ].trial
     assert (tried.kind, tried.predicted > 0) == ("own", True)
     _, after, reason = _undo(state, trial, recent)
     assert "so it is undone" in reason.text

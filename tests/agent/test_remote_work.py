@@ -156,7 +156,7 @@ def test_the_last_worker_has_to_bring_its_price():
     wanted = []
     for price in (1e-6, 0.03):
         pipeline = _pipeline(needed=20.0, sigma=0.05)  # each further worker brings less
-        _tune(pipeline, 130, core_price=price)
+        _tune(pipeline, 130, remote_core_price=price)
         wanted.append(pipeline.fleet.wanted)
     assert wanted[0] >= 24, "all that there are do not feed this trainer"
     assert wanted[1] <= 12, "the thirteenth brings less than 3 % of what it takes"

@@ -21,14 +21,14 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"worth": 0.9}, "worth: 0.9 is not a number of at least 1"),
-        ({"slim": 1.2}, "slim: 1.2 is not a number from 0 to 1"),
-        ({"patience": 4.5}, "patience: 4.5 is not a whole number"),
-        ({"window": 0}, "window: 0 is not a whole number of at least 1"),
+        ({"min_gain_ratio": 0.9}, "min_gain_ratio: 0.9 is not a number of at least 1"),
+        ({"thinned_share": 1.2}, "thinned_share: 1.2 is not a number from 0 to 1"),
+        ({"patience_ticks": 4.5}, "patience_ticks: 4.5 is not a whole number"),
+        ({"window_ticks": 0}, "window_ticks: 0 is not a whole number of at least 1"),
         ({"handover_s": 0.0}, "handover_s: 0.0 is not a number above 0"),
-        ({"alarm": float("nan")}, "alarm: nan is not a number above 0"),
+        ({"drift_alarm": float("nan")}, "drift_alarm: nan is not a number above 0"),
         ({"halvings": True}, "halvings: True is not a whole number"),
-        ({"settle": 6}, "settle: 6 is above patience, 5"),
+        ({"settle_ticks": 6}, "settle_ticks: 6 is above patience_ticks, 5"),
         ({"memory_target": 0.97}, "memory_target: 0.97 is above memory_alarm, 0.95"),
     ],
 )
@@ -40,9 +40,9 @@ def test_a_number_that_cannot_be_is_refused_by_name(setting, said):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"early": 1.2}, "early: 1.2 is not a number from 0 to 1"),
-        ({"claimed": 0.9}, "claimed: 0.9 is not a number of at least 1"),
-        ({"window": 2.5}, "window: 2.5 is not a whole number"),
+        ({"early_share": 1.2}, "early_share: 1.2 is not a number from 0 to 1"),
+        ({"claimed_ratio": 0.9}, "claimed_ratio: 0.9 is not a number of at least 1"),
+        ({"window_looks": 2.5}, "window_looks: 2.5 is not a whole number"),
     ],
 )
 def test_so_is_a_number_of_the_controller_s(setting, said):
@@ -52,12 +52,12 @@ def test_so_is_a_number_of_the_controller_s(setting, said):
 
 @pytest.mark.parametrize(("settings", "others"), [(PlannerSettings, 2), (RuntimeSettings, 1)])
 def test_every_number_has_a_sentence_and_its_default_fits(settings, others):
-    """Sentences besides: the class's, and that of the planner's `ours`."""
+    """Sentences besides: the class's, and that of the planner's `own_effect_ticks`."""
     source = inspect.getsource(settings)
     for one in dataclasses.fields(settings()):
         assert f"    {one.name}: {one.type} = " in source
     assert source.count('"""') == 2 * (len(dataclasses.fields(settings)) + others)
-    assert PlannerSettings().ours == 3 * PlannerSettings().patience
+    assert PlannerSettings().own_effect_ticks == 3 * PlannerSettings().patience_ticks
 
 
 UNITS_AND_SIZES = {"_MIB", "_MINUTE_S", "FORMAT", "_MOST_BYTES", "_MOST_ENTRIES"}
@@ -106,12 +106,18 @@ def settled(**changed: object) -> Rollout:
 @pytest.mark.parametrize(
     ("changed", "differs"),
     [
-        ({"worth": 1e9}, lambda found, usual: not any(found.changed) and any(usual.changed)),
         (
-            {"growth": 2, "further": 1},
+            {"min_gain_ratio": 1e9},
+            lambda found, usual: not any(found.changed) and any(usual.changed),
+        ),
+        (
+            {"growth_from_one": 2, "growth_factor": 1},
             lambda found, usual: max(found.workers[:12]) < max(usual.workers[:12]),
         ),
-        ({"settle": 5}, lambda found, usual: found.changed.index(True) > usual.changed.index(True)),
+        (
+            {"settle_ticks": 5},
+            lambda found, usual: found.changed.index(True) > usual.changed.index(True),
+        ),
         ({"headroom": 3.0}, lambda found, usual: found.knobs != usual.knobs),
     ],
 )
@@ -120,7 +126,7 @@ def test_one_number_is_turned_without_touching_a_module(changed, differs):
 
 
 def test_what_is_learned_of_a_stage_follows_the_settings_also_in_the_next_run():
-    planner, scenario = Planner(PlannerSettings(learning=0.5)), shipped()[0]
+    planner, scenario = Planner(PlannerSettings(learning_weight=0.5)), shipped()[0]
     state = planner.initial(scenario.limits, scenario.first_knobs)
     learned = {
         "other_cpu_s": 0.0,

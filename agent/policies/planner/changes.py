@@ -43,7 +43,7 @@ def reshape(
                 min(state.limits.workers[name][1], max(2, math.ceil(recent.cpu_quota))),
             )
         knobs, best = shape.forecast.best(ranges, fewest=False)
-        if best < state.settings.worth * present_rate or not shape.forecast.fits(knobs):
+        if best < state.settings.min_gain_ratio * present_rate or not shape.forecast.fits(knobs):
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
@@ -76,9 +76,10 @@ def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]
     if cap is not None and state.tick < cap.until:
         least, most = max(least, cap.least), min(most, cap.most)
     most_seen = state.services[name].most_seen
-    further = state.settings.careful if contended else state.settings.further
+    further = state.settings.contended_growth_factor if contended else state.settings.growth_factor
     reach = max(
-        state.knobs.workers[name], further * most_seen if most_seen > 1 else state.settings.growth
+        state.knobs.workers[name],
+        further * most_seen if most_seen > 1 else state.settings.growth_from_one,
     )
     return least, max(least, min(most, reach))
 
@@ -93,7 +94,7 @@ def probe(
         if n in recent.stages
     }
     name = max(share, key=lambda n: share[n], default=None)
-    if name is None or share[name] < state.settings.busiest:
+    if name is None or share[name] < state.settings.probe_busy_share:
         return None
     service = forecast.services[name]
     workers = state.knobs.workers
@@ -103,13 +104,13 @@ def probe(
         workers[name], most, service.most_seen
     )  # between two settings seen, any may be tried
     worth = {}
-    for count, hope in service.hopes(recent.cpu_quota, state.settings.worth).items():
+    for count, hope in service.hopes(recent.cpu_quota, state.settings.min_gain_ratio).items():
         unbent = replace(forecast, services={**forecast.services, name: service.unbent(count)})
         hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
         is_new = least <= count <= most and (name, count) not in state.tried
         if (
             is_new
-            and hoped_for >= state.settings.worth * present_rate
+            and hoped_for >= state.settings.min_gain_ratio * present_rate
             and (count < workers[name] or forecast.fits(state.knobs.with_workers(**{name: count})))
         ):
             worth[count] = hoped_for
@@ -127,13 +128,13 @@ def thin(
 ) -> Decision | None:
     """Removes workers if our own threads may crowd the cores. The threads that run now keep the remaining workers
     busy."""
-    if not forecast.contended or recent.wanting < state.settings.crowd * recent.running:
+    if not forecast.contended or recent.wanting < state.settings.crowded_ratio * recent.running:
         return None
     alone = replace(forecast.alone, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
     most, until = (
-        state.settings.slim * state.knobs.total_workers,
-        state.tick + state.settings.forgive,
+        state.settings.thinned_share * state.knobs.total_workers,
+        state.tick + state.settings.cap_ticks,
     )
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
@@ -190,10 +191,12 @@ def release(
     spare = knobs_before.total_workers - knobs.total_workers
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
-    few = spare < settings.spare_workers * knobs_before.total_workers
-    if spare < 1 or gain < settings.spare_kept or (few and gain < settings.spare_gain):
+    few = spare < settings.release_share * knobs_before.total_workers
+    if spare < 1 or gain < settings.release_kept or (few and gain < settings.release_gain):
         return knobs_before, replace(state, spare=0), calm
-    if state.spare + 1 < settings.spare or (saved and now - state.spare_at < _keep_s(state, alone)):
+    if state.spare + 1 < settings.release_ticks or (
+        saved and now - state.spare_at < _keep_s(state, alone)
+    ):
         return knobs_before, replace(state, spare=state.spare + 1), calm
     return change(
         replace(state, spare=0),
@@ -215,7 +218,7 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
     workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
     brought = forecast.rate(workers) / forecast.remote_cores(workers)
     return (
-        state.settings.regret * state.start_s * (1 + brought / core_rows_per_s)
+        state.settings.restart_price_share * state.start_s * (1 + brought / core_rows_per_s)
         if core_rows_per_s > 0
         else 0.0
     )
@@ -240,7 +243,7 @@ def change(
             settings=state.settings,
             predicted=reason.predicted_rows_per_s or recent.rows_per_s,
             slow=Contention.of(recent, state.settings).slow,
-            start_up=state.settings.start_up if starting or kind == "switch" else 0,
+            start_up=state.settings.start_up_ticks if starting or kind == "switch" else 0,
         )
         if kind
         else None
@@ -249,7 +252,7 @@ def change(
     largest = recent.memory_used * sum(knobs.workers[n] - count for n, count in unmeasured.items())
     free = state.settings.process_share * (recent.memory_limit - recent.memory_used)
     if trial is not None and unmeasured and largest > free:
-        knobs, trial = knobs.with_workers(**unmeasured), replace(trial, then=knobs)
+        knobs, trial = knobs.with_workers(**unmeasured), replace(trial, rest=knobs)
         reason = replace(
             reason,
             text=f"{reason.text}; one process of {' and of '.join(unmeasured)} is measured before "
@@ -276,29 +279,29 @@ def continue_after_first_process(
 
     As many processes start as fit into their share of the free memory. None if these promise too little, or if no
     process has finished an item in time."""
-    assert trial.then is not None, "the change was waiting for a first process"
+    assert trial.rest is not None, "the change was waiting for a first process"
     settings = state.settings
-    if unmeasured_processes(state, trial.then):
+    if unmeasured_processes(state, trial.rest):
         return (
             None
-            if state.age >= settings.first_process
+            if state.age >= settings.first_process_ticks
             else (state.knobs, state, Reason(text="the first process has not finished an item yet"))
         )
     more = {
         n: count - state.knobs.workers[n]
-        for n, count in trial.then.workers.items()
-        if trial.then.backend.get(n) == "process" and count > state.knobs.workers[n]
+        for n, count in trial.rest.workers.items()
+        if trial.rest.backend.get(n) == "process" and count > state.knobs.workers[n]
     }
     needed = sum(count * state.services[n].process_bytes for n, count in more.items())
     share = min(1.0, settings.process_share * forecast.free_bytes / needed)
     while True:
         counts = {n: state.knobs.workers[n] + int(share * count) for n, count in more.items()}
         # If only a part fits, the same part of the promised rate is expected.
-        knobs = trial.then.with_workers(**counts)
+        knobs = trial.rest.with_workers(**counts)
         predicted = trial.predicted * min(
-            count / trial.then.workers[n] for n, count in counts.items()
+            count / trial.rest.workers[n] for n, count in counts.items()
         )
-        if predicted < settings.worth * trial.rows_per_s:
+        if predicted < settings.min_gain_ratio * trial.rows_per_s:
             return None
         leaner = replace(
             knobs,
@@ -311,10 +314,10 @@ def continue_after_first_process(
             break
         if all(counts[n] == state.knobs.workers[n] for n in counts):
             return None
-        share *= settings.lower
+        share *= settings.step_down
     sizes = ", ".join(f"{format_bytes(state.services[n].process_bytes)} in {n}" for n in more)
     following = replace(
-        trial, then=None, predicted=predicted, start_up=max(trial.start_up, state.age)
+        trial, rest=None, predicted=predicted, start_up=max(trial.start_up, state.age)
     )
     return (
         knobs,

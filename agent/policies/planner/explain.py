@@ -15,7 +15,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     if bottleneck == "cores":
         theirs, mentioned = (
             (forecast.slow - 1) * recent.cpu_quota,
-            forecast.slow > forecast.settings.worth_saying,
+            forecast.slow > forecast.settings.mentioned_ratio,
         )
         others = f", and other programs want {theirs:.2g}" if mentioned else ""
         return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
@@ -26,7 +26,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     waiting = forecast.services[bottleneck].waiting(count)
     how = (
         f", {waiting:.0%} of that waiting for a store or a lock"
-        if waiting > forecast.settings.mostly
+        if waiting > forecast.settings.mostly_share
         else ""
     )
     return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"

@@ -112,13 +112,16 @@ class Planner(Policy):
         if latest is None:  # the clock stood still, or counters fell
             state = replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
             return state.knobs, state, Reason(text="no time has passed since the last look")
-        # Before the first change nothing has to settle.
-        is_first = state.age == state.tick
+        unchanged = state.unchanged
         state = _take_in(state, snapshot, latest)
         settings = state.settings
-        if state.trial is not None and state.trial.then is not None:
+        if state.trial is not None and state.trial.rest is not None:
             return _follow_first_process(state, state.trial, latest)
-        if state.trial is not None and state.age > settings.settle and state.trial.crashed(latest):
+        if (
+            state.trial is not None
+            and state.age > settings.settle_ticks
+            and state.trial.crashed(latest)
+        ):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
         if recent is None or recent.rows_per_s == 0:
@@ -132,24 +135,26 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             state = _keep(state, state.trial, recent)
-        looks = len(state.window) if is_first else state.tick - state.window[0].tick + 1
-        if looks < settings.settle:
+        # Before the first change nothing has to settle.
+        looks = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
+        if looks < settings.settle_ticks:
             return state.knobs, state, Reason(text="measuring the present knobs")
         planned = _plan(state, latest, recent)
         urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
         grows = planned[1].trial is not None and planned[1].trial.kind == "grow"
-        if is_first and state.tick < settings.settle - 1 and not urgent and not grows:
+        if unchanged and state.tick < settings.settle_ticks - 1 and not urgent and not grows:
             text = "the first looks only allow adding workers"
             return state.knobs, state, Reason(text=text)
         return planned
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
-        unseen = state.age == state.tick < self.settings.patience and not all(
-            s.points for s in state.services.values()
-        )
-        soon = unseen if trial is None else trial.then is not None or trial.own is not None
-        return self.settings.glance_s if soon else None
+        if trial is not None:
+            soon = bool(trial.rest or trial.planner_choice)
+        else:
+            unmeasured = not all(s.points for s in state.services.values())
+            soon = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
+        return self.settings.quick_look_s if soon else None
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """Returns the stage models, and the predicted rates with other resources. Empty while nothing is known."""
@@ -202,7 +207,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     }
     learned = replace(learned, services={**learned.services, **changed})
     # Costs that move soon after a change were moved by it. The trial shows whether that helped.
-    other_workload = state.age > state.settings.ours or any(
+    other_workload = state.age > state.settings.own_effect_ticks or any(
         learned.services[n].trends > state.services[n].trends
         or learned.services[n].leaps > state.services[n].leaps
         for n in changed
@@ -214,7 +219,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
             tried=frozenset(),
             quiet_until=0,
             failures=0,
-            spare=state.settings.spare,
+            spare=state.settings.release_ticks,
             trial=None,
             window=(),
             demands=(),
@@ -233,14 +238,14 @@ def _follow_first_process(
     state: PlannerState, trial: TrialChange, latest: PipelineRates
 ) -> Decision:
     """Continues a change whose first process is being measured, or undoes it."""
-    assert trial.then is not None, "the change was waiting for a first process"
+    assert trial.rest is not None, "the change was waiting for a first process"
     known = replace(state, services={n: cost.anywhere for n, cost in state.services.items()})
     following = continue_after_first_process(state, trial, forecast_of(known, latest))
     if following is not None:
         return following
     obstacle = (
         "no process finished an item in time"
-        if unmeasured_processes(state, trial.then)
+        if unmeasured_processes(state, trial.rest)
         else "memory is too small for enough processes"
     )
     return _undo(state, trial, latest, obstacle)
@@ -251,16 +256,16 @@ def _switch_instead(
 ) -> Decision | None:
     """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
     growing = trial.kind in ("opening", "own", "grow", "probe")
-    if not growing or recent.stall <= state.settings.smooth:
+    if not growing or recent.stall <= state.settings.fed_stall:
         return None
     undone = replace(state, knobs=trial.before, trial=None)
     forecast = forecast_of(undone, latest)
-    # The shortfall of the initial setting does not count as a gain of the next change.
-    best = max(recent.rows_per_s, trial.rows_per_s * (trial.kind == "opening"))
+    # If an initial setting made the rate fall, coming back to the earlier rate is no gain.
+    before = trial.rows_per_s if trial.kind == "opening" else 0.0
     return reshape(
         undone,
         forecast,
-        replace(recent, rows_per_s=best),
+        replace(recent, rows_per_s=max(recent.rows_per_s, before)),
         itertools.chain(
             stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent)
         ),
@@ -287,11 +292,11 @@ def _changed(state: PlannerState, learned: PlannerState, name: str, stage: Stage
     """Returns whether a stage's costs have changed by themselves. Soon after our change, only a leap counts."""
     before, now = state.services[name], learned.services[name]
     drifted = now.drifts > before.drifts and (
-        state.age > state.settings.ours or now.leaps > before.leaps
+        state.age > state.settings.own_effect_ticks or now.leaps > before.leaps
     )
     return (
         drifted or now.trends > before.trends
-    ) and stage.busy >= state.settings.matters * stage.workers
+    ) and stage.busy >= state.settings.min_busy_share * stage.workers
 
 
 def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
@@ -320,22 +325,22 @@ def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -
     if (
         state.trial is None
         or not snapshot.elsewhere.get("starting")
-        or state.age >= state.settings.arrival
+        or state.age >= state.settings.remote_start_ticks
     ):
         return state
     return replace(
         state,
         window=(),
         trial=replace(
-            state.trial, start_up=state.age + ticks(latest.seconds) + state.settings.settle
+            state.trial, start_up=state.age + ticks(latest.seconds) + state.settings.settle_ticks
         ),
     )
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    settings, saturated = state.settings, latest.saturated(state.settings.saturated)
+    settings, saturated = state.settings, latest.saturated(state.settings.saturated_share)
     starting = state.trial is not None and (
-        state.trial.then is not None or state.age < state.trial.start_up
+        state.trial.rest is not None or state.age < state.trial.start_up
     )
     services = {
         s.name: state.services[s.name].observe(s, saturated, starting)
@@ -347,9 +352,9 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
     return replace(
         state,
         services={**state.services, **services},
-        other_cpu=state.other_cpu + settings.lately * (other - state.other_cpu),
-        passed=state.passed + settings.lately * (latest.rows_per_s - state.passed),
-        demands=(*state.demands, demand)[-settings.spare :] if demand else state.demands,
+        other_cpu=state.other_cpu + settings.average_weight * (other - state.other_cpu),
+        passed=state.passed + settings.average_weight * (latest.rows_per_s - state.passed),
+        demands=(*state.demands, demand)[-settings.release_ticks :] if demand else state.demands,
     )
 
 
@@ -361,8 +366,8 @@ def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
     heads = {
         name
         for name, stage in recent.stages.items()
-        if stage.busy < state.settings.matters * stage.workers
-        and (name == source or stage.blocked >= state.settings.mostly * stage.workers)
+        if stage.busy < state.settings.min_busy_share * stage.workers
+        and (name == source or stage.blocked >= state.settings.mostly_share * stage.workers)
     }
     return {
         stage.name
@@ -375,16 +380,16 @@ def _undo(
     state: PlannerState, trial: TrialChange, recent: PipelineRates, obstacle: str = ""
 ) -> Decision:
     """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
-    if trial.own not in (None, trial.before):
+    if trial.planner_choice not in (None, trial.before):
         return _give_way(state, trial, recent)
     gain, settings = trial.gain(recent), state.settings
     what = obstacle or (
-        f"the {'opening' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the "
+        f"the {'initial setting' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the "
         f"rows where {trial.hoped:.2f} were hoped for"
     )
     text = f"{what}, so it is undone: {moves(state.knobs, trial.before)}"
     # A trial of these kinds was expected to fail now and then.
-    if trial.kind in ("opening", "own", "probe", "switch", "fuse", "split"):
+    if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
     else:
         undone = replace(
@@ -393,7 +398,7 @@ def _undo(
             failures=state.failures + 1,
             spare=0,
             quiet_until=state.tick
-            + settings.pause * 2 ** min(state.failures, settings.pause_doublings),
+            + settings.pause_ticks * 2 ** min(state.failures, settings.pause_doublings),
         )
     return change(
         undone,
@@ -409,9 +414,10 @@ def _undo(
 
 
 def _give_way(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
-    """Tries the planner's own choice in place of an opening that brings less than that promises. It is on trial like
-    any other, against the better of the initial setting and what was before."""
-    assert trial.own is not None, "the planner would have chosen something"
+    """Tries the planner's own choice in place of an initial setting that brings less than the choice promises.
+
+    The choice is on trial against the better of the initial setting and the setting before it."""
+    assert trial.planner_choice is not None
     best = max(recent.rows_per_s, trial.rows_per_s)
     back = replace(
         state,
@@ -420,13 +426,15 @@ def _give_way(state: PlannerState, trial: TrialChange, recent: PipelineRates) ->
     )
     return change(
         back,
-        trial.own,
+        trial.planner_choice,
         "own",
         replace(recent, rows_per_s=best),
         Reason(
             text=f"the initial setting brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
-            f"{trial.own_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.own)}",
-            predicted_rows_per_s=max(trial.own_rows_per_s, state.settings.worth * best),
+            f"{trial.planner_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.planner_choice)}",
+            predicted_rows_per_s=max(
+                trial.planner_rows_per_s, state.settings.min_gain_ratio * best
+            ),
             details={"kind": "own", "gain": trial.gain(recent), "hoped": trial.hoped},
         ),
     )
@@ -454,7 +462,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
     unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
-    if not forecast.services or (unknown and state.tick <= settings.patience):
+    if not forecast.services or (unknown and state.tick <= settings.patience_ticks):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     state = _ease_caps(state, forecast)
     outlook = _Outlook(
@@ -467,7 +475,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     )
     if (smaller := _save_memory(state, outlook)) is not None:
         return smaller
-    input_bound = recent.stall > settings.smooth
+    input_bound = recent.stall > settings.fed_stall
     if input_bound:
         switch = reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
         if switch is not None:
@@ -539,7 +547,7 @@ def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
         for n, cost in state.services.items()
         if cost.doubtful
         and n in recent.stages
-        and recent.stages[n].busy >= state.settings.matters * state.knobs.workers[n]
+        and recent.stages[n].busy >= state.settings.min_busy_share * state.knobs.workers[n]
     ]
 
 
@@ -587,7 +595,7 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
     knobs, best = forecast.best(outlook.ranges, fewest=False)
     if knobs.workers == state.knobs.workers:
         return None
-    present = state.settings.worth * outlook.rate - forecast.price(state.knobs.workers)
+    present = state.settings.min_gain_ratio * outlook.rate - forecast.price(state.knobs.workers)
     if best - forecast.price(knobs.workers) < present:
         return None
     return change(

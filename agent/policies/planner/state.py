@@ -46,11 +46,11 @@ class WorkerCap:
             return replace(self, slow=min(self.slow, slow))
         left = (
             self.judged_from
-            and self.slow >= settings.worth_saying
-            and slow - 1 < settings.freer * (self.slow - 1)
+            and self.slow >= settings.mentioned_ratio
+            and slow - 1 < settings.freer_share * (self.slow - 1)
         )
-        freer = left or slow * settings.contended < self.slow
-        return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
+        freer = left or slow * settings.contended_ratio < self.slow
+        return WorkerCap(self.least, self.before, tick + settings.doubt_ticks) if freer else self
 
 
 def caps_after_failure(
@@ -59,9 +59,9 @@ def caps_after_failure(
     """Returns the caps after a failed change. A stage that grew may not grow again for a while, and one that shrank may
     not shrink. If other programs may have been the cause, a stage may grow half-way, by ratio, and try again sooner."""
     settings = state.settings
-    contended = Contention.of(recent, settings).slow >= settings.contended
-    doubt = min(settings.forgive, settings.doubt * 2**state.failures)
-    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.forgive)
+    contended = Contention.of(recent, settings).slow >= settings.contended_ratio
+    doubt = min(settings.cap_ticks, settings.doubt_ticks * 2**state.failures)
+    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.cap_ticks)
     for name, count in state.knobs.workers.items():
         (least, most), before = state.limits.workers[name], trial.before.workers[name]
         if count > before:
@@ -71,7 +71,7 @@ def caps_after_failure(
                 until,
                 trial.slow,
                 most,
-                state.tick + settings.pause,
+                state.tick + settings.pause_ticks,
             )
         elif count < before:
             caps[name] = WorkerCap(before, most, until)
@@ -118,6 +118,11 @@ class PlannerState:
     """The most remote workers of each stage that were needed since then."""
 
     @property
+    def unchanged(self) -> bool:
+        """Whether no knob has changed since the run began."""
+        return self.age == self.tick
+
+    @property
     def other_cpu_s(self) -> float:
         """Processor seconds a row that no stage accounts for."""
         return self.other_cpu / self.passed if self.passed > 0 else 0.0
@@ -151,7 +156,7 @@ def seen(
 ) -> tuple[Look, ...]:
     """Returns the window with one more look, without old ones."""
     return tuple(
-        look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window
+        look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window_ticks
     )
 
 

@@ -24,11 +24,11 @@ class TrialChange:
     """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
-    then: Knobs | None = None
+    rest: Knobs | None = None
     """The rest of the change, after one process of each stage was measured. None: this is the whole change."""
-    own: Knobs | None = None
-    """For an initial setting: the planner's own choice, which promises `own_rows_per_s`. None: the gain decides."""
-    own_rows_per_s: float = 0.0
+    planner_choice: Knobs | None = None
+    """For an initial setting: the planner's own choice, which promises `planner_rows_per_s`. None: the gain decides."""
+    planner_rows_per_s: float = 0.0
     settings: PlannerSettings = DEFAULT
 
     @property
@@ -44,47 +44,49 @@ class TrialChange:
 
     def verdict(self, age: float, recent: PipelineRates) -> bool | None:
         """True: keep the change; False: undo it; None: wait and see. `age` counts ticks since the change."""
-        gain, limits = self.gain(recent), self.settings
-        fed = recent.stall <= limits.smooth
-        if self.own is not None:
+        gain = self.gain(recent)
+        settings = self.settings
+        fed = recent.stall <= settings.fed_stall
+        if self.planner_choice is not None:
             # The planner's own choice follows soon if the initial setting does not reach its promise.
             return (
                 None
-                if age < limits.opened
-                else recent.rows_per_s >= max(self.rows_per_s, limits.trusted * self.own_rows_per_s)
+                if age < settings.initial_ticks
+                else recent.rows_per_s
+                >= max(self.rows_per_s, settings.initial_share * self.planner_rows_per_s)
             )
         clear = (
-            gain >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear)
+            gain >= 1 + min(settings.clear_share * (self.hoped - 1), settings.clear_gain)
             if self.rises
-            else gain >= limits.clear_kept
+            else gain >= settings.clear_kept
         )
         if clear or fed:
-            patience: float = limits.settle
+            patience: float = settings.settle_ticks
         elif self._hurts(recent):
-            patience = limits.hurt
+            patience = settings.harm_ticks
         else:
-            patience = limits.patience + self.start_up
+            patience = settings.patience_ticks + self.start_up
         if age < patience:
             return None
         return (
             clear
             or fed
             or self.kind == "memory"
-            or gain >= (1 + limits.least_gain if self.rises else limits.least_kept)
+            or gain >= (1 + settings.min_gain if self.rises else settings.min_kept)
         )
 
     def fulfilled(self, recent: PipelineRates) -> bool:
         """Returns whether growing reached the promised gain."""
-        return self.kind in ("own", "grow") and self.gain(recent) >= 1 + self.settings.fulfilled * (
-            self.hoped - 1
-        )
+        return self.kind in ("own", "grow") and self.gain(
+            recent
+        ) >= 1 + self.settings.fulfilled_share * (self.hoped - 1)
 
     def _hurts(self, recent: PipelineRates) -> bool:
         return (
             self.rises
             and not self.start_up
-            and self.gain(recent) < self.settings.harm
-            and Contention.of(recent, self.settings).slow < self.settings.contended
+            and self.gain(recent) < self.settings.harm_share
+            and Contention.of(recent, self.settings).slow < self.settings.contended_ratio
         )
 
     def crashed(self, rates: PipelineRates) -> bool:
@@ -92,6 +94,6 @@ class TrialChange:
         return (
             self.rises
             and not self.start_up
-            and rates.stall > self.settings.smooth
-            and self.gain(rates) < self.settings.crash
+            and rates.stall > self.settings.fed_stall
+            and self.gain(rates) < self.settings.crash_share
         )
