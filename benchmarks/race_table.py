@@ -12,19 +12,19 @@ ENTRY = "2026-11-22 · The race, once torch has one thread in a transform's thre
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",
-    "ours is as fast, times",
+    "rows/s of Sluice ÷ its rows/s",
     "tuned while it runs",
     "memory limit",
     "exact order, resumable",
-    "other ranks",
+    "resumes on more or fewer ranks",
 )
 _LOADERS = (
     (
         "torch DataLoader, by hand",
         "torch DataLoader by hand",
-        ("no", "no", "what you write", "what you write"),
+        ("no", "no", "your code", "your code"),
     ),
-    ("SPDL", "SPDL", ("no", "queue lengths", "what you write", "what you write")),
+    ("SPDL", "SPDL", ("no", "queue lengths", "your code", "your code")),
     ("tf.data", "tf.data; its AUTOTUNE", ("workers, buffers", "its buffers", "on one host", "no")),
     (
         "Petastorm",
@@ -36,7 +36,7 @@ _LOADERS = (
     (
         "Hugging Face, mapped Arrow",
         "Hugging Face, its memory-mapped Arrow",
-        ("no", "the kernel's", "yes", "what you write"),
+        ("no", "left to the kernel", "yes", "your code"),
     ),
 )
 """A loader's name in README, how its row in the log begins, and what it can do."""
