@@ -29,6 +29,7 @@ from sluice.ingest.read.sources import Reading
 from tests.dlrm.test_checkpoint import META, Alone, Weights
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
+from tests.raises import raises
 
 pytestmark = pytest.mark.skipif(
     not is_known, reason="the numbers of the system's calls are those of x86-64"
@@ -197,7 +198,7 @@ def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
     for name, calls in {"write": WRITE, "sync": SYNC, "rename": NAME}.items():
         error = struck(lambda: small_table(tmp_path / name, rows=100, files=1), *calls)  # noqa: B023
         assert isinstance(error, OSError), error
-        with pytest.raises(TableError, match="no feature table"):
+        with raises(TableError, "no feature table"):
             FeatureTable.open(tmp_path / name)
 
 

@@ -29,6 +29,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.stages.transform import TransformError
 from tests.ingest.twin import eventually, halve
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +97,7 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
     assert "four are enough" in tell(run)
     assert run.config["sparse"] == ["item"]
     assert "four are enough" in (tmp_path / "run" / "report.html").read_text()
-    with pytest.raises(RunError, match="already holds a run"):
+    with raises(RunError, "already holds a run"):
         loader_of(clicks, run_dir=tmp_path / "run")
 
 
@@ -139,16 +140,16 @@ def test_knobs_turned_by_hand_are_not_touched(clicks):
 
 
 def test_what_is_misspelt_is_refused_before_anything_starts(clicks, tmp_path):
-    for wrong, said in [
-        ({"tuning": "atuo"}, "did you mean 'auto'"),
-        ({"roles": "labl=clicked"}, "'labl' is not a role .did you mean 'label'"),
-        ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
-        ({"roles": "label"}, "has no '='"),
-        ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),
-        ({"errors": {"on_error": "skip"}}, "skip"),
-        ({"memory_limit": "2 lots"}, "'2 lots' is not a number of bytes"),
+    for wrong, facts in [
+        ({"tuning": "atuo"}, ["'auto'"]),
+        ({"roles": "labl=clicked"}, ["'labl'", "'label'"]),
+        ({"roles": "label=clikced;dense=price"}, ["'clicked'"]),
+        ({"roles": "label"}, ["'='"]),
+        ({"hash": {"itm": 5}}, ["hash", "'itm'", "'item'"]),
+        ({"errors": {"on_error": "skip"}}, ["skip"]),
+        ({"memory_limit": "2 lots"}, ["'2 lots'", "number of bytes"]),
     ]:
-        with pytest.raises(ValueError, match=said):
+        with raises(ValueError, *facts):
             loader_of(
                 clicks,
                 **{**wrong, **({"errors": Errors(**wrong["errors"])} if "errors" in wrong else {})},
@@ -184,7 +185,7 @@ class TestEnds:
 
     def test_a_loader_that_cannot_write_its_folder_leaves_nothing(self, clicks, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(RunError, match="is a file"):
+        with raises(RunError, "is a file"):
             loader_of(clicks, run_dir=tmp_path / "file")
         gc.collect()
         assert not agents()
@@ -250,11 +251,9 @@ class TestEnds:
 
 class TestWhatItSays:
     def test_an_argument_that_there_is_not_is_answered_with_the_one_that_was_meant(self, clicks):
-        with pytest.raises(
-            TypeError, match=r"Loader has no argument 'batchsize' \(did you mean 'batch_size'\?\)"
-        ):
+        with raises(TypeError, "'batchsize'", "'batch_size'"):
             Loader(clicks, batchsize=80)
-        with pytest.raises(TypeError, match="batch_size"):
+        with raises(TypeError, "batch_size"):
             Loader(clicks)
 
     @pytest.mark.parametrize(
@@ -264,8 +263,8 @@ class TestWhatItSays:
             ("seed", "one", "8"),
             ("read_ahead_epochs", 1.5, "8"),
             ("roles", ["label"], "'label=click"),
-            ("hash", 1000, r"\{'user'"),
-            ("order", "shuffle", r"Order\(shuffle=False\)"),
+            ("hash", 1000, "{'user'"),
+            ("order", "shuffle", "Order(shuffle=False)"),
             ("knobs", {"read": 2}, "Knobs"),
             ("errors", "quarantine", "Errors"),
             ("reading", "arrow", "Reading"),
@@ -275,10 +274,7 @@ class TestWhatItSays:
     def test_an_argument_of_another_kind_is_named_with_an_example(
         self, clicks, name, value, example
     ):
-        with pytest.raises(
-            LoaderError,
-            match=f"{name}=.* has the wrong type .*; write for instance {name}={example}",
-        ):
+        with raises(LoaderError, f"{name}={example}"):
             loader_of(clicks, **{name: value})
 
     def test_the_old_name_of_an_argument_works_with_a_warning(self, clicks):
@@ -413,12 +409,9 @@ class TestTransforms:
             loader_of(clicks, transforms=[halve_price, halve_price])
 
     def test_what_is_no_function_is_refused(self, clicks):
-        with pytest.raises(TransformError, match="is not a function"):
+        with raises(TransformError, "is not a function"):
             loader_of(clicks, transforms=[3])
-        with pytest.raises(
-            TransformError,
-            match=r"give a list, transforms=\[…\], not just .*halve_price \(\w+\.py:\d+\)",
-        ):
+        with raises(TransformError, "transforms=[…]", "halve_price", "test_loader.py"):
             loader_of(clicks, transforms=halve_price)
 
     def test_a_state_asks_for_the_transforms_that_it_was_made_with(self, clicks, tmp_path):
@@ -433,15 +426,12 @@ class TestTransforms:
         }
         with (
             loader_of(clicks) as loader,
-            pytest.raises(LoaderError, match=r"transform 'halve_price' .'tests.test_loader"),
+            raises(LoaderError, "'halve_price'", "tests.test_loader:halve_price"),
         ):
             loader.load_state_dict(state)
         with (
             loader_of(clicks, transforms=[halve_price]) as loader,
-            pytest.raises(
-                LoaderError,
-                match=r"'lambda' .a function without an importable name, so give it again",
-            ),
+            raises(LoaderError, "'lambda'", "without an importable name"),
         ):
             loader.load_state_dict(state)
         with loader_of(clicks, transforms=[halve_price, lambda columns: None]) as loader:
@@ -504,5 +494,5 @@ class TestElsewhere:
 def test_the_order_is_one_group_of_settings(clicks):
     with loader_of(clicks, order=Order(shuffle=False, last="pad"), batch_size=96) as loader:
         assert sum(batch.rows for batch in loader) == 2000
-    with pytest.raises(UsageError, match="last"):
+    with raises(UsageError, "last"):
         loader_of(clicks, order=Order(last="keep"))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
 
 from benchmarks.small_table import small_table
 from sluice.agent.report import page
@@ -32,6 +31,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Errors, Quarantine
 from tests import ports
+from tests.raises import raises
 
 NOBODY = 65534
 
@@ -138,7 +138,7 @@ def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monk
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
     (tmp_path / "victim").write_text("mine")
     (tmp_path / f".best.toml.{uuid.UUID(int=1).hex}").symlink_to(tmp_path / "victim")
-    with pytest.raises(KnobError, match=r"best\.toml: the knobs cannot be written: File exists"):
+    with raises(KnobError, "best.toml", "File exists"):
         knobs_file.save(tmp_path / "best.toml", Knobs())
     assert (tmp_path / "victim").read_text() == "mine"
 
@@ -154,14 +154,10 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "sluice-cache").symlink_to(tmp_path / "a")
     for place in ("a", "b"):
-        with pytest.raises(
-            ArgumentError,
-            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache "
-            "can be written by other users",
-        ):
+        with raises(ArgumentError, f"--cache {tmp_path}/{place}", "other users"):
             cache(tmp_path / place)
     (tmp_path / "a" / "sluice-cache").chmod(0o755)
     if os.geteuid() == 0:
         os.chown(tmp_path / "a" / "sluice-cache", NOBODY, NOBODY)
-        with pytest.raises(ArgumentError, match="can be written by other users"):
+        with raises(ArgumentError, "other users"):
             cache(tmp_path / "a")

@@ -21,6 +21,7 @@ from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
 from sluice.ingest.read.reader import SourceError
 from sluice.petastorm import TransformSpec, make_batch_reader, make_spark_converter
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -114,9 +115,8 @@ def test_a_reader_goes_on_where_another_one_was(folder, done):
         assert ids(reader) == whole[done:]
     with (
         make_batch_reader(folder, seed=2) as reader,
-        pytest.raises(
-            RowGroupError,
-            match=r"of row groups \(seed: 1 in the state, 2 here; shuffle_rows: True in the state, Fal",
+        raises(
+            RowGroupError, "row groups", "seed: 1", "2 here", "shuffle_rows: True", "False here"
         ),
     ):
         reader.load_state_dict(state)
@@ -227,9 +227,7 @@ def test_a_function_that_fails_is_named_with_its_row_group(folder):
         make_batch_reader(
             folder, transform_spec=TransformSpec(function), shuffle_row_groups=False
         ) as reader,
-        pytest.raises(
-            SourceError, match=r"part-0.parquet, row group 0: .* failed: KeyError: 'nothing'"
-        ),
+        raises(SourceError, "part-0.parquet", "row group 0", "KeyError", "'nothing'"),
     ):
         next(reader)
 
@@ -255,26 +253,23 @@ def test_signatures_are_petastorms(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "facts"),
     [
-        ({"reader_pool_type": "process"}, "reader_pool_type='process' has no meaning here"),
-        (
-            {"results_queue_size": 9},
-            "results_queue_size=9 has no meaning here: read-ahead is limited in bytes",
-        ),
-        ({"shuffle_row_drop_partitions": 2}, "shuffle_row_drop_partitions=2 has no meaning here"),
-        ({"cache_type": "local-disk"}, "cache_type='local-disk'"),
-        ({"filters": [("day", ">", 2)]}, "filters=.* has no meaning here: take a predicate"),
-        ({"shard_seed": 3}, "shard_seed=3 has no meaning here: take seed"),
-        ({"filesystem": object()}, "filesystem=.*files are opened by Arrow"),
+        ({"reader_pool_type": "process"}, ["reader_pool_type='process'"]),
+        ({"results_queue_size": 9}, ["results_queue_size=9", "bytes"]),
+        ({"shuffle_row_drop_partitions": 2}, ["shuffle_row_drop_partitions=2"]),
+        ({"cache_type": "local-disk"}, ["cache_type='local-disk'"]),
+        ({"filters": [("day", ">", 2)]}, ["filters=", "predicate"]),
+        ({"shard_seed": 3}, ["shard_seed=3", "seed"]),
+        ({"filesystem": object()}, ["filesystem=", "Arrow"]),
         (
             {"transform_spec": TransformSpec(removed_fields=["idd"])},
-            "removed_fields names 'idd', .*did you mean 'id'",
+            ["removed_fields", "'idd'", "'id'"],
         ),
     ],
 )
-def test_what_is_not_taken_is_refused_by_its_name(folder, options, message):
-    with pytest.raises(PetastormError, match=message):
+def test_an_option_that_is_not_supported_is_refused_by_name(folder, options, facts):
+    with raises(PetastormError, *facts):
         make_batch_reader(folder, **options)
 
 
@@ -282,7 +277,7 @@ def test_addresses_that_lead_nowhere_are_named(folder, tmp_path):
     with pytest.raises(PetastormError, match="write a URL, for instance file:///"):
         make_batch_reader("some/folder")
     for name in ("nothing", "."):
-        with pytest.raises(PetastormError, match="no such file, or a folder without files"):
+        with raises(PetastormError, "no such file"):
             make_batch_reader(f"file://{tmp_path}/{name}")
 
 
@@ -314,7 +309,7 @@ def test_names_of_folders_hold_columns(tmp_path):
         assert {name for batch in reader for name in batch.place.tolist()} == {"se", "no"}
     (tmp_path / "day=1" / "elsewhere").mkdir()
     pq.write_table(pa.table({"id": [1]}), tmp_path / "day=1" / "elsewhere" / "part.parquet")
-    with pytest.raises(PetastormError, match="folders have different columns"):
+    with raises(PetastormError, "different columns"):
         make_batch_reader(url)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.raises import raises
+
 SCRIPT = Path(__file__).parent.parent / ".ci" / "plain.py"
 GOOD = '"""Reads rows."""\n'
 LONG = '"""' + "word " * 31 + '."""\n'
@@ -55,7 +57,7 @@ def test_a_count_that_rises_is_refused_by_name(run_script, capfd, path, text, me
 
 def test_without_limits_nothing_passes(run_script):
     Path(".ci/plain.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"plain\.json"):
+    with raises(FileNotFoundError, "plain.json"):
         run_script()
 
 

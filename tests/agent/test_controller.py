@@ -15,6 +15,7 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot, StatsError
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import raises
 
 
 def _pipeline():
@@ -348,7 +349,7 @@ def test_the_thread_ticks_and_ends():
         assert ticked.wait(60)
     assert controller.ticks >= 3
     assert not [t for t in threading.enumerate() if t.name == "sluice-agent"]
-    with pytest.raises(ValueError, match="interval_s"):
+    with raises(ValueError, "interval_s"):
         Controller(pipeline, Seen(), record=lambda e: None, interval_s=0)
 
 

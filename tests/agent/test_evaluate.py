@@ -22,6 +22,7 @@ from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -255,5 +256,5 @@ def test_wrong_usage_is_refused(argv, error):
 
 def test_without_the_contest_live_says_where_it_lies(monkeypatch):
     monkeypatch.setitem(sys.modules, "sluice.benchmarks.rivals", None)
-    with pytest.raises(UsageError, match=r"--live .* benchmarks/rivals"):
+    with raises(UsageError, "--live", "benchmarks/rivals"):
         simulated.main(["--live-only"])

@@ -12,6 +12,7 @@ from sluice.agent.policies import make
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.ingest.knobs import KnobError
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import raises
 
 
 class MemoryStore:
@@ -118,7 +119,7 @@ def test_ranks_are_seen_as_one_and_all_get_the_knobs():
     assert [p.knobs.workers["read"] for p in pipelines] == [5, 5]
     _advance(pipelines, members)
     assert [len(p.applied) for p in pipelines] == [1, 1]  # applied once, not at every look
-    with pytest.raises(KnobError, match="outside"):
+    with raises(KnobError, "outside"):
         tunable.apply(tunable.knobs.with_workers(read=500))
 
 
@@ -203,7 +204,7 @@ def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
 
 
 def test_a_host_that_is_not_among_the_ranks_is_refused():
-    with pytest.raises(ValueError, match="'c'"):
+    with raises(ValueError, "'c'"):
         HostTunable(MemoryStore(), "c", _pipeline(), ranks={"a": 1})
 
 

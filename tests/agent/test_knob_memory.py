@@ -14,6 +14,7 @@ from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.settings import make, read
 from sluice.ingest.knobs import KnobError, Knobs
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import raises
 
 
 class FakeOperators:
@@ -125,7 +126,7 @@ def test_a_registry_that_cannot_be_written_is_one_line_and_the_run_goes_on(tmp_p
 def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
     (tmp_path / "k.toml").write_text("[workers]\nonlin = 2\n")
     kept = KnobMemory(_loader(), KnobOptions(knobs=str(tmp_path / "k.toml")), say=print)
-    with pytest.raises(KnobError, match="did you mean 'online'"):
+    with raises(KnobError, "'online'"):
         kept.start()
 
 

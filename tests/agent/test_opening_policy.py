@@ -26,6 +26,7 @@ from sluice.agent.policies.opening.policy import (
 from sluice.agent.policies.opening.weights import WeightsError, write
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.ingest.knobs import Limits
+from tests.raises import raises
 
 MIB = 2**20
 WIDE = {
@@ -202,11 +203,11 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
     assert loaded.record == record
     assert loaded.choose(given()) == NetworkPolicy(weights(), record).choose(given())
     write(tmp_path / "b.safetensors", {**weights(), "see.bias": np.zeros(3, np.float32)}, record)
-    with pytest.raises(WeightsError, match=r"b\.safetensors: see\.bias has shape \(3,\)"):
+    with raises(WeightsError, "b.safetensors", "see.bias", "(3,)"):
         NetworkPolicy.load(tmp_path / "b.safetensors")
     (tmp_path / "c.safetensors").write_bytes(b"nonsense" * 10)
     for name in ("c.safetensors", "absent"):
-        with pytest.raises(WeightsError, match="sluice teach --policy opening"):
+        with raises(WeightsError, tmp_path / name, "sluice teach --policy opening"):
             NetworkPolicy.load(tmp_path / name)
 
 

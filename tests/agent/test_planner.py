@@ -22,6 +22,7 @@ from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -506,17 +507,17 @@ def test_a_clock_that_stands_still_and_a_silent_stage_change_nothing():
     assert "waiting for rows" in reason.text
 
 
-def test_fixed_changes_nothing_and_a_name_that_is_none_is_told():
+def test_fixed_changes_nothing_and_an_unknown_name_is_refused():
     pipeline = _store_bound()
     controller, events = _tune(pipeline, 20, "fixed")
     assert (controller.decisions, events) == (0, [])
-    with pytest.raises(KnobError, match="did you mean 'planner'"):
+    with raises(KnobError, "'planner'"):
         make("planer")
 
 
 def test_the_fake_rejects_knobs_out_of_range():
     pipeline = _store_bound()
-    with pytest.raises(KnobError, match="read"):
+    with raises(KnobError, "'read'"):
         pipeline.apply(Knobs(workers={"read": 65}))
     assert isinstance(pipeline.limits, Limits)
 

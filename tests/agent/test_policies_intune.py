@@ -36,6 +36,7 @@ from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.knobs import Knobs, Limits
+from tests.raises import raises
 
 MACHINE = Hardware(bytes_per_s=0, speed=1)
 
@@ -238,7 +239,7 @@ def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10])
 def test_weights_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"x\.safetensors"):
+    with raises(WeightsError, "x.safetensors"):
         InTune(tmp_path / "x.safetensors")
-    with pytest.raises(WeightsError, match="absent"):
+    with raises(WeightsError, "absent"):
         InTune(tmp_path / "absent")

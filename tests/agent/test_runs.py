@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.report.run_folder import Run, RunError, RunFolder, read_lines
+from tests.raises import raises
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +40,7 @@ def test_lines_are_there_while_the_run_goes_on(tmp_path):
 def test_a_folder_in_use_names_who_uses_it(tmp_path):
     with (
         RunFolder.create(tmp_path / "run", {}),
-        pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
+        raises(RunError, f"process {os.getpid()}"),
     ):
         RunFolder.create(tmp_path / "run", {}, resume=True)
     RunFolder.create(tmp_path / "run", {}, resume=True).close()
@@ -59,10 +60,10 @@ def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(RunError, match=r"thesis\.txt"):
+        with raises(RunError, "thesis.txt"):
             RunFolder.create(foreign, {}, resume=resume)
     assert os.listdir(foreign) == ["thesis.txt"]
-    with pytest.raises(RunError, match="is a file"):
+    with raises(RunError, "is a file"):
         RunFolder.create(foreign / "thesis.txt", {})
 
 
@@ -75,13 +76,13 @@ def test_a_run_that_came_to_nothing_is_begun_anew(tmp_path):
     run = Run.read(tmp_path / "run")
     assert run.config["seed"] == 2
     assert [event["kind"] for event in run.events] == ["start"]
-    with pytest.raises(RunError, match="already holds a run"):  # it has something to go on from
+    with raises(RunError, "already holds a run"):  # it has something to go on from
         RunFolder.create(tmp_path / "run", {"seed": 3})
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"run: cannot be made \(Not a directory\)"):
+    with raises(RunError, tmp_path / "file" / "run", "Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", {})
 
 
@@ -117,7 +118,7 @@ def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"in use by process {holder.pid}"):
+        with raises(RunError, f"process {holder.pid}"):
             RunFolder.create(tmp_path / "run", {}, resume=True)
     finally:
         holder.send_signal(signal.SIGKILL)
@@ -128,15 +129,15 @@ def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(RunError, match="no run folder"):
+    with raises(RunError, "no run folder"):
         Run.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RunError, match="not JSON"):
+    with raises(RunError, "not JSON"):
         Run.read(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(RunError, match="format 99"):
+    with raises(RunError, "format 99"):
         Run.read(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "events.jsonl").write_text('{"kind": "start"}\nrubbish\n{"kind": "end"}\n')
-    with pytest.raises(RunError, match="line 2"):
+    with raises(RunError, "line 2"):
         Run.read(tmp_path)

@@ -14,39 +14,40 @@ from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.runtime_settings import RuntimeSettings
 from sluice.agent.simulator.rollout import Rollout, run
 from sluice.agent.simulator.scenario_json import shipped
+from tests.raises import raises
 
 POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "bound"),
     [
-        ({"min_gain_ratio": 0.9}, "min_gain_ratio: 0.9 is not a number of at least 1"),
-        ({"thinned_share": 1.2}, "thinned_share: 1.2 is not a number from 0 to 1"),
-        ({"patience_ticks": 4.5}, "patience_ticks: 4.5 is not a whole number"),
-        ({"window_ticks": 0}, "window_ticks: 0 is not a whole number of at least 1"),
-        ({"handover_s": 0.0}, "handover_s: 0.0 is not a number above 0"),
-        ({"drift_alarm": float("nan")}, "drift_alarm: nan is not a number above 0"),
-        ({"halvings": True}, "halvings: True is not a whole number"),
-        ({"settle_ticks": 6}, "settle_ticks: 6 is above patience_ticks, 5"),
-        ({"memory_target": 0.97}, "memory_target: 0.97 is above memory_alarm, 0.95"),
+        ({"min_gain_ratio": 0.9}, "at least 1"),
+        ({"thinned_share": 1.2}, "from 0 to 1"),
+        ({"patience_ticks": 4.5}, "whole number"),
+        ({"window_ticks": 0}, "at least 1"),
+        ({"handover_s": 0.0}, "above 0"),
+        ({"drift_alarm": float("nan")}, "above 0"),
+        ({"halvings": True}, "whole number"),
+        ({"settle_ticks": 6}, "patience_ticks, 5"),
+        ({"memory_target": 0.97}, "memory_alarm, 0.95"),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_by_name(setting, said):
-    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+def test_a_number_that_cannot_be_is_refused_by_name(setting, bound):
+    with raises(ValueError, *setting, *setting.values(), bound):
         PlannerSettings(**setting)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "bound"),
     [
-        ({"early_share": 1.2}, "early_share: 1.2 is not a number from 0 to 1"),
-        ({"claimed_ratio": 0.9}, "claimed_ratio: 0.9 is not a number of at least 1"),
-        ({"window_looks": 2.5}, "window_looks: 2.5 is not a whole number"),
+        ({"early_share": 1.2}, "from 0 to 1"),
+        ({"claimed_ratio": 0.9}, "at least 1"),
+        ({"window_looks": 2.5}, "whole number"),
     ],
 )
-def test_so_is_a_number_of_the_controller_s(setting, said):
-    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+def test_so_is_a_number_of_the_controller_s(setting, bound):
+    with raises(ValueError, *setting, *setting.values(), bound):
         RuntimeSettings(**setting)
 
 

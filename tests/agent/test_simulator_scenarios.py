@@ -14,6 +14,7 @@ from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import end_score, metric, reference, run, score
 from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -56,67 +57,61 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
 
 
 @pytest.mark.parametrize(
-    ("values", "path"),
+    ("values", "facts"),
     [
-        ([], "scenario: is not an object"),
-        (changed(["stages"], []), "stages:"),
-        (changed(["stages", 1], 7), r"stages\[1\]: is not an object"),
-        (changed(["stages", 1, "cost_s"], -1), r"stages\[1\]\.cost_s: -1"),
-        (changed(["stages", 1, "cost_s"], "much"), r"stages\[1\]\.cost_s: 'much'"),
-        (changed(["stages", 1, "cpu"], 2), r"stages\[1\]\.cpu: 2"),
-        (
-            changed(["stages", 1, "sgima"], 0.1),
-            r"stages\[1\]\.sgima: unknown key \(did you mean 'sigma'",
-        ),
-        (changed(["stages", 1, "name"], "read"), "stages:"),
-        (changed(["stages", 0], {"name": "read"}), r"stages\[0\]\.cost_s: is missing"),
-        (changed(["stages", 0, "item_bytes"], "4 apples"), r"stages\[0\]\.item_bytes: '4 apples'"),
-        (changed(["machine", "cores"], None), r"machine\.cores: None"),
-        (changed(["machine", "memory_limit"], "520MiB"), r"machine\.memory_limit: .* would do"),
-        (changed(["consumer", "batch_rows"], 0), r"consumer\.batch_rows: 0"),
-        (changed(["seconds"], 0), "seconds: 0"),
-        (changed(["extra"], 0), "extra: unknown key"),
-        (changed(["start", "raed"], 1), r"start\.raed: no such stage \(did you mean 'read'"),
-        (changed(["start", "read"], 0), r"start\.read: 0"),
-        (changed(["start", "read"], 900), "start: workers of 'read': 900"),
-        (changed(["changes"], {}), "changes: is not a list"),
-        (changed(["changes", 0], {"set": {"machine.cores": 2}}), r"changes\[0\]\.at: is missing"),
-        (changed(["changes", 0, "at"], -2), r"changes\[0\]\.at: is below 0"),
-        (changed(["changes", 0, "when"], 2), r"changes\[0\]\.when: unknown key"),
+        ([], ["scenario", "object"]),
+        (changed(["stages"], []), ["stages"]),
+        (changed(["stages", 1], 7), ["stages[1]", "object"]),
+        (changed(["stages", 1, "cost_s"], -1), ["stages[1].cost_s", -1]),
+        (changed(["stages", 1, "cost_s"], "much"), ["stages[1].cost_s", "'much'"]),
+        (changed(["stages", 1, "cpu"], 2), ["stages[1].cpu", 2]),
+        (changed(["stages", 1, "sgima"], 0.1), ["stages[1].sgima", "'sigma'"]),
+        (changed(["stages", 1, "name"], "read"), ["stages"]),
+        (changed(["stages", 0], {"name": "read"}), ["stages[0].cost_s", "missing"]),
+        (changed(["stages", 0, "item_bytes"], "4 apples"), ["stages[0].item_bytes", "'4 apples'"]),
+        (changed(["machine", "cores"], None), ["machine.cores", None]),
+        (changed(["machine", "memory_limit"], "520MiB"), ["machine.memory_limit", "would do"]),
+        (changed(["consumer", "batch_rows"], 0), ["consumer.batch_rows", 0]),
+        (changed(["seconds"], 0), ["seconds", 0]),
+        (changed(["extra"], 0), ["extra", "unknown"]),
+        (changed(["start", "raed"], 1), ["start.raed", "'read'"]),
+        (changed(["start", "read"], 0), ["start.read", 0]),
+        (changed(["start", "read"], 900), ["start", "'read'", 900]),
+        (changed(["changes"], {}), ["changes", "list"]),
+        (changed(["changes", 0], {"set": {"machine.cores": 2}}), ["changes[0].at", "missing"]),
+        (changed(["changes", 0, "at"], -2), ["changes[0].at", "below 0"]),
+        (changed(["changes", 0, "when"], 2), ["changes[0].when", "unknown"]),
         (
             changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}),
-            r"changes\[1\]\.scale\.stages\.raed\.cost_s: no",
+            ["changes[1].scale.stages.raed.cost_s"],
         ),
         (
             changed(["changes", 1, "scale"], {"stages.read.cost": 4}),
-            r"changes\[1\]\.scale\.stages\.read\.cost: no such",
+            ["changes[1].scale.stages.read.cost"],
         ),
         (
             changed(["changes", 1, "scale"], {"stages.read.cost_s": -4}),
-            r"changes\[1\]\.scale\.stages\.read\.cost_s: cost",
+            ["changes[1].scale.stages.read.cost_s"],
         ),
         (
             changed(["changes", 0, "set"], {"machine.memory_limit": "1MiB"}),
-            r"changes\[0\]\.machine\.memory_limit",
+            ["changes[0].machine.memory_limit"],
         ),
-        (
-            changed(["passes", 0, "metric"], "scoer"),
-            r"passes\[0\]\.metric: 'scoer' \(did you mean 'score'",
-        ),
-        (changed(["passes", 0], {"metric": "score"}), r"passes\[0\]: needs at_least or at_most"),
-        (changed(["passes", 1, "stage"], "raed"), r"passes\[1\]\.stage: 'raed'"),
+        (changed(["passes", 0, "metric"], "scoer"), ["passes[0].metric", "'scoer'", "'score'"]),
+        (changed(["passes", 0], {"metric": "score"}), ["passes[0]", "at_least", "at_most"]),
+        (changed(["passes", 1, "stage"], "raed"), ["passes[1].stage", "'raed'"]),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_by_its_path(values, path):
-    with pytest.raises(ScenarioError, match=path):
+def test_what_is_wrong_in_a_file_is_named_by_its_path(values, facts):
+    with raises(ScenarioError, *facts):
         parse(values)
 
 
 def test_a_file_that_is_no_json_or_not_there_is_named(tmp_path):
     (tmp_path / "broken.json").write_text('{"name": "x",\n  "stages": [}')
-    with pytest.raises(ScenarioError, match=r"broken\.json: line 2, column 14"):
+    with raises(ScenarioError, "broken.json", "line 2, column 14"):
         load(tmp_path / "broken.json")
-    with pytest.raises(ScenarioError, match=r"absent\.json"):
+    with raises(ScenarioError, "absent.json"):
         load(tmp_path / "absent.json")
     (tmp_path / "good.json").write_text(json.dumps(GOOD))
     assert load(tmp_path / "good.json").name == "mine"

@@ -10,6 +10,7 @@ from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.benchmarks.calibration import Calibration, CalibrationError, Sighting
 from sluice.ingest.knobs import Knobs, Limits
+from tests.raises import raises
 
 ROWS = 8192
 
@@ -143,15 +144,13 @@ def test_readers_that_memory_holds_back_are_not_taken_for_slow_ones():
 def test_back_ends_that_were_not_seen_are_not_guessed():
     truth = CASES["the interpreter's lock"][0]
     found = Calibration.of(seen(truth, "python=1", "python=2"))
-    with pytest.raises(
-        CalibrationError, match=r"no sighting has the back ends of read=1 python=2\(process\)"
-    ):
+    with raises(CalibrationError, "read=1 python=2(process)"):
         found.rows_per_s(alone(truth).parse("python=2,python.backend=process"))
 
 
 def test_what_says_nothing_is_refused():
-    with pytest.raises(CalibrationError, match="at least one setting"):
+    with raises(CalibrationError, "at least one setting"):
         Calibration.of([])
     some = seen(CASES["a trainer"][0], "read=1")[0]
-    with pytest.raises(CalibrationError, match="no rows came with read=1"):
+    with raises(CalibrationError, "no rows", "read=1"):
         Calibration.of([Sighting(some.knobs, some.after, some.after)])

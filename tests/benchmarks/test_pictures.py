@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import pictures
 from benchmarks.pictures import PICTURES, Picture, PictureError, Series, drawn, figures, values
+from tests.raises import raises
 
 LOG = """# Log
 
@@ -73,7 +74,7 @@ def test_figures_are_read_as_the_log_writes_them(cell, found):
 
 
 @pytest.mark.parametrize(
-    ("entry", "table", "column", "nth", "said"),
+    ("entry", "table", "column", "nth", "fact"),
     [
         ("2030-01-03 · None", "rate", "rate", 0, "no entry"),
         ("2030-01-01 · First", "rates", "rate", 0, "no table"),
@@ -81,7 +82,7 @@ def test_figures_are_read_as_the_log_writes_them(cell, found):
         ("2030-01-01 · First", "rate", "rate", 1, "no figure 2"),
     ],
 )
-def test_what_the_log_does_not_say_is_not_drawn(entry, table, column, nth, said):
+def test_what_the_log_does_not_say_is_not_drawn(entry, table, column, nth, fact):
     picture = Picture(
         file="x",
         title="x",
@@ -90,5 +91,5 @@ def test_what_the_log_does_not_say_is_not_drawn(entry, table, column, nth, said)
         unit="{}",
         series=(Series(name="x", column=column, nth=nth),),
     )
-    with pytest.raises(PictureError, match=said):
+    with raises(PictureError, fact):
         drawn(picture, LOG)

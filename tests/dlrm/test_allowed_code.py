@@ -17,6 +17,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.loader import BatchLoader
 from tests.dlrm.hostile_table import MODULE, SPEC, ended
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +94,7 @@ def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hosti
     assert [op.function for c in stored.columns for op in c.ops if isinstance(op, Python)] == [
         f"{MODULE}:halved"
     ]
-    with pytest.raises(OperatorError, match="names the function"):
+    with raises(OperatorError, "names the function"):
         Job(spec=stored, inputs=("x",), store=TableStore(hostile / "other"))
     assert not ran()
     assert Spec.own(SPEC).import_functions()

@@ -19,6 +19,7 @@ from sluice.dlrm.model.table_compression import (
     within,
 )
 from sluice.dlrm.options import ConfigError, Table
+from tests.raises import raises
 
 
 def table(rows=1000, width=16, name="C1", lookups=1.0):
@@ -258,40 +259,40 @@ def test_a_choice_is_read(text, how):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        ("hash", "write full, spread, modulo:ROWS"),
-        ("full:3", "write full"),
-        ("spread:3", "write full"),
-        ("hash:many", "write full"),
-        ("hash:10:add", "write full"),
-        ("quotiant:50", "did you mean 'quotient'"),
-        ("quotient:50:sum", "'sum'"),
-        ("hash:1", "rows is 1"),
+        ("hash", ["full, spread, modulo:ROWS"]),
+        ("full:3", ["modulo:ROWS"]),
+        ("spread:3", ["modulo:ROWS"]),
+        ("hash:many", ["modulo:ROWS"]),
+        ("hash:10:add", ["modulo:ROWS"]),
+        ("quotiant:50", ["'quotient'"]),
+        ("quotient:50:sum", ["'sum'"]),
+        ("hash:1", ["rows is 1"]),
     ],
 )
-def test_a_wrong_choice_says_what_to_write(text, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_wrong_choice_says_what_to_write(text, facts):
+    with raises(ConfigError, *facts):
         Compression.read(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "lookups", "width", "words"),
+    ("text", "lookups", "width", "facts"),
     [
-        ("quotient:50", 3.0, 16, "a product is of one id, and a row has 3 on average"),
-        ("hash:2000", 1.0, 16, "2000 rows to stand for 1000"),
-        ("product:7:2", 1.0, 16, "need 4 parts of 7 rows"),
-        ("product:101:4", 1.0, 12, "width 12 cannot be cut into 4 parts"),
+        ("quotient:50", 3.0, 16, ["one id", "3 on average"]),
+        ("hash:2000", 1.0, 16, ["2000 rows", "1000"]),
+        ("product:7:2", 1.0, 16, ["4 parts of 7 rows"]),
+        ("product:101:4", 1.0, 12, ["width 12", "4 parts"]),
     ],
 )
-def test_what_a_table_cannot_be_is_refused_by_name(text, lookups, width, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_table_that_cannot_be_compressed_so_is_refused(text, lookups, width, facts):
+    with raises(ConfigError, *facts):
         Compressor([table(lookups=lookups, width=width)], {"C1": Compression.read(text)})
 
 
 def test_a_column_that_is_not_there_and_a_bag_that_is_too_long_are_named():
-    with pytest.raises(ConfigError, match="no column 'C9'"):
+    with raises(ConfigError, "column 'C9'"):
         Compressor([table()], {"C9": Compression()})
     compressor = Compressor([table()], {"C1": Compression(kind="quotient", rows=50)})
-    with pytest.raises(ConfigError, match="column 'C1': a row has 2 ids"):
+    with raises(ConfigError, "'C1'", "2 ids"):
         compressor.expand(torch.tensor([1, 2, 3]), torch.tensor([2, 1]))

@@ -14,6 +14,7 @@ from sluice.dlrm.optim.clip import GradientError, clip
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.options import ConfigError
+from tests.raises import raises
 
 
 def twin_lamb(w, gradients, decay):
@@ -68,7 +69,7 @@ def test_lambs_state_resumes_to_the_last_digit():
 
 
 def test_lamb_says_what_is_out_of_range():
-    with pytest.raises(ConfigError, match=r"betas of \(0.9, 1.0\)"):
+    with raises(ConfigError, "(0.9, 1.0)"):
         Lamb([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0))
 
 
@@ -100,7 +101,7 @@ def test_epochs_are_steps_by_another_name():
     by_epoch = RateSchedule(warmup=0.5, decay_start=1, decay=2, by="epoch").in_steps(100)
     by_step = RateSchedule(warmup=50, decay_start=100, decay=200)
     assert by_epoch == by_step
-    with pytest.raises(ConfigError, match="in_steps first"):
+    with raises(ConfigError, "in_steps"):
         RateSchedule(by="epoch").factor(0)
 
 
@@ -132,20 +133,20 @@ def test_a_schedule_is_read(text, schedule):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        ("warmpu=10", "did you mean 'warmup'"),
-        ("warmup=soon", "'soon', not a number"),
-        ("warmup", "write NAME=NUMBER"),
-        ("warmup=10,decay_start=5,decay=1", "begins at 5, within the warm-up of 10"),
-        ("decay_start=5", "its length, is 0"),
-        ("floor=2", "above the base rate"),
-        ("warmup=-1", "warmup is -1"),
-        ("by=day", "'day' is none of"),
+        ("warmpu=10", ["'warmup'"]),
+        ("warmup=soon", ["'soon'", "number"]),
+        ("warmup", ["NAME=NUMBER"]),
+        ("warmup=10,decay_start=5,decay=1", ["begins at 5", "warm-up of 10"]),
+        ("decay_start=5", ["length", 0]),
+        ("floor=2", ["base rate"]),
+        ("warmup=-1", ["warmup", -1]),
+        ("by=day", ["'day'"]),
     ],
 )
-def test_a_wrong_schedule_says_what_is_wrong(text, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_wrong_schedule_says_what_is_wrong(text, facts):
+    with raises(ConfigError, *facts):
         RateSchedule.read(text)
 
 
@@ -194,7 +195,7 @@ def test_a_short_gradient_is_left_alone():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_is_refused_by_name(bad):
-    with pytest.raises(GradientError, match="gradient of 'layer1' is not finite"):
+    with raises(GradientError, "'layer1'", "not finite"):
         clip(layers([1.0], [0.0, bad]), 1.0)
 
 

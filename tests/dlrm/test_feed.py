@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks.small_table import small_table
 from sluice.agent.runtime import knobs_file
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
 from sluice.ingest.knobs import KnobError, Knobs
+from tests.raises import raises
 
 
 def _knobs(table, text):
@@ -35,5 +34,5 @@ def test_knobs_come_from_settings_or_a_file(tmp_path):
     assert (by_file.workers["read"], by_file.prefetch_bytes) == (5, 2**21)
     assert _knobs(table, "read=3").workers["read"] == 3
     path.write_text("[workers]\nraed = 5\n")
-    with pytest.raises(KnobError, match="did you mean 'read'"):
+    with raises(KnobError, "'raed'", "'read'"):
         _knobs(table, str(path))

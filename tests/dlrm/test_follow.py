@@ -41,6 +41,7 @@ from tests import ports
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -611,9 +612,7 @@ def test_without_follow_another_version_is_refused_with_the_difference(versions)
 
 def test_a_tower_that_reads_a_column_which_goes_is_told():
     changes = TableDiff(before=1, after=2, dropped=("item",))
-    with pytest.raises(
-        ConfigError, match="version 2 of the table has no column 'item', which dien reads"
-    ):
+    with raises(ConfigError, "version 2", "'item'", "dien"):
         follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)
     model = follow._model(
         ModelConfig(compress={"item": "hash:9", "b": "hash:9"}, bags={"item": "mean"}), changes

@@ -8,6 +8,7 @@ from sluice.common.errors import UsageError
 from sluice.dlrm import start_options as options
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, tables_of
 from sluice.etl.schema import Field
+from tests.raises import raises
 
 
 def said(*words: str):
@@ -130,38 +131,38 @@ def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (("--seed", "1"), "seed was 0 and cannot become 1"),
-        (("--batch-size", "64"), "batch_size was"),
-        (("--streams", "4"), "streams was 8 and cannot become 4"),
-        (("--window-rows", "100"), "window_rows was 32768 and cannot become 100"),
-        (("--last", "drop"), "last was 'pad' and cannot become 'drop'"),
-        (("--over-layers", "3"), "model was"),
-        (("--dense-optimiser", "{other}"), "the dense optimiser was"),
+        (("--seed", "1"), ["seed", 0, 1]),
+        (("--batch-size", "64"), ["batch_size", 64]),
+        (("--streams", "4"), ["streams", 8, 4]),
+        (("--window-rows", "100"), ["window_rows", 32768, 100]),
+        (("--last", "drop"), ["last", "'pad'", "'drop'"]),
+        (("--over-layers", "3"), ["model"]),
+        (("--dense-optimiser", "{other}"), ["dense optimiser"]),
     ],
 )
-def test_what_would_train_another_model_is_refused_on_resume(words, message):
+def test_an_option_that_would_train_another_model_is_refused_on_resume(words, facts):
     before = options.fresh(said("--data", "t"), version=0)
     other = {"adam": "adagrad", "adagrad": "adam"}[before.optim.dense_optimiser]
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, *facts):
         options.resumed(before.to_dict(), said(*(w.format(other=other) for w in words)))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (("--epochs", "0"), "epochs: 0 is not a whole number of 1 or more"),
-        (("--lr", "nan"), "lr: nan"),
-        (("--batch-size", "x"), "--batch-size: 'x' is not a whole number"),
-        (("--over-layers", "4,-1"), "--over-layers: -1 is not a whole number of 1 or more"),
-        (("--tuning", "magic"), "--tuning: 'magic' is none of auto, "),
-        (("--tuning", "planer"), "did you mean 'planner'"),
-        (("--epoch", "2"), "no option '--epoch' .did you mean '--epochs'"),
+        (("--epochs", "0"), ["epochs", 0, "whole number"]),
+        (("--lr", "nan"), ["lr", "nan"]),
+        (("--batch-size", "x"), ["--batch-size", "'x'", "whole number"]),
+        (("--over-layers", "4,-1"), ["--over-layers", -1, "whole number"]),
+        (("--tuning", "magic"), ["--tuning", "'magic'", "auto"]),
+        (("--tuning", "planer"), ["'planner'"]),
+        (("--epoch", "2"), ["'--epoch'", "'--epochs'"]),
     ],
 )
-def test_nonsense_is_named(words, message):
-    with pytest.raises(UsageError, match=message):
+def test_nonsense_is_named(words, facts):
+    with raises(UsageError, *facts):
         options.fresh(said("--data", "t", *words), version=0)
 
 
@@ -171,18 +172,15 @@ SPARSE = Field(name="C1", role="sparse", type="int32", cardinality=5)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "facts"),
     [
-        ((LABEL, DENSE), "no sparse column"),
-        ((DENSE, SPARSE), "no label"),
-        (
-            (LABEL, DENSE, Field(name="C2", role="sparse", type="int32")),
-            "column 'C2': no cardinality",
-        ),
+        ((LABEL, DENSE), ["no sparse column"]),
+        ((DENSE, SPARSE), ["no label"]),
+        ((LABEL, DENSE, Field(name="C2", role="sparse", type="int32")), ["'C2'", "cardinality"]),
     ],
 )
-def test_a_table_that_a_dlrm_cannot_use_is_refused_by_name(fields, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_table_that_a_dlrm_cannot_use_is_refused_by_name(fields, facts):
+    with raises(ConfigError, *facts):
         tables_of(fields, ModelConfig())
 
 

@@ -19,6 +19,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.errors import LoaderError
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.rig import last_json
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -109,21 +110,18 @@ def test_a_predicate_gives_the_same_batches_on_two_ranks_and_after_an_interrupti
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "facts"),
     [
-        (
-            {"predicate": "odd_rows"},
-            r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, '\w{16}' here",
-        ),
-        ({}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, None here"),
-        ({"predicate": "even_rows", "rowgroup_selector": "FirstGroups"}, "belongs to other rows"),
+        ({"predicate": "odd_rows"}, ["predicate"]),
+        ({}, ["predicate", "None here"]),
+        ({"predicate": "even_rows", "rowgroup_selector": "FirstGroups"}, []),
     ],
 )
-def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(opened, other, message):
+def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(opened, other, facts):
     (loader,) = opened(predicate="even_rows")
     state = loader.state_dict()
     opened(predicate="even_rows")[0].load_state_dict(state)
-    with pytest.raises(LoaderError, match=message):
+    with raises(LoaderError, "belongs to other rows", *facts):
         opened(**other)[0].load_state_dict(state)
 
 
@@ -238,7 +236,5 @@ def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_aga
 
 
 def test_the_arrow_reader_is_refused_where_a_run_is_written_down():
-    with pytest.raises(
-        ConfigError, match="--rowgroup-cache: Petastorm's Reader does that; take --reader petastorm"
-    ):
+    with raises(ConfigError, "--rowgroup-cache", "--reader petastorm"):
         Config(data="table", version=0, reader="arrow", rowgroup_cache="mine:cache")

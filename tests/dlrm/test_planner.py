@@ -12,6 +12,7 @@ from sluice.dlrm.sharding.placement import TARGET, place
 from sluice.dlrm.sharding.shard_sizes import PlacementError, Storage
 from sluice.dlrm.sharding.torchrec_planner import propose
 from tests.dlrm.test_placement import MLPERF_LOOKUPS, MLPERF_ROWS, made
+from tests.raises import raises
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +36,10 @@ def test_its_plan_covers_every_cell_and_ours_is_better_balanced(device):
 
 
 def test_tables_that_do_not_fit_are_refused():
-    with pytest.raises(PlacementError, match="TorchRec's planner found no plan"):
+    with raises(PlacementError, "no plan"):
         propose(made([10**9]), TrainingMachine(ranks=2, memory_bytes=10**9), batch_size=64)
 
 
-def test_what_its_arithmetic_is_not_told_is_refused():
-    with pytest.raises(PlacementError, match="not fp16 and sgd"):
+def test_storage_that_its_arithmetic_does_not_know_is_refused():
+    with raises(PlacementError, "fp16", "sgd"):
         propose(made([10]), MACHINE, batch_size=64, storage=Storage(dtype="fp16", optimiser="sgd"))

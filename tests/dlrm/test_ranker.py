@@ -17,6 +17,7 @@ from sluice.dlrm.model.table_compression import Compression, codes
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
 from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
+from tests.raises import raises
 
 CPU = torch.device("cpu")
 COLUMNS = [
@@ -154,9 +155,7 @@ def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(
     model = ModelConfig(history=history, target=target, history_table=asked)
     assert with_item_table(model, table).history_table == chosen
     if chosen == "own" and asked == "auto":
-        with pytest.raises(
-            ConfigError, match=f"the ids of '{history}' do not mean what those of '{target}' mean"
-        ):
+        with raises(ConfigError, f"'{history}'", f"'{target}'"):
             with_item_table(replace(model, history_table="target"), table)
 
 
@@ -166,9 +165,7 @@ def test_a_table_that_cannot_hold_a_history_is_refused(compress, rows):
     config = ModelConfig(
         kind="dien", width=8, history="h", target="b", history_table="target", compress=compress
     )
-    with pytest.raises(
-        ConfigError, match=f"'h' .60 ids. cannot be looked up in the table of 'b' .{rows} ids"
-    ):
+    with raises(ConfigError, "'h'", "60 ids", "'b'", f"{rows} ids"):
         TableLayout(config, columns)
 
 
@@ -187,28 +184,23 @@ def test_missing_dense_values_are_masked_and_counted_if_asked():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        ({"history": "hh", "target": "b"}, r"history: no sparse column 'hh' \(did you mean 'h'"),
-        ({"history": "h", "target": "h"}, "target: no sparse column 'h'"),
-        ({}, "--model dien needs --history COLUMN, .*--target COLUMN"),
-        ({"history": "h"}, "--model dien needs --history COLUMN, .*--target COLUMN"),
-        (
-            {"kind": "dcn", "history": "h"},
-            "--history and --target are of --model dien alone, not of dcn",
-        ),
+        ({"history": "hh", "target": "b"}, ["history", "'hh'", "'h'"]),
+        ({"history": "h", "target": "h"}, ["target", "'h'"]),
+        ({}, ["--model dien", "--history COLUMN", "--target COLUMN"]),
+        ({"history": "h"}, ["--model dien", "--history COLUMN", "--target COLUMN"]),
+        ({"kind": "dcn", "history": "h"}, ["--history", "--target", "--model dien", "dcn"]),
     ],
 )
-def test_a_history_that_cannot_be_is_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_history_that_cannot_be_is_refused(settings, facts):
+    with raises(ConfigError, *facts):
         TableLayout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
 
 
-def test_a_column_with_a_dot_in_its_name_is_told_what_to_be_called():
+def test_a_column_with_a_dot_in_its_name_gets_a_name_without():
     columns = [replace(COLUMNS[0], name="device.os"), *COLUMNS[1:]]
-    with pytest.raises(
-        ConfigError, match=r"column 'device.os': .* name = 'device_os' and from = 'device.os'"
-    ):
+    with raises(ConfigError, "'device.os'", "'device_os'"):
         TableLayout(ModelConfig(width=8), columns)
 
 
@@ -231,18 +223,18 @@ def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expect
 
 
 @pytest.mark.parametrize(
-    ("bags", "message"),
+    ("bags", "facts"),
     [
-        ({"x": "mean"}, "bags: no sparse column 'x'"),
-        ({"h": "means"}, "'means'.*'mean'"),
-        ({"h": "mean:2"}, "write sum"),
-        ({"h": "decay"}, "write sum"),
-        ({"h": "decay:2"}, "2.0 is not above 0"),
-        ({"h": "decay:x"}, "'x' is no number"),
+        ({"x": "mean"}, ["column 'x'"]),
+        ({"h": "means"}, ["'means'", "'mean'"]),
+        ({"h": "mean:2"}, ["write sum"]),
+        ({"h": "decay"}, ["write sum"]),
+        ({"h": "decay:2"}, ["2.0", "above 0"]),
+        ({"h": "decay:x"}, ["'x'", "number"]),
     ],
 )
-def test_a_weighing_that_cannot_be_is_refused(bags, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_weighing_that_cannot_be_is_refused(bags, facts):
+    with raises(ConfigError, "bags", *facts):
         TableLayout(ModelConfig(width=8, bags=bags), COLUMNS)
 
 
@@ -280,16 +272,16 @@ class Looked(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "facts"),
     [
-        ({"width": 8, "table_width": 3}, "3 cannot be repeated to a width of 8"),
-        ({"width": 8, "table_width": 16}, "16 cannot be repeated to a width of 8"),
+        ({"width": 8, "table_width": 3}, ["3", "width of 8"]),
+        ({"width": 8, "table_width": 16}, ["16", "width of 8"]),
         (
             {"width": 8, "table_width": 4, "kind": "dien", "history": "h", "target": "b"},
-            "in dien, which reads",
+            ["dien"],
         ),
     ],
 )
-def test_a_table_width_that_does_not_fit_is_refused(how, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_table_width_that_does_not_fit_is_refused(how, facts):
+    with raises(ConfigError, *facts):
         ModelConfig(**how)

@@ -13,6 +13,7 @@ from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Timing, Trainer
 from tests.dlrm.rig import DENSE, SIZES, batch
+from tests.raises import raises
 
 ROWS = 8
 
@@ -177,8 +178,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice():
     """At once, not at the next line of the log."""
     with pytest.raises(
         NotANumber,
-        match=r"the loss is nan at step 1\. No input is beyond 1e\+06; the largest are .*: "
-        r"try a tenth of --lr 0\.05 and --dense-lr 0\.001",
+        match=r"nan at step 1\..* 1e\+06.* try a tenth of --lr 0\.05 and --dense-lr 0\.001",
     ):
         run(4, loss=float("nan"), log_every=100)
 
@@ -191,7 +191,7 @@ def test_a_loss_near_the_largest_number_is_one():
 
 
 def test_batches_that_are_left_out_are_counted_until_there_are_too_many_in_a_row():
-    with pytest.raises(NotANumber, match="no number for 11 batches in a row, up to step 11"):
+    with raises(NotANumber, "11 batches", "step 11"):
         run(20, loss=float("nan"), on_nonfinite="skip")
 
 

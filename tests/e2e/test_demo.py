@@ -19,6 +19,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
 from sluice.dlrm.demo.__main__ import FAULTS, has_java, main
 from tests import processes
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +103,7 @@ def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
 
 def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.dlrm.demo.__main__.has_java", lambda: False)
-    with pytest.raises(UsageError, match="--cluster: Spark needs Java 17 or newer"):
+    with raises(UsageError, "--cluster", "Java 17"):
         main(["--out", str(tmp_path / "out"), "--cluster"])
     assert not (tmp_path / "out").exists()
 

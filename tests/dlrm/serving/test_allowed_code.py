@@ -17,6 +17,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         return parse(ServerOptions, argv=["run", *map(str, words)], prog="serve").code.permission
 
     for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
-        with pytest.raises(OperatorError, match=f"allow_code=\\('{MODULE}',\\)"):
+        with raises(OperatorError, f"allow_code=('{MODULE}',)"):
             Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
         assert not ran()
     for words in (("--allow-code", "another.module", "--allow-code", MODULE), ("--spec", own)):
@@ -82,9 +83,9 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))
     assert table.spec().import_functions().keys() == {f"{MODULE}:halved"}
     # A module that is allowed gives what it defines, not what it has imported from elsewhere.
-    with pytest.raises(OperatorError, match="has from posixpath, and that module is not allowed"):
+    with raises(OperatorError, "posixpath", "not allowed"):
         Permission.of((MODULE,)).load(f"{MODULE}:basename", "a table")
-    with pytest.raises(OperatorError, match="is not the name of a module"):
+    with raises(OperatorError, "../evil", "module"):
         Permission.of(("../evil",))
-    with pytest.raises(OperatorError, match="must be several names"):
+    with raises(OperatorError, "several names"):
         Permission.of("mine")

@@ -28,6 +28,7 @@ from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import ROOT, environment
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     [(main, "run --prot 1", "port"), (export.main, "run --uot x", "out")],
 )
 def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, words, meant):
-    with pytest.raises(OptionError, match=f".did you mean '--{meant}'"):
+    with raises(OptionError, f"'--{meant}'"):
         main(words.split())
 
 

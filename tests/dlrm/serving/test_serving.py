@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import pickle  # noqa: TID251  it makes what must not be read
-import re
 import shutil
 import threading
 from collections import Counter
@@ -45,6 +44,7 @@ from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import Bomb, last_json, launch
 from tests.dlrm.rig import written as rewritten
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ ops = [{{op = "fill", value = 0}}]
     decoder = Decoder(spec, "", most_rows=9)
     assert set(decoder.kinds) == {*clicks_table.COLUMNS, "user"} - {"label"}
     assert decoder.read(JSON, b'{"rows": [{"user": 3, "at": 5}]}').count == 1
-    with pytest.raises(Refusal, match="feature 'age' is none of the model's"):
+    with raises(Refusal, "'age'"):
         decoder.read(JSON, b'{"rows": [{"age": 3}]}')
 
 
@@ -281,7 +281,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
         transforms=ColumnTransforms((), ()),
         layout=SimpleNamespace(missing=None, columns=()),
     )
-    with pytest.raises(ValueError, match="feature 'I1' is missing or no finite number") as raised:
+    with raises(ValueError, "'I1'", "missing") as raised:
         bare.batch({"I1": pa.array([1, None, 2])})
     assert raised.value.rows == [1]
 
@@ -430,7 +430,7 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
         )
         assert (weighed["a"][1] - weights["a"][0]).abs().max() <= error
         assert (weighed["b"][1] - 2 * weights["b"][6]).abs().max() <= 2 * error
-    with pytest.raises(ConfigError, match="'int4' is none of fp32"):
+    with raises(ConfigError, "'int4'", "fp32"):
         NarrowTables(tables, keys, "int4")
 
 
@@ -489,7 +489,7 @@ def test_a_bucket_lets_a_rate_pass_and_says_how_long_to_wait():
 
 def test_limits_that_cannot_be_are_refused():
     for name, value in (("rows", 0), ("seconds", 0), ("rate", -1)):
-        with pytest.raises(ConfigError, match=name):
+        with raises(ConfigError, name):
             ServerLimits(**{name: value})
 
 
@@ -821,21 +821,15 @@ def far_too_large(factor: float):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "facts"),
     [
-        (one_nan, r"step-000000039 holds numbers that are not finite: model\..*C5.weight \(1 of "),
-        (
-            far_too_large(1e25),
-            "step-000000039 is not served: the model's answers to made-up rows are no numbers",
-        ),
-        (
-            far_too_large(1e4),
-            "step-000000039 is not served: .* most of some made-up rows are exactly 0 or 1",
-        ),
+        (one_nan, ["step-000000039", "not finite", ".C5.weight (1 of "]),
+        (far_too_large(1e25), ["step-000000039", "no numbers"]),
+        (far_too_large(1e4), ["step-000000039", "0 or 1"]),
     ],
 )
 def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
-    folder, raw, tmp_path, change, why
+    folder, raw, tmp_path, change, facts
 ):
     run = tmp_path / "run"
     shutil.copytree(folder / "run", run)
@@ -858,8 +852,8 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
     answer, health = asyncio.run(whole())
     assert (answer.status_code, answer.json()["step"]) == (200, 38)
     assert (health["checkpoint"], health["reload"]["failing"]) == ("step-000000038", True)
-    assert re.search(why, health["reload"]["last_failure"]["error"])
-    with pytest.raises(CheckpointError, match=why):  # at the start, too
+    assert_names(health["reload"]["last_failure"]["error"], *facts)
+    with raises(CheckpointError, *facts):  # at the start, too
         load()
 
 
@@ -944,7 +938,7 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
 def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(
     folder, tmp_path
 ):
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
+    with raises(CheckpointError, "no checkpoint in", tmp_path):
         Servable.load(tmp_path, "int8")
     run, table = tmp_path / "run", tmp_path / "table"
     shutil.copytree(folder / "run", run)
@@ -957,17 +951,17 @@ def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_va
     part = next(meta.parent.glob("rank-*"))
     data = part.read_bytes()
     part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
-    with pytest.raises(CheckpointError, match=f"is damaged: {part.name} is not as it was written"):
+    with raises(CheckpointError, part.name, "damaged"):
         Servable.load(run, "int8")
     part.write_bytes(data)
     record = next((table / "_sluice" / "jobs").iterdir())
     record.rename(tmp_path / "away")
-    with pytest.raises(TableError, match="was this version removed by vacuum"):
+    with raises(TableError, "vacuum"):
         Servable.load(run, "int8")
     (tmp_path / "away").rename(record)
     values["version"] = 7
     meta.write_text(json.dumps(values))
-    with pytest.raises(TableError, match="there is no version 7: the newest is"):
+    with raises(TableError, "no version 7"):
         Servable.load(run, "int8")
 
 
@@ -982,5 +976,5 @@ def test_a_table_without_a_spec_cannot_be_served(folder, tmp_path):
     CheckpointMeta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(
         path, {}, CheckpointDisk()
     )
-    with pytest.raises(CheckpointError, match=r"was not made by etl/job\.py"):
+    with raises(CheckpointError, "etl/job.py"):
         Servable.load(tmp_path / "run", "int8")
