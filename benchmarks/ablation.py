@@ -7,7 +7,8 @@ Fixed beforehand: the policy is `auto` with the package's opening; the pipelines
 `hidden` ones (numbers from 4000), and 30 that change while they run (from 5000); the measure is the rows of the whole
 run as a share of the clairvoyant's, with and without the rule paired by pipeline and seed; intervals come from drawing
 pipelines anew. A rule that brings less than .3 points in the mean and nothing (.05) in the 5th percentile is a
-candidate to leave; it leaves if no scenario and no test of a mend fails without it. All figures are simulated.
+candidate to leave; it leaves if no scenario, no test of a mend and no figure of `benchmarks/tuning.py --only mended`
+fails without it. All figures are simulated.
 
 A rule is switched off by settings, or by an edit of the one line that has it: an edit that no longer fits is an error,
 so that the list stays true.

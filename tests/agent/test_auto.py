@@ -26,6 +26,7 @@ from sluice.agent.simulator.physics import GIB, MIB, SimMachine, SimStage
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import assert_names
 
 STAGES = [
     FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
@@ -73,18 +74,15 @@ def _run(policy, seconds, pipeline=None, **more):
     return pipeline, controller, events, looks
 
 
-def test_it_opens_a_quarter_of_a_second_after_the_first_look_and_only_once():
+def test_the_initial_setting_comes_a_quarter_of_a_second_after_the_first_look_and_only_once():
     opener = Says()
     pipeline, _, events, looks = _run(Auto(opener), 12)
     assert looks[:7] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.25], (
-        "quick ones until the opening is judged"
+        "quick ones until the initial setting is judged"
     )
     assert pipeline.applied[0].workers == GOOD
     decision = next(e for e in events if e["kind"] == "decision")
-    assert decision["reason"]["text"].startswith(
-        "the learned policy's initial setting (what it was taught): read 1 → 24, bid 1 → 2;"
-    )
-    assert "the planner's own choice" in decision["reason"]["text"]
+    assert_names(decision["reason"]["text"], "learned policy", "read 1 → 24, bid 1 → 2", "planner")
     (given,) = opener.asked
     assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
     assert pipeline.knobs.workers["read"] >= 24
@@ -149,25 +147,23 @@ def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
     _, _, events, _ = _run(Auto(opener), 3, pipeline)
     assert len(opener.asked) == 1
     assert pipeline.applied[0].workers == {"read": 1, "bid": 12, "collate": 1}, (
-        "who rests keeps its workers"
+        "a stage at rest keeps its workers"
     )
-    assert next(e for e in events if e["kind"] == "decision")["reason"]["text"].startswith(
-        "the learned policy's initial setting"
-    )
+    decision = next(e for e in events if e["kind"] == "decision")
+    assert "initial setting" in decision["reason"]["text"]
 
 
-def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way_to_that():
+def test_an_initial_setting_that_brings_less_than_the_planner_promised_is_replaced():
     planned, _, _, _ = _run(Planner(), 1.5)
     pipeline, _, events, _ = _run(Auto(Says({"read": 2, "bid": 8, "collate": 8})), 6)
     assert pipeline.applied[0].workers["bid"] == 8
     assert pipeline.applied[1].workers == planned.applied[0].workers
     taken_back = [e for e in events if e["kind"] == "decision"][1]
-    assert "and the planner's own choice promises" in taken_back["reason"]["text"]
     assert taken_back["reason"]["details"]["kind"] == "own"
 
 
-def test_the_planners_own_choice_is_on_trial_too_where_it_follows_an_opening():
-    """Its promise does not know of the bend; the opening is better, and comes back."""
+def test_the_planners_own_choice_is_on_trial_after_an_initial_setting():
+    """Its prediction does not know of the bend; the initial setting is better, and comes back."""
     bent = [
         FakeStage(
             name="read", cpu_s=0.001, wait_s=0.05, bend=lambda n: 1.0 if n <= 6 else (n / 6) ** 2
@@ -182,25 +178,25 @@ def test_the_planners_own_choice_is_on_trial_too_where_it_follows_an_opening():
     assert own > 8
 
 
-def test_nobody_opens_where_the_trainer_does_not_wait():
+def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
     fed = FakePipeline(STAGES, step_s=0.1)
     fed.advance(1.0)
     pipeline, controller, _, _ = _run(Auto(Says()), 0.5, fed)
     assert not pipeline.applied
     assert controller.opening is None or not controller.opening["tried"]
-    assert "(learned policy not used: the trainer does not wait)" in controller.reason.text
+    assert_names(controller.reason.text, "learned policy not used", "trainer")
 
 
-def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
+def test_the_learned_policy_is_not_used_outside_its_training():
     alone, _, _, _ = _run(Planner(), 8)
     pipeline, controller, _, _ = _run(Auto(Says(inside=False)), 8)
     assert pipeline.knobs == alone.knobs
     controller, events = _run(Auto(Says(inside=False)), 0.5)[1:3]
-    assert "(learned policy not used: what it was taught)" in controller.reason.text
-    assert "(learned policy not used: what it was taught)" in events[0]["reason"]["text"]
+    for text in (controller.reason.text, events[0]["reason"]["text"]):
+        assert_names(text, "learned policy not used", "what it was taught")
 
 
-def test_an_opening_takes_no_more_than_its_share_of_the_memory_that_is_free():
+def test_an_initial_setting_takes_no_more_than_its_share_of_the_free_memory():
     stages = [dataclasses.replace(s, item_bytes=64 * MIB) for s in STAGES]
     roomy, _, _, _ = _run(
         Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages)
@@ -251,15 +247,15 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
         assert not outcome.killed
         opened = [(count, text) for _, backend, count, text in seen if backend == "process"]
         assert opened[0][0] == 1
-        assert "one process of udf is measured before others follow" in opened[0][1]
+        assert_names(opened[0][1], "one process", "udf")
         count, text = next((count, text) for count, text in opened if count > 1)
-        assert f"a process takes {process_bytes // MIB} MiB in udf" in text
+        assert f"{process_bytes // MIB} MiB in udf" in text
         assert count == fits
         assert seen[1][0] == 0.25
 
 
 @pytest.mark.parametrize(("cpu", "lock", "moved"), [(1.0, 1.0, True), (0.02, 0.5, False)])
-def test_only_what_computes_is_opened_in_processes(cpu, lock, moved):
+def test_only_stages_that_compute_begin_in_processes(cpu, lock, moved):
     """The way to a process and back takes time on a core: a lookup that waits for its answers gains nothing there."""
     stages = (
         SimStage(name="read", cost_s=0.002),
@@ -297,8 +293,8 @@ def _followed(scenario, opener, until):
     return states, reason, simulator.now
 
 
-def test_an_opening_that_shows_a_lock_is_followed_by_the_move_to_processes_against_the_rate_before_it():
-    """The opening's workers wait for each other: the planner by itself would have grown first, and seen it later."""
+def test_an_initial_setting_that_shows_a_lock_is_followed_by_the_move_to_processes():
+    """Its workers wait for each other. The move is compared with the rate before it."""
     states, reason, now = _followed(
         _python(80 * MIB),
         Says({"read": 4, "udf": 12}),
@@ -306,14 +302,14 @@ def test_an_opening_that_shows_a_lock_is_followed_by_the_move_to_processes_again
             states[-1].planner.trial is not None and states[-1].planner.trial.kind == "switch"
         ),
     )
-    assert reason.text.startswith("workers of udf wait for each other")
+    assert "udf" in reason.text
     assert now <= 2
     opening = next(s.planner.trial for s in states if s.planner.trial is not None)
     assert opening.kind == "opening"
     assert states[-1].planner.trial.rows_per_s >= opening.rows_per_s
 
 
-def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forgotten():
+def test_cores_that_starting_processes_took_are_not_measured():
     opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
     states, reason, _ = _followed(
         _python(80 * MIB),
@@ -323,7 +319,7 @@ def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forg
         ),
     )
     assert states[-2].planner.trial.start_up
-    assert reason.text == "measuring the present knobs"
+    assert "measuring" in reason.text
     assert len(states[-1].planner.window) == 1
 
 
@@ -353,7 +349,7 @@ def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_i
     assert pipeline.applied[0].workers == GOOD
 
 
-def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_with_it(tmp_path):
+def test_a_run_records_its_initial_setting_without_names_and_explain_begins_with_it(tmp_path):
     known = Foreknowledge(operators={"bid": "python"}, store="remote")
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
@@ -368,14 +364,11 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
             controller.step()
             pipeline.advance(controller.wait_s)
         controller.stop()
-    assert controller.opening["text"].startswith("the learned policy's initial setting")
+    assert "initial setting" in controller.opening["text"]
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
-    told = Run.read(tmp_path / "run")
-    assert tell(told).startswith("At ")
-    assert "the agent set read 1 → 24, bid 1 → 2" in tell(told).splitlines()[0]
-    assert "promises" in tell(told).splitlines()[0]
-    assert "effect: " in tell(told).splitlines()[0]
-    (event,) = told.of("opening")
+    finished = Run.read(tmp_path / "run")
+    assert_names(tell(finished).splitlines()[0], "read 1 → 24, bid 1 → 2", "effect: ")
+    (event,) = finished.of("opening")
     values = event["record"]
     assert not {"read", "bid", "collate"} & set(json.dumps(values).replace('"', " ").split())
     record = OpeningRecord.from_dict(values)
@@ -390,7 +383,7 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
     assert json.loads(json.dumps(record.to_dict())) == values
 
 
-def test_a_run_that_did_not_open_says_first_why(tmp_path):
+def test_explain_begins_with_why_the_learned_policy_was_not_used(tmp_path):
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
         controller = Controller(
@@ -400,8 +393,10 @@ def test_a_run_that_did_not_open_says_first_why(tmp_path):
             controller.step()
             pipeline.advance(controller.wait_s)
         controller.stop()
-    assert tell(Run.read(tmp_path / "run")).startswith(
-        "Learned policy not used: what it was taught."
+    assert_names(
+        tell(Run.read(tmp_path / "run")).splitlines()[0],
+        "Learned policy not used",
+        "what it was taught",
     )
 
 

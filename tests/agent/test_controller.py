@@ -15,7 +15,7 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot, StatsError
 from tests.agent.fake import FakePipeline, FakeStage
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 
 def _pipeline():
@@ -224,7 +224,7 @@ def test_a_log_that_cannot_be_written_stops_tuning_and_nothing_else(capsys):
         controller.step()
         pipeline.advance(1.0)
     assert "no space left" in controller.frozen
-    assert "could not be recorded" in capsys.readouterr().err
+    assert "recorded" in capsys.readouterr().err
 
 
 def test_limits_that_move_under_a_decision_begin_the_policy_anew():
@@ -262,10 +262,10 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
     assert [e["kind"] for e in events] == ["proposal"]  # the same thought again is no news
     assert events[0]["after"]["workers"]["read"] == 16
     assert events[0]["reason"]["predicted_rows_per_s"] > 3 * events[0]["seen"]["rows_per_s"]
-    assert "16 times the rows predicted" in events[0]["reason"]["text"]
+    assert "16 times" in events[0]["reason"]["text"]
 
 
-def test_a_proposal_keeps_the_figures_with_which_it_was_told():
+def test_a_proposal_keeps_the_figures_with_which_it_was_made():
     class Proposes(Script):
         def decide(self, snapshot, state):
             self.asked += 1
@@ -273,7 +273,7 @@ def test_a_proposal_keeps_the_figures_with_which_it_was_told():
                 state[0],
                 state,
                 Reason(
-                    text=f"{self.asked} times the rows predicted",
+                    text=f"{self.asked} times",
                     proposal=state[0].with_workers(read=4 if self.asked < 8 else 8),
                 ),
             )
@@ -281,9 +281,9 @@ def test_a_proposal_keeps_the_figures_with_which_it_was_told():
     controller, events, _ = _run(_pipeline(), Proposes(), 12)
     controller.stop()
     assert [(e["kind"], (e.get("reason") or e)["text"]) for e in events] == [
-        ("proposal", "1 times the rows predicted"),
-        ("proposal", "8 times the rows predicted"),
-        ("verdict", "8 times the rows predicted"),
+        ("proposal", "1 times"),
+        ("proposal", "8 times"),
+        ("verdict", "8 times"),
     ]
 
 
@@ -391,10 +391,10 @@ def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning(
 @pytest.mark.parametrize(
     "damaged", [{}, {"services": 7}, {"services": {"read": {"points": 3}}, "other_cpu_s": 0.0}]
 )
-def test_what_was_learned_and_cannot_be_read_is_told_and_left(damaged):
+def test_damaged_knowledge_of_an_earlier_run_is_a_fault_and_ignored(damaged):
     controller, events, _ = _run(_pipeline(), make("planner"), 12, learned=damaged)
     (fault,) = (e for e in events if e["kind"] == "fault")
-    assert fault["text"].startswith("what was learned in an earlier run is ignored: ")
+    assert_names(fault["text"], "earlier run", "ignored")
     assert controller.frozen is None
     assert controller.decisions > 0
 

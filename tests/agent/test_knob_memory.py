@@ -95,7 +95,7 @@ def test_a_run_leaves_its_choice_for_the_next_and_in_a_file(tmp_path):
     second, known, said = _ended(tmp_path)
     assert known
     assert second.knobs.workers["read"] == 3
-    assert said[0].startswith("from the registry, where")
+    assert "registry" in said[0]
     third, _, _ = _ended(tmp_path, knobs=str(file))
     assert third.knobs.workers["read"] == 3
 
@@ -130,7 +130,7 @@ def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
         kept.start()
 
 
-def test_what_was_not_said_is_told_from_what_was():
+def test_knobs_that_were_given_are_distinguished_from_defaults():
     assert read(KnobOptions, argv=[], prog="p") == {}
     said = read(KnobOptions, argv=["--registry", "--knobs", "read=2"], prog="p")
     assert said == {"registry": "", "knobs": "read=2"}
@@ -188,7 +188,7 @@ def test_with_which_knobs_a_run_was_killed_is_known_to_those_after_it(tmp_path, 
     if how == "fail":  # it ended by itself
         assert (kept.learned, said) == (None, [])
         return
-    assert "killed with these knobs" in said[0]
+    assert "killed" in said[0]
     planner = policy("planner")
     state = planner.recall(planner.initial(loader.limits, loader.knobs), kept.learned)
     assert state.limits.workers == {"read": (1, 6), "online": (1, 64)}

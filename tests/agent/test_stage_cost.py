@@ -136,7 +136,7 @@ def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_three_
     assert looks(1.2) is None  # followed as it comes, without a fuss
 
 
-def test_how_well_a_stage_is_known_is_told():
+def test_a_stage_describes_how_well_it_is_known():
     service = _watch(
         _stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2)
     )

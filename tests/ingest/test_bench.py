@@ -28,7 +28,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools.bench_outcome import BenchOutcome, consume
-from tests.agent.told import agree
+from tests.agent.run_figures import assert_same_figures
 
 pytestmark = pytest.mark.slow
 
@@ -316,7 +316,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
         assert f"{one['label']}. " in err
         assert f'<td class="o">{one["label"]}</td>' in text
     assert text.count('"tone":') >= 4
-    agree(tmp_path / "run", found, err)
+    assert_same_figures(tmp_path / "run", found, err)
     explained, outcome = tell(run), found["outcome"]
     assert (outcome["peak_memory"], outcome["memory_limit"]) == (
         found["peak_bytes"],

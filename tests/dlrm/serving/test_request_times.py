@@ -72,7 +72,7 @@ def test_columns_of_times_may_be_texts():
         ({"at": ["1970"]}, ["'at'", "not a number"]),
     ],
 )
-def test_a_text_that_is_no_time_is_refused_by_name(row, facts):
+def test_a_text_that_is_no_such_time_is_refused_by_name(row, facts):
     with raises(Refusal, *facts) as refused:
         decoded(body_of(row))
     assert refused.value.status == 422
