@@ -29,7 +29,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.stages.transform import TransformError
 from tests.ingest.twin import eventually, halve
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -244,8 +244,8 @@ class TestEnds:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        said, rest = done.stdout.splitlines()
-        assert "made before the process was forked" in said
+        error, rest = done.stdout.splitlines()
+        assert "forked" in error
         assert int(rest) == 24
 
 
@@ -304,10 +304,7 @@ class TestWhatItSays:
         with loader_of(
             clicks, batch_size=300, order=Order(streams=1), errors=aside, transforms=[spoil]
         ) as loader:
-            assert (
-                "each epoch skips 200 of 2,000 rows, because they do not fill a batch of 300"
-                in capsys.readouterr().err
-            )
+            assert_names(capsys.readouterr().err, "200 of 2,000 rows", "batch of 300")
             deque(loader, maxlen=0)
             assert not capsys.readouterr().err
         told = f"6 rows were quarantined (batch: ColumnError: 6); {tmp_path / 'aside.jsonl'} lists them\n"

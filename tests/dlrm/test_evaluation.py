@@ -26,6 +26,7 @@ from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
+from tests.raises import assert_names
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
 META = CheckpointMeta(
@@ -132,14 +133,12 @@ def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(
     assert found["one"] < 0.6
 
 
-def test_a_telling_column_is_warned_of_and_nothing_is_dropped():
+def test_a_column_that_predicts_the_label_alone_is_warned_of():
     (text,) = telling_columns({"refund": 0.991, "price": 0.98}, "validation")
-    assert "column 'refund' alone predicts the label (AUC 0.9910 on validation)" in text
+    assert_names(text, "'refund'", "AUC 0.9910", "validation")
     assert too_good(0.9989, {"refund": 0.97}) is None
-    assert "the column 'refund' alone has an AUC of 0.9700" in (
-        too_good(0.999, {"refund": 0.97, "price": 0.6}) or ""
-    )
-    assert "Most likely a feature holds the label." in (too_good(1.0, {}) or "")
+    assert_names(too_good(0.999, {"refund": 0.97, "price": 0.6}), "'refund'", "0.9700")
+    assert "label" in too_good(1.0, {})
 
 
 def test_slices_are_the_split_cut_by_ids():
@@ -241,7 +240,7 @@ def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
     assert not judge.evaluate_and_check(replace(META, step=20))
     assert best(folder) == first
     assert [m["step"] for m in lines.metrics] == [10, 20]
-    assert "validation after 0.5 epochs: auc" in lines.said[0]
+    assert_names(lines.said[0], "validation", "0.5 epochs", "auc")
     assert lines.milestones[:3] == ["eval_start", "eval_accuracy", "eval_stop"]
 
 
@@ -262,8 +261,7 @@ def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch)
     assert lines.metrics[0]["auc"] is None
     json.dumps(lines.metrics, allow_nan=False)
     (warning,) = (e["text"] for e in lines.events)
-    assert warning.startswith("step 10, split 'validation': a prediction is not a number")
-    assert warning.endswith("the largest input is 2000 in 'd1'")
+    assert_names(warning, "step 10", "'validation'", "not a number", "2000 in 'd1'")
     assert judge.evaluate_and_check(replace(META, step=20))
     assert best(folder) is not None
 
@@ -287,8 +285,7 @@ def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(ju
         judge.evaluate_and_check(replace(META, step=step))
     assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 17), ("warning", 40)]
     texts = [e["text"] for e in lines.events]
-    assert "falling for 0.35 epochs, from 0.8" in texts[0]
-    assert "a learning rate that is too large" in texts[0]
+    assert_names(texts[0], "0.35 epochs", "learning rate")
     assert "learned by heart" in texts[1]
 
 
@@ -299,10 +296,7 @@ def test_a_trained_model_whose_predictions_are_off_is_a_warning_at_its_end(judge
     assert not lines.events
     judge.conclude(replace(META, step=5))
     assert [e["kind"] for e in lines.events] == ["warning"]
-    assert (
-        "on validation is above 1: always predicting the mean rate would be better"
-        in lines.events[0]["text"]
-    )
+    assert_names(lines.events[0]["text"], "validation", "above 1")
 
 
 def test_slices_are_written_down(judged):

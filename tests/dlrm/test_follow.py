@@ -41,7 +41,7 @@ from tests import ports
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def versions(tmp_path_factory) -> dict[str, FeatureTable]:
     return found
 
 
-def test_what_changed_is_told_by_column(versions):
+def test_changes_are_listed_by_column(versions):
     changes = between(versions["first"], versions["other columns"])
     assert (changes.before, changes.after) == (0, 1)
     assert (changes.added, changes.dropped) == (("C17",), ())
@@ -98,21 +98,16 @@ def test_what_changed_is_told_by_column(versions):
         "C5",
     }  # new rows brought new values; those of before keep their ids
     assert not changes.anew
-    assert "scaled by what was learned anew" not in changes.text
+    assert "learned anew" not in changes.text
     assert changes.keeps("C1")
     assert not changes.keeps("C17")
-    for line in (
-        "version 0 of the table becomes 1",
-        "new column 'C17': a new table",
-        "dense column 'I1' is gone",
-    ):
-        assert line in changes.text
+    assert_names(changes.text, "version 0", "becomes 1", "new column 'C17'", "'I1' is gone")
 
 
 def test_a_column_that_is_made_in_another_way_begins_anew(versions):
     changes = between(versions["first"], versions["another way"])
     assert set(changes.anew) == {"C1", "C5", "C14"}
-    assert changes.anew["C1"] == "the spec makes it in another way"
+    assert "spec" in changes.anew["C1"]
     assert changes.dropped == ("C9",)
     assert not changes.keeps("C1")
 
@@ -126,11 +121,11 @@ def test_a_vocabulary_that_was_learned_anew_is_noticed(tmp_path):
     assert "learned anew" in between(before, after).anew["C1"]
 
 
-def test_without_a_spec_sizes_must_do(tmp_path):
+def test_without_a_spec_tables_are_compared_by_size(tmp_path):
     before = small_table(tmp_path / "a", rows=500, values=20)
     after = small_table(tmp_path / "b", rows=500, values=30)
     assert between(before, after).grown["C1"] == (23, 33)
-    assert "cannot be the same" in between(after, before).anew["C1"]
+    assert "C1" in between(after, before).anew
 
 
 # ---- what stays
@@ -451,11 +446,14 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     until(process.stderr, "validation after")
     for rank in (0, 1):
         with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=60) as reply:
-            told = reply.read().decode()
-        assert f"sluice_train_rank {rank}.0" in told
-        assert "sluice_train_table_version 1.0" in told
-        assert 'sluice_eval_auc{split="validation"}' in told
-        assert 'sluice_loader_stage_rows_total{stage="read"}' in told
+            exported = reply.read().decode()
+        assert_names(
+            exported,
+            f"sluice_train_rank {rank}.0",
+            "sluice_train_table_version 1.0",
+            'sluice_eval_auc{split="validation"}',
+            'sluice_loader_stage_rows_total{stage="read"}',
+        )
     assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
     for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         one.kill()
@@ -490,7 +488,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert set(followed[1]["dropped"]) == {"C17", "C9"}
     assert "C1" in followed[0]["grown"]
     assert (found["version"], found["epochs"]) == (2, meta.epoch + 3)
-    assert "dense column 'I2' is gone" in process.stderr
+    assert "'I2' is gone" in process.stderr
     assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(found["steps"])
     made = {
         "pair",
@@ -551,12 +549,12 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     (followed,) = (one for one in occasions(Run.read(folder / "run")) if one.what == "schema")
-    assert followed.text == "version 1 of the table was adopted (new C17, I2, I5)"
+    assert_names(followed.text, "version 1", "C17", "I2", "I5")
     assert any("clipped 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()
     assert f"{followed.label}. At " in report
     assert f'"text":"{followed.label}. At ' in report, "in the charts"
-    assert "version 1 of the table was adopted" in report
+    assert followed.text in report
 
 
 def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):
@@ -594,7 +592,7 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     whole = part_of_it.read_bytes()
     part_of_it.write_bytes(bytes([255 - whole[0]]) + whole[1:])
     again = ("--run-dir", folder / "run", "--resume")
-    assert "is not as it was written" in last_json(forks.train(*again, tmp=folder))["error"]
+    assert_names(last_json(forks.train(*again, tmp=folder))["error"], part_of_it.name, "damaged")
     part_of_it.write_bytes(whole)
     assert last_json(forks.train(*again, tmp=folder))["steps"] == 3 * steps
 

@@ -14,6 +14,7 @@ from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
 from tests.etl.jobs import run
+from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
 ROWS = 16_000
@@ -47,7 +48,7 @@ def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, nam
     expected = logistic_auc(FeatureTable.open(tmp_path / "table"))
     assert 0.6 < expected < 0.95
     assert found["auc"] > expected - NEAR
-    assert "alone predicts the label" not in said
+    assert "alone predicts" not in said
     spec = Spec.own(text)
     roles = {column.name: column.role for column in spec.columns}
     if name == "criteo":
@@ -71,8 +72,4 @@ def test_who_adds_the_column_that_tells_the_label_is_warned_by_name(tmp_path, fo
     run(None, tmp_path / "table", tmp_path / "log.csv", text=text)
     found, said = trained(forks, tmp_path / "table", tmp_path)
     assert found["auc"] > 0.999
-    assert "warning: column 'later' alone predicts the label (AUC 1.0000 on validation)" in said
-    assert (
-        "is nearly perfect. Most likely a feature holds the label: the column 'later' alone has"
-        in said
-    )
+    assert_names(said, "column 'later' alone predicts", "AUC 1.0000", "column 'later' alone has")

@@ -15,6 +15,7 @@ from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
 from tests.dlrm.test_train import spoil
+from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +71,9 @@ def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(
     ended = forks.train("--run-dir", run, "--data", table, *WORDS, "--model", "dcn", tmp=tmp_path)
     assert ended.returncode == 2
     text = last_json(ended)["error"]
-    assert "the loss is nan at step" in text
-    assert "column 'I3' holds 3e+38" in text
-    assert "part-00001.parquet, row group 1, row 100)" in text
+    assert_names(
+        text, "nan at step", "'I3' holds 3e+38", "part-00001.parquet", "row group 1", "row 100"
+    )
     assert "Traceback" not in ended.stderr
     step = int(text.partition("at step ")[2].partition(".")[0])
     assert latest(run / "checkpoints")[1].step == finite(run)[-1] == (step - 1) // 3 * 3
@@ -115,8 +116,7 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
     )
     assert ended.returncode == 2
     text = last_json(ended)["error"]
-    assert "is not written: the model holds numbers that are not finite" in text
-    assert "column 'I3' holds 3e+38" in text
+    assert_names(text, "not written", "'I3' holds 3e+38")
     assert re.search(r"part-00001.parquet, row group 1, row 10[01]\)", text)
     finite(tmp_path / "run")
 
@@ -129,6 +129,6 @@ def test_a_rate_that_ends_the_finite_numbers_is_named(tmp_path, forks: Forks, ra
     )
     assert ended.returncode == 2
     text = last_json(ended)["error"]
-    assert "No input is beyond 1e+06; the largest are 'I" in text
+    assert "1e+06" in text
     assert f"try a tenth of --lr {dict([rates]).get('--lr', 0.05):g} and --dense-lr" in text
     finite(tmp_path / "run")

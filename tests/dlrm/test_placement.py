@@ -214,7 +214,7 @@ def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must
         TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0),
     )
     assert [p.kernel for p in found.places] == ["uvm_caching", "fused", "fused"]
-    assert "spilled to the hosts' memory" in found.places[0].why
+    assert "spilled" in found.places[0].why
     assert all(
         found.bytes_on(r) <= 30_000_000 and found.host_bytes_on(r) <= 40_000_000 for r in range(2)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.dlrm.rig import last_json, launch
+from tests.raises import assert_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -182,7 +183,5 @@ def test_a_loss_that_is_no_number_ends_all_ranks_with_the_same_words(found, rank
     result = found[ranks]["extreme"]
     assert len(result["said"]) == 4 * ranks
     for text in result["said"]:
-        assert text.startswith(
-            "the loss is nan at step 4. Likely: column 'd1' holds 3e+38 (row 5 of a batch)"
-        )
+        assert_names(text, "nan at step 4", "'d1' holds 3e+38", "row 5")
     assert result["saved"] == 0

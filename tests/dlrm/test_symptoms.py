@@ -32,7 +32,7 @@ def test_nothing_is_said_before_it_could_have_learned():
 def test_few_rows_are_no_proof_of_learning():
     """100 rows with 5 positives: an AUC of 0.6 is well within chance."""
     few = replace(LOST, rows=100, positives=5, auc=0.6)
-    assert "no better than chance" in stuck(few, after=0)
+    assert "chance" in stuck(few, after=0)
     assert stuck(replace(few, rows=100_000, positives=5_000), after=0) is None
 
 

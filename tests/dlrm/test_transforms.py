@@ -20,7 +20,7 @@ from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +48,7 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
         (evaluate.main, ("--run-dir", run)),
     ):
         assert ended(main, *words) == 2
-        assert f"transform 'ratio' names the function '{MODULE}:ratio', which must run here" in (
-            capsys.readouterr().err
-        )
+        assert_names(capsys.readouterr().err, "transform 'ratio'", f"'{MODULE}:ratio'")
         assert ended(main, *words, "--allow-code", MODULE) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
@@ -88,10 +86,10 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
         path, clicks_table.raw_rows(ROWS, first=ROWS), text=more, mode="overwrite"
     )
     changes = between(first, second)
-    assert changes.anew["pair"] == "its transforms make it in another way"
-    assert changes.anew["C1xpair"] == "a transform makes it of 'pair', which has changed"
+    assert "transforms" in changes.anew["pair"]
+    assert "'pair'" in changes.anew["C1xpair"]
     assert not {"grams", "C1"} & changes.anew.keys()
-    assert "its transforms make it in another way" in changes.dense_changed["ratio"]
+    assert "transforms" in changes.dense_changed["ratio"]
     # What the run was asked for on top is applied to the new version, too, which may lack its columns.
     meta = latest(transformed / "run" / "checkpoints")[1]
     meta = replace(

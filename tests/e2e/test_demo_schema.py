@@ -15,6 +15,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.dlrm.demo.schema_change import AGENT, FROZEN, Comparison
 from tests.agent.test_page_in_browser import OVERLAPS
 from tests.browser import CHROMIUM, WITHOUT, browser
+from tests.raises import assert_names
 
 RANKS = 2
 
@@ -81,10 +82,7 @@ def page(tmp_path):
 
 def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_of_the_curves(page):
     text, found = page
-    assert found["headline"] == (
-        "4.5 times the rows with the agent after new columns came (4 k → 18 k rows/s), "
-        "waiting for input 70 % → 1.0 %."
-    )
+    assert_names(found["headline"], "4.5 times", "4 k → 18 k rows/s", "70 % → 1.0 %")
     assert found["headline"] in text
     assert not re.search(r"""(src|href)=["']?https?:""", text), "the page must open offline"
     moments, chart = map(
@@ -119,7 +117,7 @@ def test_a_run_that_ended_too_soon_is_said_to_say_nothing(tmp_path):
     tuned = Run(
         path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8]
     )
-    assert Comparison(tuned, frozen).headline.startswith("Too little was measured")
+    assert "Too little" in Comparison(tuned, frozen).headline
 
 
 @pytest.mark.slow
@@ -168,6 +166,6 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
     }
     assert len(knobs) == 2, "the new stage came with one worker, and nothing was turned"
     assert not Run.read(tmp_path / "out" / "run-frozen").of("decision")
-    assert page.count("version 1 of the table was adopted") >= 2
+    assert page.count("version 1 of the table") >= 2
     assert f"Open {last['report']}" in result.stderr
     assert "Traceback" not in result.stderr

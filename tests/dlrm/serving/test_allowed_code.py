@@ -17,7 +17,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,9 @@ def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp
     capsys.readouterr()
     assert ended(serve.main, trained, "--port", 0) == 2
     said = capsys.readouterr().err
-    assert (
-        f"column 'I1': the spec of {hostile / 'table'}, version 0 names the function '{MODULE}:halved'"
-        in said
+    assert_names(
+        said, "'I1'", hostile / "table", "version 0", f"'{MODULE}:halved'", f"--allow-code {MODULE}"
     )
-    assert f"--allow-code {MODULE}" in said
     assert not ran()
 
     # Names in settings that a checkpoint brings: settings that there are not.

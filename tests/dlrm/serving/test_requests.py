@@ -16,6 +16,7 @@ from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.scorer import Answer
 from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
+from tests.raises import assert_names
 
 GOOD = b'{"rows": [{"C1": "a:b"}, {}]}'
 
@@ -83,10 +84,7 @@ def test_a_body_is_taken_as_it_comes():
     for encoding in ("gzip", "br", "deflate, gzip"):
         reply = posted(gzip.compress(GOOD), content_encoding=encoding)
         assert reply.status_code == 415
-        assert (
-            reply.json()["error"]
-            == f"Content-Encoding {encoding!r}: a body must come as it is, without compression"
-        )
+        assert_names(reply.json()["error"], f"Content-Encoding {encoding!r}", "compression")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_a_body_is_taken_as_it_comes():
 def test_json_is_utf_8(charset, status):
     reply = posted(GOOD, f"{JSON}; charset={charset}")
     assert reply.status_code == status
-    assert status == 200 or "JSON is read as UTF-8 alone" in reply.json()["error"]
+    assert status == 200 or "UTF-8" in reply.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,4 @@ def test_colons_in_texts_are_no_keys_and_a_mark_at_the_head_is_skipped():
 def test_another_content_type_is_415(content_type):
     reply = posted(GOOD, content_type)
     assert reply.status_code == 415
-    assert (
-        "is neither application/json nor application/vnd.apache.arrow.stream"
-        in reply.json()["error"]
-    )
+    assert_names(reply.json()["error"], "application/json", "application/vnd.apache.arrow.stream")

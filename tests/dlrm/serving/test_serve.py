@@ -28,7 +28,7 @@ from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import ROOT, environment
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -195,9 +195,7 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             heard = server.raw(sent)
             assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
             assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
-            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith(
-                "this is not a valid HTTP"
-            ), name
+            assert "HTTP" in json.loads(heard.partition(b"\r\n\r\n")[2])["error"], name
         assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
         upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
         assert upgrade.startswith(b"HTTP/1.1 200")
@@ -307,10 +305,8 @@ def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port} cannot be listened on" in started(folder / "run", "--port", port)
+        assert f"127.0.0.1:{port}" in started(folder / "run", "--port", port)
     assert "no checkpoint in" in started(tmp_path, "--port", 0)
-    assert "leave --best out for the newest" in started(tmp_path, "--port", 0, "--best")
-    assert f"{tmp_path / 'rum'} does not exist: name a run folder" in started(
-        tmp_path / "rum", "--port", 0
-    )
-    assert "must be from 0 to 65535" in started(folder / "run", "--port", 70000)
+    assert "--best" in started(tmp_path, "--port", 0, "--best")
+    assert_names(started(tmp_path / "rum", "--port", 0), tmp_path / "rum", "does not exist")
+    assert "0 to 65535" in started(folder / "run", "--port", 70000)
