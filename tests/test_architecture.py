@@ -401,7 +401,7 @@ def test_importing_a_contract_stays_light(name):
     assert result.stdout.strip() == "[]", result.stdout
 
 
-def test_the_image_holds_what_set_up_installs_and_every_room():
+def test_the_image_holds_what_set_up_installs_and_every_package():
     image, setup = (
         (ROOT / "docker" / "Dockerfile").read_text(),
         (ROOT / ".ci" / "setup").read_text(),

@@ -403,7 +403,7 @@ helps("policies", "teach", "simulate")
     )
 
 
-def test_teach_holds_the_environment_of_an_opening(site):
+def test_teach_holds_the_environment_of_the_learned_policy(site):
     run(
         site("teach"),
         """

@@ -1,4 +1,4 @@
-"""No room on the disk, at each writer that is no Spark job: what is said, what survives, and that nothing is left.
+"""A full disk, at each writer that is no Spark job: its message, what survives, and that nothing is left.
 
 The kernel refuses to let files grow beyond a size (RLIMIT_FSIZE): writes come back short and then fail, as on a full
 disk, wherever the tests run. The table's writers are in tests/etl, those of checkpoints in tests/dlrm."""

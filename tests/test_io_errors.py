@@ -1,4 +1,4 @@
-"""A disk that answers with EIO, at each reader and writer: what is said, what survives, that nothing half is seen."""
+"""A disk that answers with EIO, at each reader and writer: its message, what survives, that nothing is half written."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class TestWhatItSays:
         with loader_of(clicks, memory_limit="4GiB") as loader:
             assert loader.snapshot().memory_limit == 2**32
 
-    def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(
+    def test_rows_that_fill_no_batch_are_reported_and_quarantined_rows_at_the_end(
         self, clicks, tmp_path, capsys
     ):
         """Of 2,000 rows 1,800 are in batches of 300; six of them have a price that is none."""

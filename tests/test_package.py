@@ -45,7 +45,7 @@ def test_the_wheel_installs_nothing_but_sluice(wheel):
     )
 
 
-def test_a_wheel_works_beside_a_users_own_folders(wheel, tmp_path):
+def test_a_wheel_works_with_a_users_folders_of_the_same_names(wheel, tmp_path):
     """Somebody's `agent/` and `etl/` are theirs; ours are parts of `sluice`."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
@@ -62,7 +62,7 @@ def test_a_wheel_works_beside_a_users_own_folders(wheel, tmp_path):
     assert Path(found).is_relative_to(site)
 
 
-def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
+def test_a_checkout_works_with_a_users_folders_of_the_same_names(tmp_path):
     for room in ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text(

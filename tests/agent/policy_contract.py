@@ -1,4 +1,4 @@
-"""What must hold of every policy, whoever registered it: `PolicyContract`."""
+"""What must hold for every policy: `PolicyContract`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PolicyContract:
             knobs, state, _ = policy.decide(simulator.snapshot(), state)
             pipeline.limits.check(knobs)
 
-    def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(
+    def test_a_stage_that_only_waits_among_others_that_cost_nothing_is_survived(
         self, name: str
     ) -> None:
         """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""

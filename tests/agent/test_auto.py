@@ -89,7 +89,7 @@ def test_the_initial_setting_comes_a_quarter_of_a_second_after_the_first_look_an
     assert not any("undone" in e["reason"]["text"] for e in events if e["kind"] == "decision")
 
 
-def test_a_start_that_takes_its_time_is_waited_for_and_then_it_opens_at_once():
+def test_the_initial_setting_waits_for_a_slow_start():
     class Late(FakePipeline):
         """Its first rows come in the sixth second."""
 
@@ -123,7 +123,7 @@ def test_where_rows_come_in_bunches_a_glance_without_any_is_followed_by_another(
     assert given.seen.at == pytest.approx(1.5), "the first look after rows came"
 
 
-def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
+def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
     class ReadBefore(FakePipeline):
         """Its reader did all that there is to do before the first look."""
 
@@ -323,7 +323,7 @@ def test_cores_that_starting_processes_took_are_not_measured():
     assert len(states[-1].planner.window) == 1
 
 
-def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_is_tried_once():
+def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_once():
     capped = [dataclasses.replace(STAGES[0], bend=lambda n: 1.0 if n <= 8 else n / 6), *STAGES[1:]]
     settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
     for rate, tries in ((1e6, 1), (1.0, 0)):

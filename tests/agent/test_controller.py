@@ -127,7 +127,7 @@ def test_stopping_logs_the_effect_that_is_still_due():
     assert events[-1]["text"] == "number 4"
 
 
-def test_a_start_that_takes_its_time_is_no_part_of_what_a_change_is_said_to_have_brought():
+def test_a_slow_start_is_no_part_of_the_effect_of_a_change():
     class Starting(FakePipeline):
         """Its first rows come in the sixth second."""
 

@@ -1,4 +1,4 @@
-"""What memory leaves room for, by arithmetic."""
+"""What fits into memory, by arithmetic."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("runs", [["run"], ["other", "run"]])
-def test_a_browser_is_told_when_a_run_has_written_something(tmp_path, runs):
+def test_a_browser_hears_when_a_run_has_written_something(tmp_path, runs):
     with _run(tmp_path / "run") as folder, _served(*(tmp_path / name for name in runs)) as pages:
         assert "EventSource" in _get(pages, "/")[1]
         connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=60)
@@ -188,7 +188,7 @@ def test_a_page_that_cannot_be_shown_is_refused_before_the_run_begins(tmp_path):
         pass
 
 
-def test_the_page_beside_a_run_ends_with_it(tmp_path):
+def test_the_page_of_a_run_ends_with_it(tmp_path):
     said = []
     with _run(tmp_path / "run"), shown(tmp_path / "run", 0, said.append):
         port = int(said[0].partition("127.0.0.1:")[2].partition("/")[0])

@@ -1,4 +1,4 @@
-"""The opening: what it is made from, and what it may be."""
+"""The initial setting: its inputs and its limits."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
         ColumnGroup(count=0, bytes_per_row=8)
 
 
-def test_whoever_opens_promises_a_rate_and_nobody_else_does():
+def test_only_a_setting_that_is_used_predicts_a_rate():
     InitialSetting(knobs=KNOBS, inside=True, reason="as taught", rows_per_s=1e5)
     InitialSetting(
         knobs=KNOBS,

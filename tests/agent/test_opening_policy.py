@@ -1,4 +1,4 @@
-"""The learned opening: what it sees of a run, what it answers, and where it keeps out."""
+"""The learned policy: its inputs, its answers, and where it does not act."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def given(number: int = 3, **more: object) -> PolicyInput:
     )  # type: ignore[arg-type]
 
 
-def test_a_run_shows_what_the_lives_of_the_teacher_show():
+def test_a_run_gives_the_inputs_that_episodes_give():
     for number in range(6):
         own = Glimpse.of(given(number))
         taught = Episodes([pipeline("training", number)]).look(0.25)
@@ -130,7 +130,7 @@ def test_where_a_stage_stands_among_empty_places_makes_no_difference():
         assert alone.pipelines[0] == pytest.approx(together.pipelines[b], abs=1e-5)
 
 
-def test_an_opening_lies_within_the_limits_and_promises_a_rate():
+def test_an_initial_setting_lies_within_the_limits_and_predicts_a_rate():
     for number in range(12):
         one = given(number)
         opening = NetworkPolicy(weights(number, scale=0.5), {"lives": 10, "ranges": WIDE}).choose(

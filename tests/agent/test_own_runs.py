@@ -1,4 +1,4 @@
-"""`sluice learn`: the opening learns from the records of runs; weights are installed only if they are better."""
+"""`sluice learn`: the policy learns from the records of runs; weights are installed only if they are better."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(
     assert record["own_runs"]["command"].startswith("sluice learn ")
 
 
-def test_weights_that_open_so_already_stay_as_they_are(tmp_path, weights):
+def test_weights_that_already_choose_so_stay_as_they_are(tmp_path, weights):
     tensors, record = read(weights, SHAPES)
     write(
         weights,

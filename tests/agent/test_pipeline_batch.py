@@ -120,7 +120,7 @@ def rows_of(batch: PipelineBatch, seconds: float) -> list[float]:
     return list(batch.consumed - before)
 
 
-def test_pipelines_of_any_length_stand_beside_each_other_and_the_slowest_stage_sets_each_pace():
+def test_a_batch_holds_pipelines_of_any_length_and_their_slowest_stage_sets_the_pace():
     batch = PipelineBatch([one(0.01), one(0.01, 0.04, 0.02), one(0.02, 0.01)])
     batch.advance(5.0)
     assert rows_of(batch, 10.0) == pytest.approx([1000 * ROWS, 250 * ROWS, 500 * ROWS], rel=0.01)
@@ -192,7 +192,7 @@ def test_knobs_stay_within_the_limits_and_a_look_gives_rates():
     assert seen.stages["s1"].busy == pytest.approx(1.0, rel=0.03)
 
 
-def test_what_a_batch_cannot_be_is_refused():
+def test_a_batch_that_cannot_be_simulated_is_refused():
     fused = SimStage(name="second", cost_s=0.01, fusable=True, begins_fused=True)
     scenario = one(0.01)
     with raises(ValueError, "one", "fused stages"):

@@ -1,4 +1,4 @@
-"""The product's policies: what holds of each, that `auto` is the planner, and what is said of names that are none."""
+"""The product's policies: the contract of each, `auto` without a learned policy, and unknown names."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class TestEachOfTheProducts(PolicyContract):
 @pytest.mark.parametrize(
     "scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2]
 )
-def test_auto_is_the_planner_to_the_decision_where_no_opening_came_with_the_package(
-    monkeypatch, scenario
-):
+def test_auto_decides_as_the_planner_without_a_learned_policy(monkeypatch, scenario):
     monkeypatch.setattr(policies, "_LEARNED", "sluice.agent.policies.opening.none")
     scenario = dataclasses.replace(scenario, seconds=60)
     found = {}

@@ -1,4 +1,4 @@
-"""Workers elsewhere: what their time at work says, and how many of them the planner wants, in the simulator."""
+"""Remote workers in the simulator: their time at work, and how many of them the planner wants."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _seen(at, busy_s, workers, **more):
         (0.0, 4, 0.0),
     ],
 )
-def test_time_at_work_elsewhere_does_not_depend_on_who_waits(asking, workers, work):
+def test_time_at_work_of_remote_workers_does_not_depend_on_who_waits(asking, workers, work):
     before = _seen(1.0, 3.0, workers, requests_a_core=REQUESTS_A_CORE)
     weighed = dataclasses.replace(
         before, stages=(dataclasses.replace(before.stages[0], busy_s=7.0), before.stages[1])
@@ -162,7 +162,7 @@ def test_the_last_worker_has_to_bring_its_price():
     assert wanted[1] <= 12, "the thirteenth brings less than 3 % of what it takes"
 
 
-def test_workers_elsewhere_are_given_back_where_this_host_is_the_bottleneck():
+def test_remote_workers_are_given_back_where_this_host_is_the_bottleneck():
     pipeline = _pipeline(
         transform_s=2 * BATCH / 150_000
     )  # two workers of it do 150,000 rows/s, what two readers bring
@@ -171,7 +171,7 @@ def test_workers_elsewhere_are_given_back_where_this_host_is_the_bottleneck():
     assert pipeline.fleet.wanted <= 4
 
 
-def test_workers_elsewhere_outlast_a_pause_and_not_a_slower_trainer():
+def test_remote_workers_outlast_a_pause_but_not_a_slower_trainer():
     for pace, until, left in ((1e-3, 115.0, 6), (0.3, math.inf, 1)):
         back = () if until == math.inf else ((until, 1.0),)
         pipeline = _pipeline(changes=((100.0, pace), *back))

@@ -135,7 +135,7 @@ def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
         )
 
 
-def test_nobody_beats_the_clairvoyant_by_more_than_noise():
+def test_no_policy_beats_the_oracle_by_more_than_noise():
     for i in range(2):
         scenario = pipeline("held out", i, changing=bool(i % 2))
         best = reference(scenario)

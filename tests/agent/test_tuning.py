@@ -146,7 +146,7 @@ def test_a_full_folder_is_reported_once_and_stops_nothing(tmp_path, capsys, monk
 
 
 def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
-    """A garbage collector may run wherever memory is taken, also in the middle of a decision."""
+    """A garbage collector may run at any allocation, also in the middle of a decision."""
     ended, runs = threading.Event(), []
 
     class Leaving(Climbing):

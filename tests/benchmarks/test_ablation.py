@@ -1,4 +1,4 @@
-"""The ablation of the planner's rules: each of its rules is there, and off where it is said to be off."""
+"""The ablation of the planner's rules: each rule is in the planner, and off in its own context only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.raises import raises
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_of_the_list_is_in_the_planner_and_comes_back(rule):
-    """Whoever changes a line that has a rule is told to change the list."""
+    """A changed line that has a rule fails here, until the list is changed."""
     before = {
         name: function for module in (planner, changes) for name, function in vars(module).items()
     }
@@ -75,7 +75,7 @@ def test_rules_of_one_function_are_off_at_once():
     assert run(scenario, Planner()).rows == rows
 
 
-def test_a_line_that_is_no_longer_there_is_told():
+def test_a_line_that_is_no_longer_there_is_an_error():
     with (
         raises(UsageError, "_plan", "'no such line'", "0 times", "benchmarks/ablation.py"),
         off([Rule("gone", [Edit(planner, "_plan", "no such line", "")])]),

@@ -121,7 +121,7 @@ def test_the_newest_and_the_best_stay(saved):
 
 
 def test_what_was_saved_last_stays_whatever_its_step_and_where_latest_was_set_back_to(saved):
-    """A run goes on from an older checkpoint: its new ones have lower steps than those that were set aside."""
+    """A run goes on from an older checkpoint: its new ones have lower steps than the discarded ones."""
     _with_steps(saved, 10, 20, 30)
     mark_best(saved.folder / "step-000000030", 0.9)
     for step in (40, 50, 60):
@@ -237,7 +237,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
     assert latest(saved.folder)[1].step == 3
 
 
-def test_a_run_that_does_not_exist_is_told_from_one_without_a_checkpoint(tmp_path):
+def test_a_missing_run_is_distinguished_from_one_without_a_checkpoint(tmp_path):
     for take_best in (False, True):
         with raises(CheckpointError, "nope", "does not exist"):
             chosen(tmp_path / "nope" / "checkpoints", take_best=take_best)

@@ -211,7 +211,7 @@ def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch
     assert store["reads"] > store["cache_hits"] > 0
 
 
-def test_a_person_is_told_what_a_deaf_main_thread_does(monkeypatch):
+def test_a_second_interrupt_shows_what_the_main_thread_does(monkeypatch):
     told, event = [], threading.Event()
     monkeypatch.setattr(signals, "tell", lambda workers: (told.append(workers()), event.set()))
     with StopSignals(dist.HashStore(), 0) as watch:

@@ -277,7 +277,7 @@ def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
 
 
 def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(judged):
-    """Of 20 steps an epoch: 6 steps after the best are too soon to say so, 7 are not; the same fall is told once."""
+    """20 steps an epoch: 6 steps after the best are too few for a warning, 7 are not. The fall is reported once."""
     make, lines, shown, _ = judged
     judge = make()
     for step, sense in ((10, 1.0), (16, 0.3), (17, 0.3), (24, 0.3), (30, 1.5), (40, 0.45)):

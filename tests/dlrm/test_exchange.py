@@ -1,4 +1,4 @@
-"""What ranks say to each other arrives as it was said, and what cannot be said is refused before it is sent."""
+"""Messages between ranks arrive unchanged, and values that cannot be sent are refused before."""
 
 from __future__ import annotations
 

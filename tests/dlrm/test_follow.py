@@ -608,7 +608,7 @@ def test_without_follow_another_version_is_refused_with_the_difference(versions)
         assert part in str(refused.value)
 
 
-def test_a_tower_that_reads_a_column_which_goes_is_told():
+def test_a_tower_that_reads_a_dropped_column_is_refused():
     changes = TableDiff(before=1, after=2, dropped=("item",))
     with raises(ConfigError, "version 2", "'item'", "dien"):
         follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)

@@ -39,7 +39,7 @@ def test_an_id_in_a_bag_is_found():
         guard().check(b)
 
 
-def test_bags_that_hold_as_many_ids_as_there_are_rows_in_all_columns_together_are_told_apart():
+def test_bags_are_distinguished_though_they_hold_as_many_ids_as_rows():
     """One column's long bags make up for another's short ones: ids must not be taken for the next column's."""
     b = batch(0, 4)
     b.lengths = torch.tensor([2, 2, 2, 2] + [0] * 4 + [1] * 4 + [1] * 4, dtype=torch.int32)

@@ -83,7 +83,7 @@ def test_rows_of_weight_0_count_nowhere():
     assert padded == quality(logits, labels, np.ones(3))
 
 
-def test_one_class_leaves_auc_and_ne_open_and_large_logits_stay_finite():
+def test_one_class_has_no_auc_and_no_ne_and_large_logits_stay_finite():
     found = quality(np.array([-800.0, 800.0]), np.zeros(2), np.ones(2))
     assert (found.auc, found.ne, found.calibration) == (None, None, None)
     assert found.logloss == pytest.approx(400)

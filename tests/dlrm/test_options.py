@@ -15,11 +15,11 @@ def said(*words: str):
     return options.parse(["--run-dir", "r", *words])
 
 
-def test_what_is_not_said_has_the_settings_defaults():
+def test_options_that_are_not_given_have_their_defaults():
     assert options.fresh(said("--data", "t"), version=3) == Config(data="t", version=3)
 
 
-def test_everything_said_arrives():
+def test_every_option_arrives():
     config = options.fresh(
         said(
             "--data",
@@ -85,7 +85,7 @@ def test_everything_said_arrives():
     assert Config.from_dict(config.to_dict()) == config
 
 
-def test_a_resumed_run_keeps_its_settings_but_for_those_said():
+def test_a_resumed_run_keeps_the_settings_that_are_not_given():
     stored = options.fresh(said("--data", "t", "--lr", "0.1", "--width", "32"), version=0).to_dict()
     now = options.resumed(stored, said("--epochs", "9", "--tuning", "fixed"), ranks=2)
     assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (

@@ -156,51 +156,36 @@ def test_a_transform_spec_changes_the_columns_of_every_split(opened, split):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (("--predicate", "nowhere"), "--predicate: function = 'nowhere': must be module:function"),
-        (("--predicate", f"{MODULE}:nowhere"), "cannot be imported"),
-        (
-            ("--predicate", f"{MODULE}:nothing"),
-            "--predicate tests.dlrm.petastorm_parts:nothing: the function returned No",
-        ),
-        (("--predicate", f"{MODULE}:fails"), "the function failed (RuntimeError: no such service)"),
-        (
-            ("--predicate", f"{MODULE}:text"),
-            "predicate: 'I1 > 3' is not a petastorm.predicates.PredicateBase",
-        ),
-        (
-            ("--predicate", f"{MODULE}:rows_by_unknown_column"),
-            "predicate: no column 'I14' (did you mean",
-        ),
-        (("--predicate", f"{MODULE}:no_rows"), "no rows"),
+        (("--predicate", "nowhere"), ["--predicate", "'nowhere'", "module:function"]),
+        (("--predicate", f"{MODULE}:nowhere"), ["cannot be imported"]),
+        (("--predicate", f"{MODULE}:nothing"), [f"--predicate {MODULE}:nothing"]),
+        (("--predicate", f"{MODULE}:fails"), ["RuntimeError: no such service"]),
+        (("--predicate", f"{MODULE}:text"), ["'I1 > 3'", "petastorm.predicates.PredicateBase"]),
+        (("--predicate", f"{MODULE}:rows_by_unknown_column"), ["predicate", "'I14'"]),
+        (("--predicate", f"{MODULE}:no_rows"), ["no rows"]),
         (
             ("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"),
-            "does not cache row groups that a predicate filters",
+            ["cache row groups"],
         ),
         (
             ("--predicate", f"{MODULE}:even_rows", "--reader", "arrow"),
-            "--predicate: Petastorm's Reader does that; take --reader petastorm",
+            ["--predicate", "--reader petastorm"],
         ),
-        (
-            ("--predicate", f"{MODULE}:even_rows", "--sample", "I2"),
-            "rows are sampled as they are stored",
-        ),
-        (
-            ("--predicate", f"{MODULE}:even_rows", "--workers", "local:1"),
-            "what Petastorm's Reader is asked for",
-        ),
-        (("--transform-spec", f"{MODULE}:edited_ids"), "edit_fields names 'C1', a column of ids"),
-        (("--transform-spec", f"{MODULE}:unlabelled"), "no label column"),
+        (("--predicate", f"{MODULE}:even_rows", "--sample", "I2"), ["sampled"]),
+        (("--predicate", f"{MODULE}:even_rows", "--workers", "local:1"), ["Petastorm's Reader"]),
+        (("--transform-spec", f"{MODULE}:edited_ids"), ["edit_fields", "'C1'"]),
+        (("--transform-spec", f"{MODULE}:unlabelled"), ["no label column"]),
     ],
 )
-def test_what_cannot_be_is_refused_before_training(folder, tmp_path, capsys, words, message):
+def test_what_cannot_be_is_refused_before_training(folder, tmp_path, capsys, words, facts):
     code = ended(
         train.main, "--data", folder, "--run-dir", tmp_path / "run", *SMALL, "--check", *words
     )
-    said = capsys.readouterr().err
-    assert message in said
-    assert code == 2, said
+    error = capsys.readouterr().err
+    assert_names(error, *facts)
+    assert code == 2, error
     assert not (tmp_path / "run").exists()
 
 

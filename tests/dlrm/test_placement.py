@@ -161,7 +161,7 @@ def test_whole_tables_that_fit_together_but_not_on_one_rank_say_so():
 
 
 def test_memory_is_kept_where_balance_would_break_it():
-    """A rank with little room gets no more than fits, whatever its reads."""
+    """A rank with little memory gets no more than fits, whatever its reads."""
     tables = made([10_000, 10_000, 10_000], [100.0, 1.0, 1.0])
     found = place(tables, TrainingMachine(ranks=3, memory_bytes=680_000, reserve=0))
     assert all(found.bytes_on(r) <= 680_000 for r in range(3))

@@ -1,4 +1,4 @@
-"""TorchRec's planner, told as a placement, beside our own."""
+"""TorchRec's plan as a placement, compared with our own."""
 
 from __future__ import annotations
 

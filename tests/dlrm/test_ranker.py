@@ -85,7 +85,7 @@ def test_a_history_is_looked_up_place_by_place():
 ITEMS = [replace(t, rows=60) if t.name == "b" else t for t in COLUMNS]
 
 
-def test_a_history_is_looked_up_in_the_targets_table_beside_items_that_did_not_come():
+def test_a_history_shares_the_targets_table_with_negative_items():
     config = ModelConfig(
         kind="dien",
         width=8,
@@ -169,7 +169,7 @@ def test_a_table_that_cannot_hold_a_history_is_refused(compress, rows):
         TableLayout(config, columns)
 
 
-def test_a_wide_part_takes_the_ids_as_they_are_beside_smaller_tables():
+def test_a_wide_part_takes_uncompressed_ids():
     found = looked_up(ModelConfig(kind="deepfm", width=8, compress={"a": "modulo:10"}))
     assert found["a"][0] == [1, 2, 3]
     assert found["a@wide"] == ([11, 12, 13], [1, 1, 1])

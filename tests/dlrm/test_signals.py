@@ -59,7 +59,7 @@ def test_a_while_after_sigterm_a_wait_for_input_is_ended():
         signal.signal(signal.SIGTERM, old)
 
 
-def test_the_first_fault_counts_and_other_ranks_are_told():
+def test_the_first_fault_counts_and_reaches_the_other_ranks():
     store = dist.HashStore()
     with StopSignals(store, 1) as watch:
         assert watch.other_ranks_error() is None

@@ -103,7 +103,7 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
     assert seen_in(moved, meta, "refuse") == ""
 
 
-def test_rows_that_are_known_by_other_columns_cannot_be_told_apart(table, tmp_path):
+def test_rows_that_are_identified_by_other_columns_are_refused(table, tmp_path):
     meta = CheckpointMeta.of(table, {})
     text = clicks_table.spec_text().replace("[table]", '[table]\nkey = ["number"]')
     keyed = clicks_table.write(tmp_path / "keyed", clicks_table.raw_rows(ROWS), text=text)

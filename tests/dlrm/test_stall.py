@@ -94,7 +94,7 @@ def end(pid: int) -> None:
 
 
 def there(pids: list[int]) -> list[int]:
-    """Which of these still run; one that nobody has waited for is gone."""
+    """The processes among these that still run, without zombies."""
     found = []
     for pid in pids:
         try:

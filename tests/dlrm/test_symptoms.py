@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, chance, 
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.telemetry.mlperf_log import MlLog
+from tests.raises import assert_names
 
 LOST = Evidence(step=1000, rows=100_000, positives=25_000, auc=0.5003)
 
@@ -24,7 +24,7 @@ def test_a_model_that_learns_gets_no_warning():
     assert stuck(replace(LOST, auc=0.78), after=1000) is None
 
 
-def test_nothing_is_said_before_it_could_have_learned():
+def test_no_warning_before_the_model_could_have_learned():
     assert stuck(replace(LOST, step=999), after=1000) is None
     assert stuck(LOST, after=1000) is not None
 
@@ -46,56 +46,49 @@ def test_chance_is_what_random_order_gives():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "facts"),
     [
-        ({"auc": None, "positives": 0}, "all 100000 rows evaluated have label 0"),
-        ({"auc": None, "positives": 100_000}, "have label 1"),
-        ({"auc": 0.31}, "below chance: labels turned round"),
-        ({"ne": math.nan}, "no longer numbers"),
+        ({"auc": None, "positives": 0}, [100000, "label 0"]),
+        ({"auc": None, "positives": 100_000}, ["label 1"]),
+        ({"auc": 0.31}, ["below chance"]),
+        ({"ne": math.nan}, ["no longer numbers"]),
         (
             {"constant": ("C1", "C2", "C3", "C4"), "columns": 6},
-            r"4 of 6 sparse columns have one id .*C1, C2, C3 …",
+            ["4 of 6 sparse columns", "C1, C2, C3 …"],
         ),
-        ({"largest_dense": ("I3", 65535.0)}, "column 'I3' reaches 65535: scale it"),
-        ({"spread": 0.0, "lr": 1e-6}, "all predictions are the same .* rate of 1e-06 is too small"),
-        ({"ne": 4.2, "lr": 15.0}, "NE 4.20.*rate of 15 is too large"),
-        ({"train_ne": 0.8}, "training rows are learned"),
-        ({}, "try a tenth and ten times"),
+        ({"largest_dense": ("I3", 65535.0)}, ["'I3'", 65535]),
+        ({"spread": 0.0, "lr": 1e-6}, ["the same", "1e-06", "too small"]),
+        ({"ne": 4.2, "lr": 15.0}, ["NE 4.20", "15 is too large"]),
+        ({"train_ne": 0.8}, ["training rows are learned"]),
+        ({}, ["a tenth and ten times"]),
     ],
 )
-def test_the_likely_cause_is_named(change, words):
+def test_the_likely_cause_is_named(change, facts):
     text = stuck(replace(LOST, **change), after=0)
     assert text is not None
-    assert re.search(words, text), text
+    assert_names(text, *facts)
 
 
 GOOD = replace(LOST, auc=0.78, ne=0.9, calibration=1.02)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         ({}, []),
         ({"ne": 1.0, "calibration": 0.5}, []),
         ({"calibration": 2.0}, []),
-        ({"ne": 1.01}, ["NE 1.010 on validation is above 1.*learned by heart"]),
-        ({"ne": 1.01, "step": 199}, ["Likely: 199 steps are too few: take a smaller --batch-size"]),
-        ({"ne": math.nan}, ["no longer numbers"]),
-        ({"ne": 1.2, "largest_dense": ("I3", 65535.0)}, ["column 'I3' reaches 65535: scale it"]),
-        (
-            {"calibration": 0.49},
-            ["0.49 times as many positives are predicted .*negatives are sampled"],
-        ),
-        (
-            {"ne": 1.7, "calibration": 2.01, "step": 3},
-            ["3 steps are too few", "2.01 times as many .*3 steps"],
-        ),
+        ({"ne": 1.01}, [["NE 1.010", "validation", "learned by heart"]]),
+        ({"ne": 1.01, "step": 199}, [["199 steps", "--batch-size"]]),
+        ({"ne": math.nan}, [["no longer numbers"]]),
+        ({"ne": 1.2, "largest_dense": ("I3", 65535.0)}, [["'I3'", 65535]]),
+        ({"calibration": 0.49}, [["0.49 times", "negatives are sampled"]]),
+        ({"ne": 1.7, "calibration": 2.01, "step": 3}, [["3 steps"], ["2.01 times", "3 steps"]]),
     ],
 )
-def test_predictions_that_are_off_are_named_with_a_likely_cause(change, words):
-    found = bad_predictions(replace(GOOD, **change))
-    assert len(found) == len(words)
-    assert all(re.search(pattern, text) for pattern, text in zip(words, found, strict=True)), found
+def test_predictions_that_are_off_are_named_with_a_likely_cause(change, expected):
+    for text, facts in zip(bad_predictions(replace(GOOD, **change)), expected, strict=True):
+        assert_names(text, *facts)
 
 
 @pytest.mark.parametrize(

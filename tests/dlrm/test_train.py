@@ -187,7 +187,7 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
     assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
 
 
-def test_evaluating_the_checkpoint_gives_what_training_said(folder):
+def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
     from sluice.dlrm import evaluate
 
     found = evaluate.main(["--run-dir", str(folder / "two"), "--data", str(folder / "table")])
@@ -374,32 +374,29 @@ def test_an_interrupt_ends_all_ranks(folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (["--data", "{}/nothing"], "there is no feature table here"),
-        (["--batch-size", 100000, "--last", "drop"], "larger than an epoch of 5120 rows"),
-        (
-            ["--batch-size", 100, "--streams", 8],
-            "not a multiple of the 8 streams: leave streams out, or take 4",
-        ),
+        (["--data", "{}/nothing"], ["no feature table"]),
+        (["--batch-size", 100000, "--last", "drop"], ["5120 rows"]),
+        (["--batch-size", 100, "--streams", 8], ["8 streams", "take 4"]),
         (
             ["--ranks", 3, "--batch-size", 240],
-            "3 ranks cannot share batches of 240 rows out of 8 streams: take 1, 2, 4, 8",
+            ["3 ranks", "240 rows", "8 streams", "take 1, 2, 4, 8"],
         ),
-        (["--ranks", 8, "--ranks-per-host", 3], "--ranks-per-host 3 does not divide 8 ranks"),
-        (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
-        (["--width", 6], "6 is not a multiple of 4"),
-        (["--width", 2**30], "do not fit 1 ranks of .* missing in all"),
-        (["--table-optimiser", "adam"], "'adam' has no kernel for a CPU"),
-        (["--lr", -1], "lr: -1.0 is not a positive number"),
-        (["--sharding", "rows"], "'rows' is none of auto"),
-        (["--epoch", 2, "--batch-siez=2"], "no option '--batch-siez' .did you mean '--batch-size'"),
-        (["--run-dir", "{}/two"], "already holds a run.* --resume"),
-        (["--run-dir", "{}/table", "--resume"], "is not empty and no run folder"),
+        (["--ranks", 8, "--ranks-per-host", 3], ["--ranks-per-host 3", "8 ranks"]),
+        (["--knobs", "reed=2"], ["'reed'", "'read'"]),
+        (["--width", 6], [6, "multiple of 4"]),
+        (["--width", 2**30], ["1 ranks", "missing"]),
+        (["--table-optimiser", "adam"], ["'adam'", "CPU"]),
+        (["--lr", -1], ["lr", -1.0, "positive"]),
+        (["--sharding", "rows"], ["'rows'", "auto"]),
+        (["--epoch", 2, "--batch-siez=2"], ["'--batch-siez'", "'--batch-size'"]),
+        (["--run-dir", "{}/two"], ["already holds a run", "--resume"]),
+        (["--run-dir", "{}/table", "--resume"], ["no run folder"]),
     ],
 )
 def test_check_refuses_with_one_message_before_anything_starts(
-    folder, capsys, monkeypatch, words, message
+    folder, capsys, monkeypatch, words, facts
 ):
     from sluice.dlrm.train import main
 
@@ -419,7 +416,7 @@ def test_check_refuses_with_one_message_before_anything_starts(
     out, err = capsys.readouterr()
     assert ended.value.code == 2
     assert err.count("\n") == 1
-    assert re.search(message, json.loads(out)["error"])
+    assert_names(json.loads(out)["error"], *facts)
     assert not (folder / "never").exists()
 
 
@@ -461,7 +458,7 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     assert_names(err, "--last drop", "2,120 of 5,120 rows")
 
 
-def test_settings_that_are_not_given_follow_the_rows_and_are_said(folder, capsys):
+def test_settings_that_are_not_given_follow_the_rows_and_are_printed(folder, capsys):
     from sluice.dlrm.train import main
 
     found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--check"])

@@ -164,7 +164,7 @@ def test_fuxictr_is_given_every_row_under_the_names_of_its_feature_map(prepared,
     assert all(np.allclose(mixed[name], columns[name][mixed["item"]]) for name in columns)
 
 
-def test_fuxictr_is_told_which_features_have_no_role(prepared, fuxictr_loader):
+def test_fuxictr_refuses_features_without_a_role(prepared, fuxictr_loader):
     path, feature_map, _ = prepared
     feature_map.features["picture"] = {"type": "embedding", "pretrain_dim": 16}
     with raises(ValueError, "picture", "vectors"):

@@ -112,7 +112,7 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
     assert text.count(AGENT) == 1 + 2 + 1, "the key, each panel, and the table"
 
 
-def test_a_run_that_ended_too_soon_is_said_to_say_nothing(tmp_path):
+def test_a_run_that_ended_too_soon_has_no_comparison(tmp_path):
     tuned, frozen = (_drawn(tmp_path / name, 5, 2e3, 0.7) for name in ("agent", "frozen"))
     tuned = Run(
         path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8]

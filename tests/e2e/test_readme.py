@@ -46,7 +46,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder that looks like the checkout, with raw logs beside it."""
+    """A folder that looks like the checkout, with raw logs next to it."""
     here = tmp_path_factory.mktemp("readme")
     for name in (
         "sluice",

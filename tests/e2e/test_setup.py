@@ -132,7 +132,7 @@ def test_a_second_call_does_nothing(machine):
     assert (machine / "calls").exists(), "changed locks were not noticed"
 
 
-def test_spark_of_the_environment_is_told_once_how_to_start(machine, repo):
+def test_spark_of_the_environment_is_configured_once(machine, repo):
     """And again after its Java has changed; where noting Spark's classes down fails, everything else goes on."""
     add(machine, "java", JAVA_17)
     for tool in ("mkdir", "cp", "cmp", "mv", "mktemp", "readlink", "touch"):

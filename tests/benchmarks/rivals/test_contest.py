@@ -106,7 +106,7 @@ def test_a_score_needs_as_many_rounds_of_each():
         score([1, 2], [1], [2])
 
 
-def test_the_best_of_the_survey_is_measured_again_beside_cores():
+def test_the_best_of_the_survey_is_measured_again_with_cores():
     found = contest(Bench, ["read=1", "read=4", "read=16"], {}, rounds=3, seconds=2.0, settle_s=1.0)
     assert found.best == "read=16"
     assert {name: len(turns) for name, turns in found.arms.items()} == {
@@ -144,7 +144,7 @@ def test_a_policy_settles_on_a_pipeline_of_its_own():
     assert 0 <= found.cost < 1
 
 
-def test_a_start_is_told_by_its_first_ten_seconds_and_by_when_it_reaches_the_best():
+def test_a_start_is_measured_by_ten_seconds_and_by_when_it_reaches_the_best():
     """Five seconds at a tenth of the best rate, then the best: a look a second, of which two together count."""
     rows = tuple((float(t), 10 * min(t, 5) + 100 * max(0, t - 5)) for t in range(13))
     found = Settled(Knobs(workers={"read": 8}), (3.0,), 1e-3, None, rows)
@@ -193,7 +193,7 @@ def test_the_table_and_the_json_say_what_a_policy_reached():
     assert "does not count" in table({"far store": flat})
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_a_contest_that_cannot_be_scored_is_refused():
     with raises(LiveError, "'cores'"):
         contest(Bench, ["read=1"], {"cores": Eight()}, rounds=1, seconds=1.0, settle_s=1.0)
     with raises(LiveError, "no rows", "read=1"):

@@ -70,7 +70,7 @@ def filled() -> Endpoint:
     return endpoint
 
 
-def test_the_trainer_and_its_loader_are_told():
+def test_trainer_and_loader_are_exported():
     text = generate_latest(filled().registry).decode()
     for line in (
         "sluice_train_rank 1.0",

@@ -92,7 +92,7 @@ def test_the_command_writes_a_program_that_others_can_load(run, capsys):
         assert f"not exported: {what}" in told
 
 
-def test_what_cannot_be_compiled_is_said_and_the_rest_stands(run, monkeypatch, capsys):
+def test_a_failed_compilation_is_reported_and_the_rest_stays(run, monkeypatch, capsys):
     def no_compiler(*_: object):
         raise RuntimeError("no C++ compiler\nand a long trace")
 

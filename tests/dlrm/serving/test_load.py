@@ -49,7 +49,7 @@ def test_a_request_waits_only_if_it_can_be_answered_in_time():
     assert Pace(fixed=1.0, each=1.0).units_within(0.5) == 1
 
 
-def test_batches_are_bounded_by_time_and_what_comes_too_late_is_told_when_to_come():
+def test_batches_are_bounded_by_time_and_late_requests_learn_when_to_retry():
     """On a clock that moves by what the work takes: the machine of this test has no part in it."""
     now = [0.0]
     batches: list[int] = []

@@ -105,40 +105,28 @@ def test_json_is_utf_8(charset, status):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "line"),
+    ("body", "status", "facts"),
     [
-        (
-            b'{"rows": [{"C1": "a"}, {"C1": "a", "C5": "b", "C1": "c"}]}',
-            422,
-            "key 'C1' is there twice in one object",
-        ),
-        (b'{"rows": [{"C1": "a" , "C1" \n: "a"}]}', 422, "key 'C1' is there twice"),
-        (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, "key 'C1' is there twice"),
-        (b'{"rows": [], "rows": [{}]}', 422, "key 'rows' is there twice"),
-        (b'{"rows": [{"C1": {"a": 1, "a": 2}}]}', 422, "key 'a' is there twice"),
-        (b'{"rows": [{"C1": {"a": 1}}]}', 422, "rows[0]: feature 'C1' is not UTF-8 text"),
-        (b'{"rows": [{}, {"I5": 1e999}]}', 422, "rows[1]: feature 'I5' is not a number of 64 bits"),
-        (b'{"rows": [{"I5": -1e400}]}', 422, "rows[0]: feature 'I5' is not a number of 64 bits"),
-        (
-            b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}",
-            422,
-            "rows[0]: feature 'I5' is not a number of 64 bits",
-        ),
-        (
-            b'{"rows": [{"I1": 1e999}]}',
-            422,
-            "rows[0]: feature 'I1' is not a whole number of 64 bits",
-        ),
-        (b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number; send null for a missing one"),
-        (b'{"rows": [{"I5": -Infinity}]}', 400, "-Infinity is no JSON number"),
-        (b'{"rows": [{"C1": "\xe9"}]}', 400, "the body is not JSON: 'utf-8' codec"),
-        (json.dumps({"rows": []}).encode("utf-16"), 400, "the body is not JSON: 'utf-8' codec"),
+        (b'{"rows": [{"C1": "a"}, {"C1": "a", "C5": "b", "C1": "c"}]}', 422, ["'C1'", "twice"]),
+        (b'{"rows": [{"C1": "a" , "C1" \n: "a"}]}', 422, ["'C1'", "twice"]),
+        (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, ["'C1'", "twice"]),
+        (b'{"rows": [], "rows": [{}]}', 422, ["'rows'", "twice"]),
+        (b'{"rows": [{"C1": {"a": 1, "a": 2}}]}', 422, ["'a'", "twice"]),
+        (b'{"rows": [{"C1": {"a": 1}}]}', 422, ["rows[0]", "'C1'", "text"]),
+        (b'{"rows": [{}, {"I5": 1e999}]}', 422, ["rows[1]", "'I5'", "64 bits"]),
+        (b'{"rows": [{"I5": -1e400}]}', 422, ["rows[0]", "'I5'", "64 bits"]),
+        (b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, ["rows[0]", "'I5'", "64 bits"]),
+        (b'{"rows": [{"I1": 1e999}]}', 422, ["rows[0]", "'I1'", "whole number of 64 bits"]),
+        (b'{"rows": [{"I5": NaN}]}', 400, ["NaN", "send null"]),
+        (b'{"rows": [{"I5": -Infinity}]}', 400, ["-Infinity"]),
+        (b'{"rows": [{"C1": "\xe9"}]}', 400, ["not JSON", "utf-8"]),
+        (json.dumps({"rows": []}).encode("utf-16"), 400, ["not JSON", "utf-8"]),
     ],
 )
-def test_a_value_that_readers_may_take_for_another_is_refused(body, status, line):
+def test_a_value_that_readers_may_take_for_another_is_refused(body, status, facts):
     reply = posted(body)
     assert reply.status_code == status
-    assert line in reply.json()["error"]
+    assert_names(reply.json()["error"], *facts)
 
 
 def test_colons_in_texts_are_no_keys_and_a_mark_at_the_head_is_skipped():

@@ -65,7 +65,7 @@ def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, word
         main(words.split())
 
 
-def test_it_listens_on_this_machine_alone_unless_told_otherwise():
+def test_it_listens_on_this_machine_alone_by_default():
     assert ServerOptions(run=Path("run")).host == "127.0.0.1"
 
 
