@@ -125,7 +125,7 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
     run = Run.read(pages["a minute"].parent)
     decision, fault = run.of("decision")[0], run.of("fault")[0]
 
-    def told(at):
+    def tip(at):
         x, y = chromium.value(
             f"(() => {{ const box = charts[0].plot.getBoundingClientRect();"
             f"return [box.left + charts[0].x({at}), box.top + 120]; }})()"
@@ -140,9 +140,9 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
         percent(look["stall"]),
         "with one worker a stage",
     ):
-        assert text in told(30.0)
-    assert "1. squash 1 → 2" in told(decision["at"])
-    assert f"A. At {seconds(fault['at'])} {fault['fault']}" in told(fault["at"] + 0.5)
+        assert text in tip(30.0)
+    assert "1. squash 1 → 2" in tip(decision["at"])
+    assert f"A. At {seconds(fault['at'])} {fault['fault']}" in tip(fault["at"] + 0.5)
     assert chromium.value("charts.filter(chart => chart.cross.style.display === '').length") == len(
         chromium.value("charts.map(chart => 1)")
     ), "the moment is shown in all charts"

@@ -19,9 +19,8 @@ from sluice.agent.simulator.physics import SimStage
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import shipped
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.fake import FakePipeline, FakeStage
-from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -379,44 +378,25 @@ def test_workers_that_wait_for_a_lock_move_to_processes():
     assert any("transform" in text and "thread → process" in text for text in reasons)
 
 
-def test_a_switch_that_brings_nothing_is_undone_and_not_tried_again():
-    """The lock is the store's, so processes wait as long."""
+@pytest.mark.parametrize(("cpu", "switches"), [(0.6, 2), (0.05, 0)])
+def test_a_switch_to_processes_that_brings_nothing_is_tried_once_and_undone(cpu, switches):
+    """The lock is the store's, so processes wait as long. A stage that hardly computes is not even tried."""
     stage = SimStage(
         name="udf",
         cost_s=0.02,
-        cpu=0.6,
+        cpu=cpu,
         sigma=1.0,
         backends=("thread", "process"),
         process_start_s=0.5,
     )
-    scenario = Scenario(name="no lock", seconds=120, stages=(stage,))
     backends = []
     run(
-        scenario,
+        Scenario(name="no lock", seconds=120, stages=(stage,)),
         make("planner"),
         observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]),
     )
     assert backends[-1] == "thread"
-    assert sum(a != b for a, b in itertools.pairwise(backends)) == 2
-
-
-def test_a_stage_that_hardly_computes_stays_in_threads():
-    """A lookup's answers come late where cores are short, or its service is: a process would only be a longer way."""
-    stage = SimStage(
-        name="udf",
-        cost_s=0.02,
-        cpu=0.05,
-        sigma=1.0,
-        backends=("thread", "process"),
-        process_start_s=0.5,
-    )
-    backends = []
-    run(
-        Scenario(name="lookup", seconds=60, stages=(stage,)),
-        make("planner"),
-        observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]),
-    )
-    assert set(backends) == {"thread"}
+    assert sum(a != b for a, b in itertools.pairwise(backends)) == switches
 
 
 def test_deciding_is_pure():
@@ -451,19 +431,10 @@ def test_a_clock_that_stands_still_and_a_silent_stage_change_nothing():
     assert "waiting for rows" in reason.text
 
 
-def test_fixed_changes_nothing_and_an_unknown_name_is_refused():
+def test_fixed_changes_nothing():
     pipeline = _store_bound()
     controller, events = _tune(pipeline, 20, "fixed")
     assert (controller.decisions, events) == (0, [])
-    with raises(KnobError, "'planner'"):
-        make("planer")
-
-
-def test_the_fake_rejects_knobs_out_of_range():
-    pipeline = _store_bound()
-    with raises(KnobError, "'read'"):
-        pipeline.apply(Knobs(workers={"read": 65}))
-    assert isinstance(pipeline.limits, Limits)
 
 
 def test_processes_that_idle_hold_their_memory_once():

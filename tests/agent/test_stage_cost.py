@@ -42,9 +42,17 @@ def test_a_stage_that_reports_nothing_stays_unknown():
     assert not _watch(_stats(0, 0.0), _stats(0, 0.0), _stats(0, 3.0)).points
 
 
-def test_a_short_interval_goes_on_until_it_says_something():
-    service = _watch(_stats(0, 0.0), _stats(1, 1.0), _stats(1, 1.0), _stats(3, 6.0))
-    assert service.points[1].busy_s == pytest.approx(6.0 / 30)
+@pytest.mark.parametrize(
+    ("seen", "busy_s"),
+    [
+        ([(1, 1.0), (1, 1.0), (3, 6.0)], 6.0 / 30),
+        ([(10, 10.0), (2, 0.1), (12, 10.1)], 0.1),
+    ],
+    ids=["short intervals are added up", "counters that fall begin anew"],
+)
+def test_a_cost_is_measured_over_enough_items(seen, busy_s):
+    service = _watch(_stats(0, 0.0), *(_stats(*one) for one in seen))
+    assert service.points[1].busy_s == pytest.approx(busy_s)
 
 
 def test_what_was_under_way_during_a_resize_teaches_nothing():
@@ -53,11 +61,6 @@ def test_what_was_under_way_during_a_resize_teaches_nothing():
     )
     assert service.points[1].busy_s == pytest.approx(0.1)
     assert service.points[4].busy_s == pytest.approx(0.1)
-
-
-def test_counters_that_fall_begin_anew():
-    service = _watch(_stats(0, 0.0), _stats(10, 10.0), _stats(2, 0.1), _stats(12, 10.1))
-    assert service.points[1].busy_s == pytest.approx(0.1)
 
 
 def test_waiting_for_a_core_is_not_taken_for_the_stages_own_cost():

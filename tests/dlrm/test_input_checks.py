@@ -29,24 +29,21 @@ def test_an_id_outside_its_table_is_named(column, bad):
         guard().check(b)
 
 
-def test_an_id_in_a_bag_is_found():
+@pytest.mark.parametrize(
+    ("lengths", "values", "bad"),
+    [
+        ([2, 0, 1, 3, *[0] * 4, *[1] * 4, 0, 0, 0, 1], [1, 2, 3, 4, 5, 6, 0, 1, 2, 6, 2], 3),
+        # As many ids as rows: one column's long bags make up for another's empty ones.
+        ([*[2] * 4, *[0] * 4, *[1] * 8], [*[3999] * 8, *[6] * 4, *[2] * 4], 6),
+    ],
+)
+def test_an_id_in_a_bag_is_found(lengths, values, bad):
     b = batch(0, 4)
-    b.lengths = torch.tensor([2, 0, 1, 3] + [0] * 4 + [1] * 4 + [0, 0, 0, 1], dtype=torch.int32)
-    b.values = torch.tensor([1, 2, 3, 4, 5, 6, 0, 1, 2, 6, 2], dtype=torch.int32)
+    b.lengths = torch.tensor(lengths, dtype=torch.int32)
+    b.values = torch.tensor(values, dtype=torch.int32)
     guard().check(b)
-    b.values[-1] = 3
-    with raises(BadData, "'tiny'", "id 3"):
-        guard().check(b)
-
-
-def test_bags_are_distinguished_though_they_hold_as_many_ids_as_rows():
-    """One column's long bags make up for another's short ones: ids must not be taken for the next column's."""
-    b = batch(0, 4)
-    b.lengths = torch.tensor([2, 2, 2, 2] + [0] * 4 + [1] * 4 + [1] * 4, dtype=torch.int32)
-    b.values = torch.tensor([3999] * 8 + [6] * 4 + [2] * 4, dtype=torch.int32)
-    guard().check(b)
-    b.values[-1] = 6
-    with raises(BadData, "'tiny'", "id 6"):
+    b.values[-1] = bad
+    with raises(BadData, "'tiny'", f"id {bad}"):
         guard().check(b)
 
 

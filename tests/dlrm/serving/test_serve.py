@@ -305,7 +305,7 @@ def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in started(folder / "run", "--port", port)
+        assert_names(started(folder / "run", "--port", port), f"127.0.0.1:{port}", "listened")
     assert "no checkpoint in" in started(tmp_path, "--port", 0)
     assert "--best" in started(tmp_path, "--port", 0, "--best")
     assert_names(started(tmp_path / "rum", "--port", 0), tmp_path / "rum", "does not exist")
