@@ -1,7 +1,7 @@
-"""The loop around a policy: it owns the clock and the log, and the policy owns the choice.
+"""Runs a policy on a pipeline: `Controller`. The controller owns the clock and the log, and the policy chooses.
 
-Whatever fails in here (the policy, the pipeline, a counter, the log) freezes the knobs as they are, is recorded once,
-and never reaches the training loop. Limits that moved under a decision are no failure: the policy begins again.
+An error in the policy, the pipeline, a counter or the log freezes the knobs as they are. It is recorded once and never
+reaches the training loop. If the limits change during a decision, that is no error: the policy starts again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _MINUTE_S = 60.0
 
 
 class Controller:
-    """Looks, decides, applies and logs every `interval_s`, or sooner if the policy asks for it. `step()` is one tick;
-    `start()` runs ticks in a thread.
+    """Looks, decides, applies and logs every `interval_s`, or sooner if the policy asks for it.
 
-    `record` gets events (decision, effect, proposal, occasion, verdict, fault), `observe` each tick's loader metrics.
-    Once `changes_a_minute` were made within the last minute, the policy is not asked until one of them is older. It is
-    not asked either while the pipeline starts up, and begins anew after that."""
+    `step()` is one tick. `start()` runs ticks in a thread. `record` gets the events: decision, effect, proposal,
+    occasion (a change that no decision caused), opening, verdict, fault. `observe` gets each tick's loader metrics.
+
+    After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
+    policy is not asked while the pipeline starts up either, and starts again after that."""
 
     def __init__(
         self,
@@ -45,54 +46,52 @@ class Controller:
         changes_a_minute: int = RUNTIME.changes_a_minute,
         learned: Mapping[str, Any] | None = None,
     ) -> None:
-        """`learned` is what `learned()` returned in an earlier process on such a machine."""
+        """`learned` is the result of `learned()` in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
         self._tunable = tunable
         self._policy = policy
         self._clock = clock
-        self._record_to, self._observe_to = record, observe
+        self._record = record
+        self._observe = observe
         self.interval_s = self.wait_s = interval_s
-        """`wait_s` is how many seconds the next look is away."""
+        """`wait_s` is the time until the next look."""
         self.ticks = 0
-        """How many snapshots were looked at."""
+        """The number of snapshots so far."""
         self.decisions = 0
-        """How many changes were made."""
+        """The number of changes so far."""
         self.opening: dict[str, Any] | None = None
-        """How the pipeline was opened, once the run has ended: in a sentence, whether that was put in force, and the
-        rate that was promised. None if nobody was asked."""
+        """The learned policy's initial setting, once the run has ended: `text`, `tried` and the predicted `rows_per_s`.
+        None if there was no learned policy."""
         self.frozen: str | None = None
-        """Why nothing is decided any more; None while all is well."""
+        """Why the policy is no longer asked. None: it is."""
         self.cost_s = 0.0
-        """Processor time of the loop's own thread."""
+        """Processor time of the controller's thread."""
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
-        self._anew = False
-        """Whether the policy starts from its first state at the next look, as the run itself has only begun."""
+        self._restart_policy = False
+        """Whether the policy starts from its initial state at the next look, because the first rows have only come."""
         self._learned_before = self._learned = learned
         self._change_detector = ChangeDetector()
         self._starting = False
-        """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
-        little."""
+        """Whether no row has come by the second look or later. Compilers may be at work then, so rates mean little."""
         self._last: Snapshot | None = None
         self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window_looks)
-        """The looks since the last change, with enough done between them."""
-        self._unlogged: tuple[int, PipelineRates | None, float | None] | None = None
-        """The decision whose effect is not logged yet: its number, the rates before it, and the rate it predicted."""
-        self._change_times: deque[float] = deque(
-            maxlen=changes_a_minute
-        )  # when the last changes were made
-        self._proposed: deque[Reason] = deque(
-            maxlen=64
-        )  # each is recorded once, and later repeated unchanged
+        """The looks since the last change. Each did enough work after the one before it."""
+        self._pending_effect: tuple[int, PipelineRates | None, float | None] | None = None
+        """The decision whose effect is not logged yet: its number, the rates before it, and the rate that it
+        predicted."""
+        self._change_times: deque[float] = deque(maxlen=changes_a_minute)
+        # Each proposal is recorded once. If the policy repeats it, the first reason for it stays.
+        self._recorded_proposals: deque[Reason] = deque(maxlen=64)
         self._reason: Reason | None = None
-        self._last_of_rows: Reason | None = None
-        """That of the last look before which rows came; at the end of a run it is the verdict."""
+        self._last_reason_with_rows: Reason | None = None
+        """The reason at the last look that saw new rows. It is the verdict at the end of a run."""
         self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._timed_step)
 
     def step(self) -> None:
-        """One tick. Does nothing if the last was less than `wait_s` ago; never raises."""
+        """Runs one tick, unless the last one was less than `wait_s` ago. Never raises."""
         moment = self._clock()
         if (
             self._last_step is not None
@@ -111,40 +110,46 @@ class Controller:
             self._decide(snapshot)
 
     def _measure(self) -> Snapshot | None:
-        """Measures, and returns what was seen if enough was done since what was returned before it."""
-        snapshot, before = self._tunable.snapshot(), self._last
+        """Takes a snapshot and records it. Returns it if enough work was done since the last one that was returned."""
+        snapshot = self._tunable.snapshot()
+        before = self._last
         if before is not None and (
             snapshot.sequence == before.sequence or snapshot.at == before.at
         ):
-            return None  # nothing new: ranks publish more slowly than this loop looks, or the trainer rests
-        self.ticks, self._last = self.ticks + 1, snapshot
+            # Nothing is new: the ranks publish more slowly than this loop looks, or the trainer pauses.
+            return None
+        self.ticks += 1
+        self._last = snapshot
         measured = rates(before, snapshot) if before is not None else None
         began = before is not None and not before.rows
-        was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
+        was_starting = self._starting
+        self._starting = self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
-            # Everything begins anew, as if the run began now.
-            self._change_detector, self._anew = ChangeDetector(), True
-        for occasion in () if self._starting else self._change_detector.look(snapshot, measured):
-            self._record_to(occasion)
-        if measured is not None and self._observe_to is not None:
-            self._observe_to(
-                {**self._metric(measured, snapshot), **({"began": True} if began else {})}
+            # The first rows have come, so everything starts as if the run began now.
+            self._change_detector = ChangeDetector()
+            self._restart_policy = True
+        for event in () if self._starting else self._change_detector.look(snapshot, measured):
+            self._record(event)
+        if measured is not None and self._observe is not None:
+            self._observe(
+                {**self._loader_metric(measured, snapshot), **({"began": True} if began else {})}
             )
         if before is not None and (
             snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting
         ):
-            self._recent.clear()  # rates at other cores, or of the start, cannot be compared
-        if self._recent and not enough(self._recent[-1], snapshot):
+            # Rates with another number of cores, or of the start, cannot be compared.
+            self._recent.clear()
+        if self._recent and not did_enough(self._recent[-1], snapshot):
             return None
         self._recent.append(snapshot)
-        if self._unlogged is not None and len(self._recent) > RUNTIME.effect_looks:
+        if self._pending_effect is not None and len(self._recent) > RUNTIME.effect_looks:
             self._log_effect()
         return snapshot
 
     def _decide(self, snapshot: Snapshot) -> None:
         before = self._tunable.knobs
-        if self._anew or self._tunable.limits != self._limits:  # the start, or another machine
-            self._begin(self._tunable.limits, before)
+        if self._restart_policy or self._tunable.limits != self._limits:
+            self._start_policy(self._tunable.limits, before)
         if (
             len(self._change_times) == self._change_times.maxlen
             and self._clock() - self._change_times[0] < _MINUTE_S
@@ -152,56 +157,67 @@ class Controller:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
-        recorded = next((r for r in self._proposed if r.proposal == reason.proposal), None)
+        recorded = next(
+            (r for r in self._recorded_proposals if r.proposal == reason.proposal), None
+        )
         self._reason = recorded or reason
         if len(self._recent) < 2 or snapshot.rows > self._recent[-2].rows:
-            self._last_of_rows = self._reason
+            self._last_reason_with_rows = self._reason
         measured = rates(self._recent[0], snapshot)
         if reason.proposal is not None and recorded is None:
-            self._proposed.append(reason)
-            self._record_to(
-                {"kind": "proposal", **_choice(before, reason.proposal, reason, measured)}
+            self._recorded_proposals.append(reason)
+            self._record(
+                {"kind": "proposal", **_choice_event(before, reason.proposal, reason, measured)}
             )
-        if after == before or not self._apply(after) or _alike(before, after):
+        if after == before or not self._apply(after) or _has_same_effect(before, after):
             return
-        if self._unlogged is not None:
+        if self._pending_effect is not None:
             self._log_effect()
         self.decisions += 1
         self._change_times.append(self._clock())
-        self._unlogged = (
+        self._pending_effect = (
             self.decisions,
-            rates(self._comparable(snapshot), snapshot),
+            rates(self._start_of_rate(snapshot), snapshot),
             reason.predicted_rows_per_s,
         )
         self._recent.clear()
         self._recent.append(snapshot)
-        self._record_to(
+        self._record(
             {
                 "kind": "decision",
                 "sequence": self.decisions,
-                **_choice(before, after, reason, measured),
+                **_choice_event(before, after, reason, measured),
             }
         )
 
-    def _comparable(self, snapshot: Snapshot) -> Snapshot:
-        """The look from which on the rate says what the present knobs do. Before the first rows there is none, and for
-        a while after them compilers, first files and connections are part of it: the later half is nearer the truth."""
-        begun = [s for s in self._recent if s.rows]
-        if not begun:
-            return snapshot
-        return begun[(len(begun) - 1) // 2] if self.decisions == 1 else _first_of_its_own(begun)
+    def _start_of_rate(self, snapshot: Snapshot) -> Snapshot:
+        """Returns the look from which on the rate is that of the present knobs.
 
-    def _begin(self, limits: Limits, knobs: Knobs) -> None:
-        """Starts the policy with what an earlier run has learned, unless that was used already. A policy that cannot
-        use it leaves it for the next one. Another thread that reads what was learned gets the old or the new answer."""
-        learned = self._learned_before if self._anew else self._learned
-        state, recalled = self._policy.initial(limits, knobs), None
+        There is none before the first rows, so `snapshot` itself is returned. At the first decision, compilers, first
+        files and connections are part of the earlier looks, so the later half is nearer to the true rate."""
+        with_rows = [s for s in self._recent if s.rows]
+        if not with_rows:
+            return snapshot
+        return (
+            with_rows[(len(with_rows) - 1) // 2]
+            if self.decisions == 1
+            else _first_with_own_rate(with_rows)
+        )
+
+    def _start_policy(self, limits: Limits, knobs: Knobs) -> None:
+        """Starts the policy from its initial state, or from what an earlier run has learned.
+
+        What was learned is used once, except if the run itself starts again. If the policy cannot use it, it stays for
+        the next start. Another thread that calls `learned` meanwhile gets the old or the new result."""
+        learned = self._learned_before if self._restart_policy else self._learned
+        state = self._policy.initial(limits, knobs)
+        recalled = None
         if learned is not None:
             try:
                 recalled = self._policy.recall(state, learned)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 learned = self._learned_before = None
-                self._record_to(
+                self._record(
                     {
                         "kind": "fault",
                         "where": "agent",
@@ -210,12 +226,13 @@ class Controller:
                     }
                 )
         self._state = state if recalled is None else recalled
-        self._limits, self._anew = limits, False
+        self._limits = limits
+        self._restart_policy = False
         self._learned = learned if recalled is None else None
 
     def _apply(self, knobs: Knobs) -> bool:
-        """Applies the knobs; returns whether they are in force. If the limits have changed meanwhile, the policy starts
-        anew."""
+        """Applies the knobs and returns whether that worked. If the limits have just changed, the policy starts
+        again."""
         assert self._limits is not None
         try:
             self._limits.check(knobs)
@@ -228,15 +245,15 @@ class Controller:
         return True
 
     def _log_effect(self) -> None:
-        assert self._unlogged is not None
-        sequence, before, predicted = self._unlogged
-        self._unlogged = None
+        assert self._pending_effect is not None
+        sequence, before, predicted = self._pending_effect
+        self._pending_effect = None
         window = list(self._recent)
-        after = rates(_first_of_its_own(window), window[-1])
+        after = rates(_first_with_own_rate(window), window[-1])
         if after is None:
             return
-        # Some came right after the start: then there is no earlier rate to compare with.
-        self._record_to(
+        # A decision right after the start has no earlier rate to compare with.
+        self._record(
             {
                 "kind": "effect",
                 "sequence": sequence,
@@ -249,7 +266,7 @@ class Controller:
         )
 
     def _log_verdict(self) -> None:
-        """Logs what the policy knows at the end, if it can explain it, and how it opened."""
+        """Logs the last reason with the policy's explanation, and the learned policy's initial setting."""
         opened = self._policy.opened(self._state) if self._limits else None
         if opened is not None:
             record = opened["record"]
@@ -258,10 +275,10 @@ class Controller:
                 "tried": record["tried"],
                 "rows_per_s": record["opening"]["rows_per_s"],
             }
-            self._record_to({"kind": "opening", **opened})
-        if (last := self._last_of_rows) is not None:
+            self._record({"kind": "opening", **opened})
+        if (last := self._last_reason_with_rows) is not None:
             explained = self._policy.explain(self._state) if self._limits else None
-            self._record_to(
+            self._record(
                 {
                     "kind": "verdict",
                     "text": last.text,
@@ -271,7 +288,7 @@ class Controller:
                 }
             )
 
-    def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
+    def _loader_metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {
             name: {
                 "busy": s.busy,
@@ -303,14 +320,15 @@ class Controller:
 
     @property
     def reason(self) -> Reason | None:
-        """Why the policy chose as it did last; None before it was asked, and after the end."""
+        """The reason for the policy's last choice. None before the policy was asked, and after the end."""
         return self._reason
 
     def hand_over(self, reason: str) -> None:
-        """Leaves the knobs to somebody else from now on; what happens is looked at and recorded as before."""
+        """Stops changing the knobs because somebody else does. Looks and records go on as before."""
         if self.frozen is None:
-            self.frozen, self.wait_s = reason, self.interval_s
-            self._record_to(
+            self.frozen = reason
+            self.wait_s = self.interval_s
+            self._record(
                 {"kind": "hand-over", "text": f"the agent leaves the knobs alone, {reason}"}
             )
 
@@ -321,13 +339,14 @@ class Controller:
         self.frozen = f"{type(error).__name__}: {error}"
         text = f"tuning stopped, the knobs stay as they are: {self.frozen}"
         try:
-            self._record_to({"kind": "fault", "text": text, "where": "agent"})
+            self._record({"kind": "fault", "text": text, "where": "agent"})
         except Exception as unrecorded:
             print(f"{text} (and it could not be recorded: {unrecorded})", file=sys.stderr)
 
     def learned(self) -> Mapping[str, Any] | None:
-        """What the policy has learned so far, as plain data, or what it was given and could not use yet; None if
-        nothing."""
+        """Returns what the policy has learned so far, as plain data. None: nothing.
+
+        If the policy could not use the earlier run's knowledge yet, that is returned."""
         learned = self._policy.learned(self._state) if self._limits else None
         return self._learned if learned is None else learned
 
@@ -342,16 +361,18 @@ class Controller:
         return True
 
     def stop(self) -> None:
-        """Ends the thread and logs the effect of the last change. May be called twice, and without `start()`."""
+        """Ends the thread, and logs the effect of the last change and the verdict.
+
+        It may be called twice, and without `start()`."""
         self._ticker.stop()
         try:
             if self.ticks == 1:
-                self._measure()  # so that a run that ends before the second tick has been measured, too
-            if self._unlogged is not None and len(self._recent) > 1:
+                self._measure()  # A run that ends before its second tick gets rates, too.
+            if self._pending_effect is not None and len(self._recent) > 1:
                 self._log_effect()
             if self.frozen is None:
                 self._log_verdict()
-            self._reason = self._last_of_rows = None
+            self._reason = self._last_reason_with_rows = None
         except Exception as error:
             self._freeze(error)
 
@@ -362,14 +383,15 @@ class Controller:
         self.stop()
 
 
-def _first_of_its_own(looks: Sequence[Snapshot]) -> Snapshot:
-    """The look from which on the rate is that of a change: the first after it still shows the old setting, and is left
-    out where there are others."""
+def _first_with_own_rate(looks: Sequence[Snapshot]) -> Snapshot:
+    """Returns the first look since a change whose rate is that of the new knobs.
+
+    The first look after a change still shows the old knobs. It is used only if there are too few others."""
     return looks[1 if len(looks) > 2 else 0]
 
 
-def _alike(before: Knobs, after: Knobs) -> bool:
-    """Whether both set the pipeline alike: the workers of a fused stage are those before it."""
+def _has_same_effect(before: Knobs, after: Knobs) -> bool:
+    """Returns whether both knobs set up the same pipeline. A fused stage has no workers of its own."""
 
     def plain(knobs: Knobs) -> tuple[Any, ...]:
         return (
@@ -396,7 +418,7 @@ def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
     }
 
 
-def _choice(
+def _choice_event(
     before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None
 ) -> dict[str, Any]:
     return {
@@ -412,10 +434,11 @@ def _choice(
     }
 
 
-def enough(earlier: Snapshot, later: Snapshot) -> bool:
-    """Whether every stage that was at work, and the consumer, finished so many items that their number says how fast
-    they are. An item under way counts with its elapsed time alone, so that items of seconds are waited for: between two
-    looks a second apart most would see none finish, and some as many as there are workers."""
+def did_enough(earlier: Snapshot, later: Snapshot) -> bool:
+    """Returns whether every busy stage and the consumer finished enough items between two looks for a rate.
+
+    Slow items make this necessary. If an item takes seconds, most looks a second apart see no item finish. A few see
+    as many as there are workers. Looks are compared at once if the cores have changed or memory is short."""
     seconds = later.at - earlier.at
     memory_is_short = later.memory_used > DEFAULT.memory_alarm * later.memory_limit
     if seconds <= 0 or later.cpu_quota != earlier.cpu_quota or memory_is_short:
@@ -429,13 +452,13 @@ def enough(earlier: Snapshot, later: Snapshot) -> bool:
     work.append(
         (earlier.consumer_compute_s, earlier.batches, later.consumer_compute_s, later.batches)
     )
-    return all(_enough(seconds, *counters) for counters in work)
+    return all(_stage_did_enough(seconds, *counters) for counters in work)
 
 
-def _enough(
+def _stage_did_enough(
     seconds: float, busy_s: float, items: int, busy_s_after: float, items_after: int
 ) -> bool:
-    """Whether one stage did: the seconds of useful work and the items so far, then and now."""
+    """Returns whether one stage finished enough items, or is overdue. The counters are those then and now."""
     busy = (busy_s_after - busy_s) / seconds
     usual_s = busy_s / items if items else math.inf
     return (

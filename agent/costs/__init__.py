@@ -1,1 +1,1 @@
-"""What stages cost, and what rate a setting would bring: pure functions."""
+"""Measures what stages cost, and predicts the rate of a setting. All functions are pure."""

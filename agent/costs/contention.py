@@ -1,4 +1,4 @@
-"""`Contention`: how much of the machine other programs take, by how long our threads wait for a core. Pure."""
+"""Estimates how many cores other programs take, from the time that our threads wait for a core: `Contention`. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contention:
-    """Other programs' use of the cores, if all threads that want a core share them fairly. Our own crowding is left
-    out."""
+    """What other programs take of the cores. All threads that want a core are assumed to share the cores fairly.
+
+    Our own threads also wait for each other. That is no contention."""
 
     others: float = 0.0
     """How many threads of other programs want a core on average."""
     cores: float
-    """The cores that we get if we want one for as many threads as the others do, and as there are cores."""
+    """The cores that we get if the number of our threads is the number of cores plus `others`."""
     slow: float = 1.0
-    """How many times slower than alone a thread runs, if as many of ours as there are cores want one."""
+    """How many times longer our threads take than on free cores, if we run as many threads as there are cores."""
 
     @classmethod
     def of(cls, rates: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
+        """Returns the contention during the interval of `rates`."""
         running = rates.running
         wanting = rates.wanting
         quota = rates.cpu_quota
         if running < settings.min_running_cores or quota <= 0 or wanting <= running:
             return cls(cores=quota)
-        # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,
-        # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.
+        # With fair shares, every thread waits as long as ours do: `wanting / running`. If the idle cores are unknown,
+        # the others are assumed to run on all cores that we leave. But a wait may also be chance if we want fewer cores
+        # than there are.
         if rates.idle is None:
             others = max(0.0, quota * wanting / running - max(wanting, quota))
         else:

@@ -1,4 +1,7 @@
-"""`Forecast`: predicts the rate and the memory of a setting from the known costs of the stages. Pure."""
+"""Predicts the rate and the memory of a setting from the measured costs of the stages: `Forecast`.
+
+All functions are pure. `allocate` is the search behind it: it divides workers among stages.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +22,44 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES
 _MIB = 2**20
 Workers = Mapping[str, int]
 Ranges = Mapping[str, tuple[int, int]]
-"""Stage → its fewest and most workers."""
+"""Stage → (its fewest workers, its most workers)."""
 Choice = tuple[Knobs, float]
-"""Knobs, and the predicted rows a second."""
+"""(knobs, predicted rows a second)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Everything that bounds the rate: stages, cores, the trainer and memory."""
+    """Everything that bounds the rate of a pipeline: its stages, the cores, the trainer and memory.
+
+    A forecast holds for one layout: the back ends and the fused stages of `knobs`. Only the numbers of workers are
+    arguments of its methods. `switched`, `fused` and `split` return the forecast for another layout."""
 
     knobs: Knobs
     limits: Limits
-    services: Mapping[str, StageCost]
-    """The stages with known costs, fused ones as one. Other stages keep their workers."""
-    each: Mapping[str, StageCost]
-    """The same stages, but fused ones separately."""
+    joined_costs: Mapping[str, StageCost]
+    """Stage → its cost, for the stages with measured costs. The first of several fused stages has the costs of all.
+
+    A stage that is not here keeps its workers."""
+    separate_costs: Mapping[str, StageCost]
+    """Stage → its own cost, also for fused stages."""
     cores: float
-    """All cores. The stages get `stage_cores`, because other programs use some too."""
+    """All cores that this process may use. The stages get `stage_cores`, because other programs use some too."""
     stage_cores: float
     other_cpu_s: float
-    """Processor seconds a row that no stage accounts for: those of the trainer, on the same cores."""
+    """Processor seconds a row outside the stages. Mostly the trainer spends them, on the same cores."""
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
-    """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
+    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries."""
     memory_limit: int
     processes: Workers
-    """The workers on processes now, by stage."""
+    """Stage → its present workers, for the stages on processes."""
     free_bytes: float
     """Unused memory."""
     slow: float = 1.0
-    """How many times slower a core is than a free one, as other programs use it too."""
+    """How many times longer a computation takes than on a free core, because other programs use the cores too."""
     buffers: float = 1.0
-    """The share of the buffers' wanted bytes that they get."""
+    """The share of their wanted bytes that the buffers get."""
     requests_a_core: float = 0.0
     """How many remote workers share a core. 0: remote workers have no price."""
     settings: PlannerSettings = DEFAULT
@@ -69,54 +77,58 @@ class Forecast:
         requests_a_core: float = 0.0,
         settings: PlannerSettings = DEFAULT,
     ) -> Forecast:
+        """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: service for name, service in services.items() if service.points}
-        pressure = Contention.of(rates, settings)
-        empty = cls(
+        contention = Contention.of(rates, settings)
+        without_base = cls(
             knobs=knobs,
             limits=limits,
-            services=_joined(known, knobs, limits),
-            each=known,
+            joined_costs=_join_fused(known, knobs, limits),
+            separate_costs=known,
             demand=demand,
             base_bytes=0.0,
             memory_limit=rates.memory_limit,
-            slow=pressure.slow,
+            slow=contention.slow,
             cores=rates.cpu_quota,
             processes={
                 n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"
             },
             free_bytes=max(0.0, rates.memory_limit - rates.memory_used),
-            stage_cores=pressure.cores,
+            stage_cores=contention.cores,
             other_cpu_s=other_cpu_s,
             requests_a_core=requests_a_core,
             settings=settings,
         )
-        # A worker at work holds an item; a process holds its libraries, at work or not.
-        in_hand = sum(
-            min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
-            + knobs.workers[n] * empty._process_bytes(n)
-            for n in empty.services
+        # Only a busy worker holds an item. A process holds its libraries even when it is idle.
+        held_by_workers = sum(
+            min(rates.stages[n].busy, knobs.workers[n]) * without_base._item_bytes(n)
+            + knobs.workers[n] * without_base._process_bytes(n)
+            for n in without_base.joined_costs
             if n in rates.stages
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
-        return replace(empty, base_bytes=max(0.0, rates.memory_used - in_hand - queued))
+        return replace(
+            without_base, base_bytes=max(0.0, rates.memory_used - held_by_workers - queued)
+        )
 
-    def computing(self, name: str, rows_per_s: float) -> float:
-        """The cores that a stage computes on at such a rate, as long as it has its present workers."""
-        return rows_per_s * self.each[name].cpu_s(self.knobs.workers[name])
+    def cores_used_by(self, name: str, rows_per_s: float) -> float:
+        """Returns the cores that a stage with its present workers needs for this rate."""
+        return rows_per_s * self.separate_costs[name].cpu_s(self.knobs.workers[name])
 
     def capacity(self, name: str, workers: int) -> float:
-        """The rows a second that `workers` of a stage are expected to do on cores as they are now."""
-        service = self.services[name]
+        """Returns the rows a second that `workers` of a stage are expected to do if the cores stay as loaded as now."""
+        service = self.joined_costs[name]
         waited_s = (self.slow - 1) * service.cpu_s(workers) if self.slow > 1 else 0.0
         return workers / (service.busy_s(workers) + waited_s)
 
     @property
     def contended(self) -> bool:
+        """Whether other programs take so many cores that the stages run clearly slower."""
         return self.slow >= self.settings.contended_ratio
 
     def cores_rate(self, workers: Workers) -> float:
-        """The rows a second for which the cores are enough."""
-        stages = sum(s.cpu_s(workers[n]) for n, s in self.services.items())
+        """Returns the most rows a second that the cores allow with these workers."""
+        stages = sum(s.cpu_s(workers[n]) for n, s in self.joined_costs.items())
         return min(
             (
                 cores / cpu_s
@@ -130,34 +142,37 @@ class Forecast:
         )
 
     def rate(self, workers: Workers) -> float:
-        """The rows a second that this many workers are expected to bring."""
+        """Returns the rows a second that the pipeline is expected to reach with these workers."""
         return self.rate_around("", workers)
 
     def rate_around(self, name: str, workers: Workers) -> float:
-        """The same, if the stage of that name were never the narrowest; it takes its cores all the same."""
+        """Returns the expected rows a second if the stage `name` never were the bottleneck. It still uses its cores."""
         return min(
             [
                 self.cores_rate(workers),
                 self.demand,
-                *(self.capacity(n, workers[n]) for n in self.services if n != name),
+                *(self.capacity(n, workers[n]) for n in self.joined_costs if n != name),
             ]
         )
 
     @property
     def remote_stages(self) -> list[str]:
-        """The stages whose workers hold cores of other hosts."""
+        """The stages whose workers use cores of other hosts that have a price."""
         return [
             name
-            for name in self.services
+            for name in self.joined_costs
             if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
         ]
 
     def remote_cores(self, workers: Workers) -> float:
+        """Returns the cores of other hosts that these workers use."""
         return sum(workers[name] for name in self.remote_stages) / (self.requests_a_core or 1)
 
     @property
     def core_rows_per_s(self) -> float:
-        """The price of a remote core, in rows a second."""
+        """The price of a remote core, in rows a second.
+
+        The price is a share of the rate that the trainer and the cores allow."""
         most = min(self.demand, self.cores_rate(self.knobs.workers))
         return self.settings.remote_core_price * (
             most if math.isfinite(most) else self.rate(self.knobs.workers)
@@ -169,31 +184,35 @@ class Forecast:
         return held * self.core_rows_per_s if held else 0.0
 
     def bottleneck(self) -> str:
-        """What bounds the rate now: a stage, `cores`, or `consumer`."""
+        """Returns what limits the rate now: the name of a stage, `cores`, or `consumer`."""
         bounds = {
             "consumer": self.demand,
             "cores": self.cores_rate(self.knobs.workers),
-            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.services},
+            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.joined_costs},
         }
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
-        """The bytes that these knobs may need at most."""
-        held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.services)
+        """Returns the bytes that the process needs at most with these knobs."""
+        held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.joined_costs)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 
     def fits(self, knobs: Knobs) -> bool:
-        """Whether the knobs leave the margin of memory that a choice has to leave."""
+        """Returns whether the knobs leave the margin of memory that every choice must leave."""
         return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
 
     def best(self, ranges: Ranges, *, fewest: bool, tight: bool = False) -> Choice:
-        """Finds the knobs of the highest rate within the `ranges` and memory, and that rate.
+        """Returns the knobs with the highest rate within the `ranges` and the memory, and that rate.
 
-        A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
-        that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
-        chosen = self._best(ranges, fewest=fewest, tight=tight)
-        if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) > self._room:
-            leaner = replace(self, buffers=self.settings.lean_buffer_share)._best(
+        A stage with more workers than it needs keeps them, unless `fewest` is set. Buffers grow to the size that they
+        need. They shrink to that size only if memory is `tight`, or would become so. They shrink below it only if the
+        memory brings more rows in workers. Remote workers must bring more rows than their price."""
+        chosen = self._find_best(ranges, fewest=fewest, tight=tight)
+        if (
+            sum(ranges[n][1] * self._worker_bytes(n) for n in self.joined_costs)
+            > self._worker_memory
+        ):
+            leaner = replace(self, buffers=self.settings.lean_buffer_share)._find_best(
                 ranges, fewest=fewest, tight=tight
             )
             if leaner[1] >= self.settings.lean_gain_ratio * chosen[1]:
@@ -201,11 +220,11 @@ class Forecast:
         if not self.remote_stages:
             return chosen
         return max(
-            [chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
+            [chosen, *self._find_cheaper(chosen, ranges, fewest=fewest, tight=tight)],
             key=lambda choice: choice[1] - self.price(choice[0].workers),
         )
 
-    def _cheaper(
+    def _find_cheaper(
         self,
         chosen: Choice,
         ranges: Ranges,
@@ -213,17 +232,18 @@ class Forecast:
         fewest: bool,
         tight: bool,
     ) -> Iterator[Choice]:
-        """Yields the best knobs for fewer rows, because the last rows may need too many remote cores."""
+        """Yields the best choices for lower rates. The last few rows may need more remote cores than they are worth."""
         for name in self.remote_stages:
             least, most = ranges[name][0], chosen[0].workers[name]
             for count in range(least, most, max(1, (most - least) // self.settings.smaller_fleets)):
                 aim = self.capacity(name, count) / self.settings.headroom
                 if aim < chosen[1]:
-                    yield replace(self, demand=aim)._best(ranges, fewest=fewest, tight=tight)
+                    yield replace(self, demand=aim)._find_best(ranges, fewest=fewest, tight=tight)
 
-    def _best(self, ranges: Ranges, *, fewest: bool, tight: bool) -> Choice:
+    def _find_best(self, ranges: Ranges, *, fewest: bool, tight: bool) -> Choice:
+        """Returns the choice for `best` without regard to the price of remote cores and with one size of buffers."""
         requests = []
-        for name, service in self.services.items():
+        for name, service in self.joined_costs.items():
             least, most = ranges[name]
             most = max(least, min(most, self._most_on_processes(name)))
             current = self.knobs.workers[name]
@@ -235,10 +255,11 @@ class Forecast:
                 least = current
             ahead = (
                 self.buffers * self.settings.read_ahead_items * service.item_bytes
-                if name == self._first
+                if name == self._first_stage
                 else 0.0
             )
-            capacity = functools.cache(self._with_headroom(name, most))  # asked for in each halving
+            # `_allocate` asks for the same capacities in each of its steps.
+            capacity = functools.cache(self._capacity_with_headroom(name, most))
             requests.append(
                 StageRequest(
                     name=name,
@@ -248,15 +269,14 @@ class Forecast:
                     worker_bytes=self._worker_bytes(name) + ahead,
                 )
             )
-        allocation = self._allocate(requests, self._room)
+        allocation = self._allocate(requests, self._worker_memory)
         if (
             not fewest
             and any(request.least > ranges[request.name][0] for request in requests)
             and allocation.rows_per_s < self.rate(self.knobs.workers)
         ):
-            return self._best(
-                ranges, fewest=True, tight=tight
-            )  # keeping what is there leaves no room for better
+            # The workers that the stages keep leave no memory for a better choice.
+            return self._find_best(ranges, fewest=True, tight=tight)
         workers = {**self.knobs.workers, **allocation.workers}
         needed = self._buffers(workers)
         knobs = replace(
@@ -274,48 +294,65 @@ class Forecast:
         return knobs, allocation.rows_per_s
 
     def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
-        """The forecast if a stage ran on its other back end, by itself, and `freed` changed those left on threads."""
-        service = self.each[name]
+        """Returns the forecast for a stage on its other back end, where it is not fused with any stage.
+
+        If the stage leaves the threads, `freed` maps the cost of each stage that stays there to its new cost."""
+        service = self.separate_costs[name]
         other = next(b for b in self.limits.backends_of(name) if b != service.backend)
-        left = {
-            n: freed(s) for n, s in self.each.items() if service.backend == s.backend == "thread"
+        others = {
+            n: freed(s)
+            for n, s in self.separate_costs.items()
+            if service.backend == s.backend == "thread"
         }
         knobs = replace(
             self.knobs,
             backend={**self.knobs.backend, name: other},
             fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])),
         )
-        return self._as(knobs, {**self.each, **left, name: service.on(other)})
+        return self._with_layout(knobs, {**self.separate_costs, **others, name: service.on(other)})
 
     def fused(self, name: str) -> Forecast:
-        """The forecast if the workers of the stage before did a stage's work: each item is handed over once less."""
-        rows = self.each[name].item_rows
+        """Returns the forecast for a stage whose work is done by the workers of the stage before it.
+
+        One hand-over of each item goes away."""
+        rows = self.separate_costs[name].item_rows
         saved_s = min(self.other_cpu_s, self.settings.handover_s / rows) if rows else 0.0
-        saved = saved_s * self.rate(
-            self.knobs.workers
-        )  # in cores; until now they counted as taken by others
-        forecast = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
+        # Hand-overs are not part of any stage's cost, so until now these cores counted as used by other programs.
+        saved_cores = saved_s * self.rate(self.knobs.workers)
+        forecast = self._with_layout(
+            replace(self.knobs, fused=self.knobs.fused | {name}), self.separate_costs
+        )
         return replace(
             forecast,
             other_cpu_s=self.other_cpu_s - saved_s,
-            stage_cores=min(self.cores, self.stage_cores + saved),
+            stage_cores=min(self.cores, self.stage_cores + saved_cores),
         )
 
     def split(self, name: str) -> Forecast:
-        """The forecast if a fused stage had workers of its own."""
-        return self._as(replace(self.knobs, fused=self.knobs.fused - {name}), self.each)
+        """Returns the forecast for a fused stage with workers of its own."""
+        return self._with_layout(
+            replace(self.knobs, fused=self.knobs.fused - {name}), self.separate_costs
+        )
 
-    def _as(self, knobs: Knobs, each: Mapping[str, StageCost]) -> Forecast:
-        return replace(self, knobs=knobs, each=each, services=_joined(each, knobs, self.limits))
+    def _with_layout(self, knobs: Knobs, costs: Mapping[str, StageCost]) -> Forecast:
+        return replace(
+            self,
+            knobs=knobs,
+            separate_costs=costs,
+            joined_costs=_join_fused(costs, knobs, self.limits),
+        )
 
-    def _with_headroom(self, name: str, most: int) -> Callable[[int], float]:
-        """A stage's capacity less some headroom, except at the most workers that it may have: there is no more to
-        get."""
+    def _capacity_with_headroom(self, name: str, most: int) -> Callable[[int], float]:
+        """Returns a stage's capacity by its number of workers, less some headroom.
+
+        There is no headroom at `most` workers, because the stage cannot get more."""
         return lambda n: self.capacity(name, n) / (self.settings.headroom if n < most else 1.0)
 
-    def _allocate(self, requests: list[StageRequest], room: float) -> Allocation:
-        """Allocates workers. Where more workers make a row dearer, the cores are enough for fewer rows, so aiming a
-        little lower than the highest rate may bring more."""
+    def _allocate(self, requests: list[StageRequest], memory: float) -> Allocation:
+        """Returns the best allocation of workers within `memory` and the cores.
+
+        More workers can make a row dearer, and then the cores allow fewer rows. So a lower target can bring a higher
+        rate. A search by halves finds the best target, as a share of the highest rate."""
         fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
         enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
         allocations = []
@@ -323,12 +360,12 @@ class Forecast:
         high = 1.0
         share = 1.0
         for _ in range(self.settings.halvings):
-            allocation = allocate(requests, enough=share * enough, memory=room)
+            allocation = allocate(requests, enough=share * enough, memory=memory)
             cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})
             allocations.append(
                 replace(allocation, rows_per_s=min(allocation.rows_per_s, cores_rate))
             )
-            if cores_rate >= allocation.rows_per_s:  # the cores are not what limits it
+            if cores_rate >= allocation.rows_per_s:  # The cores do not limit this allocation.
                 low = share
             else:
                 high = share
@@ -342,30 +379,31 @@ class Forecast:
         return max(allocations, key=lambda a: a.rows_per_s)
 
     @property
-    def alone(self) -> Forecast:
-        """The forecast if the stages kept the cores that they get now, however few of their threads want them."""
+    def uncontended(self) -> Forecast:
+        """The forecast without the slowdown by other programs. The stages still get no more than `stage_cores`."""
         return replace(self, slow=1.0)
 
     @property
-    def _room(self) -> float:
-        """The bytes that are left for workers and for what readers have finished."""
-        room = self.settings.memory_target * self.memory_limit - self.base_bytes
-        return room - self._buffers(self.knobs.workers)["prefetch_bytes"]
+    def _worker_memory(self) -> float:
+        """The bytes that workers and the items read ahead may use."""
+        left = self.settings.memory_target * self.memory_limit - self.base_bytes
+        return left - self._buffers(self.knobs.workers)["prefetch_bytes"]
 
     @property
-    def _first(self) -> str:
+    def _first_stage(self) -> str:
         return next(iter(self.limits.workers))
 
     def _item_bytes(self, name: str) -> float:
-        return self.settings.held_item_ratio * self.services[name].item_bytes
+        return self.settings.held_item_ratio * self.joined_costs[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        """The bytes of a worker's processes: one for each stage whose work it does. If a process was not measured yet,
-        this is a lower bound, and the planner starts no second one."""
+        """Returns the bytes of a worker's processes. A worker has one process for each stage whose work it does.
+
+        The value is a lower bound while a process has not been measured. The planner then starts no second one."""
         return (
             sum(
                 service.process_bytes or WORKER_PROCESS_BYTES
-                for n, service in self.each.items()
+                for n, service in self.separate_costs.items()
                 if self.limits.head(self.knobs, n) == name
             )
             if self.knobs.backend.get(name) == "process"
@@ -373,33 +411,35 @@ class Forecast:
         )
 
     def _most_on_processes(self, name: str) -> int:
-        """The most workers that a stage may have at once, if they are processes: new ones of all stages take no more
-        than their share of the memory that is free."""
-        each = self._process_bytes(name)
-        if not each:
+        """Returns the most workers that a stage may have after one change, if its workers are processes.
+
+        The new processes of all stages together take no more than a share of the free memory."""
+        process_bytes = self._process_bytes(name)
+        if not process_bytes:
             return MAX_WORKERS
         share = self.settings.process_share / sum(
-            self.knobs.backend.get(n) == "process" for n in self.services
+            self.knobs.backend.get(n) == "process" for n in self.joined_costs
         )
-        return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / each))
+        return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / process_bytes))
 
     def _worker_bytes(self, name: str) -> float:
         return self._item_bytes(name) + self._process_bytes(name)
 
     def _buffers(self, workers: Workers) -> dict[str, int]:
-        """The bytes that the two buffers need, in whole MiB and within their limits."""
+        """Returns the bytes that each buffer needs, in whole MiB and within its limits."""
 
         def item_bytes(name: str) -> float:
-            return self.services[name].item_bytes if name in self.services else 0.0
+            return self.joined_costs[name].item_bytes if name in self.joined_costs else 0.0
 
         last = list(self.limits.workers)[-1]
         items = {
             "read_ahead_bytes": self.settings.read_ahead_items
-            * workers[self._first]
-            * item_bytes(self._first),
+            * workers[self._first_stage]
+            * item_bytes(self._first_stage),
             "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
         }
-        most, sizes = self.settings.buffer_share * self.memory_limit, {}
+        most = self.settings.buffer_share * self.memory_limit
+        sizes = {}
         for name, bytes_ in items.items():
             low, high = getattr(self.limits, name)
             sizes[name] = min(
@@ -408,25 +448,27 @@ class Forecast:
         return sizes
 
 
-def _joined(each: Mapping[str, StageCost], knobs: Knobs, limits: Limits) -> Mapping[str, StageCost]:
-    """Joins fused stages into one, with the work of all of them that are known."""
-    joined = {name: service for name, service in each.items() if name not in knobs.fused}
-    for name in each.keys() - joined.keys():
+def _join_fused(
+    separate: Mapping[str, StageCost], knobs: Knobs, limits: Limits
+) -> Mapping[str, StageCost]:
+    """Returns the costs with each fused stage added to the stage whose workers do its work."""
+    joined = {name: service for name, service in separate.items() if name not in knobs.fused}
+    for name in separate.keys() - joined.keys():
         head = limits.head(knobs, name)
         if head in joined:
-            joined[head] = joined[head].joined(each[name])
+            joined[head] = joined[head].joined(separate[name])
     return joined
 
 
 def what_if(forecast: Forecast) -> dict[str, Any]:
-    """The rows a second now, and those expected with half or twice the cores, twice the memory, or no trainer that
-    limits them.
+    """Returns the expected rows a second and workers for each of these cases, by its name.
 
-    A case is left out where its effect is unknown (no limit on cores, nothing known of the demand)."""
+    The cases are: the machine as it is, half or twice the cores, twice the memory, and a trainer that never limits the
+    rate. A case whose effect is unknown is left out, for example because the demand is unknown."""
     ranges = forecast.limits.workers
 
     def best(case: Forecast) -> tuple[float, dict[str, int]]:
-        knobs, rate = case.best({name: ranges[name] for name in case.services}, fewest=True)
+        knobs, rate = case.best({name: ranges[name] for name in case.joined_costs}, fewest=True)
         return min(rate, case.demand), dict(knobs.workers)
 
     cases = {
@@ -452,30 +494,33 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """One stage: how many workers it may have, how fast they are, and how many bytes they hold."""
+    """A stage as `allocate` sees it: how many workers it may have, how fast they are, and the bytes of each."""
 
     name: str
     least: int
     most: int
     capacity: Callable[[int], float]
-    """Number of workers → rows a second. The curve need not rise all the way."""
+    """Number of workers → rows a second. More workers may bring fewer rows."""
     worker_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
+    """The result of `allocate`."""
+
     workers: Workers
     rows_per_s: float
-    """The rate of the slowest stage, at most `enough`."""
+    """The rate of the slowest stage, but at most `enough`."""
 
 
 def allocate(
     requests: Sequence[StageRequest], *, enough: float = math.inf, memory: float = math.inf
 ) -> Allocation:
-    """Finds the highest rate up to `enough` whose workers fit in `memory`, with the fewest workers for it.
+    """Returns the fewest workers for the highest rate, up to `enough`, whose workers fit in `memory`.
 
-    A rate needs of each stage the smallest number of workers that reaches it, so what fits at a rate fits at each
-    lower one: a search over the rates that occur finds the best. If not even the lowest fits, each gets its least."""
+    For a rate, each stage gets the smallest number of workers that reaches it. A lower rate never needs more memory.
+    So a binary search over the rates that occur finds the best one. If no rate fits, each stage gets its fewest
+    workers."""
     curves = {r.name: [r.capacity(n) for n in range(r.least, r.most + 1)] for r in requests}
     peaks = [max(curve) for curve in curves.values()]
     top = min([enough, *peaks])

@@ -1,4 +1,4 @@
-"""Makes rates of two snapshots' counters: `PipelineRates`. No other place does so."""
+"""Computes rates from the counters of two snapshots: `PipelineRates`. Only this module does that."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ class StageRates:
     """The rates of one stage over an interval."""
 
     rows_per_s: float
-    """Rows passed on per second. Equal in all stages: a steady state."""
+    """Rows that the stage passed on per second. Equal in all stages: a steady state."""
     busy: float
-    """Workers doing useful work on average. Near `workers`: the bottleneck; near 0: capacity to spare."""
+    """Workers that did useful work, on average. Near `workers`: the bottleneck. Near 0: the stage could do more."""
     cpu: float
-    """Cores used. Near `busy`: processor-bound; near 0: bound by a store."""
+    """Cores that the stage used. Near `busy`: processor-bound. Near 0: bound by a store."""
     starved: float
-    """Workers that waited for input on average. Near `workers`: the stages before are too slow."""
+    """Workers that waited for input, on average. Near `workers`: the stages before it are too slow."""
     blocked: float
-    """Workers that waited for room on average. Near `workers`: what comes after is too slow."""
+    """Workers that waited for space in the next queue, on average. Near `workers`: the stages after it are too slow."""
     workers: int
     queue_bytes: int
     core_wait: float = 0.0
-    """Workers that were ready to run and had no core, on average. If as large as `cpu`: half the speed of free
-    cores."""
+    """Workers that were ready to run and had no core, on average. Equal to `cpu`: half the speed of free cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +36,30 @@ class PipelineRates:
 
     seconds: float
     rows_per_s: float
-    """Rows that the consumer took per second: tuning is to raise this."""
+    """Rows that the consumer took per second. Tuning is meant to raise this rate."""
     stall: float
-    """Share of the consumer's time spent waiting for input. Near 1: input-bound; near 0: trainer-bound."""
+    """Share of the consumer's time spent waiting for input. Near 1: input-bound. Near 0: trainer-bound."""
     demand_rows_per_s: float | None
-    """Rows a second that the consumer would take if it never waited; None while it has computed nothing."""
+    """Rows a second that the consumer would take if it never waited. None: it has computed nothing yet."""
     cpu: float
-    """Cores used by the process tree. Near `cpu_quota`: none is free."""
+    """Cores that the process tree used. Near `cpu_quota`: no core is free."""
     cpu_quota: float
     memory_used: int
     memory_limit: int
     stages: Mapping[str, StageRates]
     idle: float | None = None
-    """Cores without work, of those that may be used. Near 0: every core is wanted; None: unknown."""
+    """Idle cores among those that may be used. Near 0: every core is in use. None: unknown."""
     away: float = 0.0
-    """Share of the time in which the consumer neither waited nor computed. Near 1: it was at something else, for
-    instance an evaluation."""
+    """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
+    evaluation."""
 
     def saturated(self, share: float = DEFAULT.saturated_share) -> bool:
-        """Whether no core is free: at least this share of them is in use."""
+        """Returns whether no core is free, that is, at least this share of the cores is in use."""
         return self.cpu >= share * self.cpu_quota
 
     @property
     def running(self) -> float:
-        """Cores that the stages use."""
+        """Cores that the stages used."""
         return sum(stage.cpu for stage in self.stages.values())
 
     @property
@@ -69,7 +68,7 @@ class PipelineRates:
         return self.running + sum(stage.core_wait for stage in self.stages.values())
 
     def joined(self, knobs: Knobs, limits: Limits) -> PipelineRates:
-        """The same rates, with fused stages as one: the stage whose workers do the work of all."""
+        """Returns the rates with each fused stage added to the stage whose workers do its work."""
         stages: dict[str, StageRates] = {}
         for name, stage in self.stages.items():
             head = limits.head(knobs, name)
@@ -90,8 +89,9 @@ class PipelineRates:
 
 
 def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
-    """The rates between two snapshots; None if no time passed, or if a counter fell (another pipeline, or a restarted
-    one)."""
+    """Returns the rates between two snapshots.
+
+    Returns None if no time passed, or if a counter fell because the pipeline is another one or was restarted."""
     seconds = later.at - earlier.at
     rows = later.rows - earlier.rows
     wait = later.consumer_wait_s - earlier.consumer_wait_s

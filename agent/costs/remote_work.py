@@ -1,4 +1,4 @@
-"""What is known of remote workers only: how much of a request's time is work. Pure."""
+"""Measures how much of a remote request's time is work: `at_work`. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
     An idle worker answers in the time that the work takes. A worker with two requests takes twice as long, and a
     starting worker does not answer. So busy time is scaled as if each running worker had exactly the requests that keep
     it busy."""
-    a_core = seen.elsewhere.get("requests_a_core", 0)
+    requests_a_core = seen.elsewhere.get("requests_a_core", 0)
     stages = (
-        {stage.name: stage for stage in seen.stages if stage.backend == REMOTE} if a_core else {}
+        {stage.name: stage for stage in seen.stages if stage.backend == REMOTE}
+        if requests_a_core
+        else {}
     )
     earlier = {stage.name: stage for stage in before.stages}
     added = {
@@ -24,10 +26,16 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
         for name, stage in stages.items()
         if name in earlier
     }
-    waited = sum(added.values())
-    workers = (seen.elsewhere["workers"] + before.elsewhere.get("workers", 0)) / 2 if a_core else 0
-    there = workers / seen.elsewhere.get("ranks", 1) * (seen.at - before.at)
-    scale = min(a_core, a_core * there / waited) if waited > 0 else 0.0
+    requested_s = sum(added.values())
+    workers = (
+        (seen.elsewhere["workers"] + before.elsewhere.get("workers", 0)) / 2
+        if requests_a_core
+        else 0
+    )
+    worker_s = workers / seen.elsewhere.get("ranks", 1) * (seen.at - before.at)
+    scale = (
+        min(requests_a_core, requests_a_core * worker_s / requested_s) if requested_s > 0 else 0.0
+    )
     known = {stage.name: stage.busy_s for stage in weighed.stages}
     return replace(
         seen,

@@ -1,7 +1,7 @@
-"""What one stage costs, learned from snapshots while it runs: `StageCost`. Pure: each observation makes a new one.
+"""Learns the cost of one stage from snapshots while it runs: `StageCost`. Each observation returns a new object.
 
-The model is the useful time a row at each number of workers that was seen. Useful time does not include waits for
-neighbours and for cores, so an idle stage teaches as much as the bottleneck does.
+The model is the useful time a row at each number of workers that was observed. Useful time includes no waits for
+neighbours or for cores. So an idle stage teaches as much as the bottleneck does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice.ingest.stats import StageStats
 
 
 def between(few: int, many: int) -> int:
-    """The number half-way between two numbers of workers, by ratio; `few` itself if there is nothing between."""
+    """Returns the number half-way between two numbers of workers, by ratio. `few` itself if none lies between."""
     return min(max(few + 1, math.isqrt(few * many)), max(few, many - 1))
 
 
@@ -34,9 +34,11 @@ class Point:
 
     @property
     def wait_s(self) -> float:
+        """Seconds a row in which the worker waits, for a lock or a store."""
         return max(0.0, self.busy_s - self.cpu_s)
 
     def towards(self, busy_s: float, cpu_s: float, learning: float) -> Point:
+        """Returns the point moved towards an observation by the share `learning`. Early observations count more."""
         weight = max(learning, 1 / (self.seen + 1))
         error = busy_s / self.busy_s - 1
         return Point(
@@ -52,78 +54,66 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """One stage as it was seen so far."""
+    """The cost of one stage, as far as it has been observed."""
 
     name: str
     points: Mapping[int, Point] = field(default_factory=dict)
-    """Number of workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
+    """Number of workers → cost of a row. Empty: the stage has not reported yet, and the planner leaves it alone."""
     item_bytes: float = 0.0
-    """Bytes of an item, from the larger ones seen: what a worker holds while it works."""
+    """Bytes of an item, nearer to the larger ones. A worker holds one item while it works."""
     item_rows: float = 0.0
-    """Rows of an item lately."""
+    """Rows of an item in the latest observation."""
     process_bytes: int = 0
-    """Memory of a worker's process, as measured; 0: none has worked yet."""
+    """Measured memory of a worker's process. 0: no process has worked yet."""
     drifts: int = 0
-    """How many times the workload was seen to change."""
+    """How many times the cost of a row has changed."""
     leaps: int = 0
-    """How many times so much, with as many workers as before, that no change of ours explains it."""
+    """How many of the `drifts` were too large for a change of knobs to explain them."""
     trends: int = 0
-    """How many times as much as that came about little by little."""
+    """How many times the cost has changed as much in small steps."""
     residual: float = 0.0
-    """How far expected costs lately were off from observed ones, as a share. Only settings not seen before count."""
+    """The recent relative error of expected costs, as a share of them."""
     age: int = 0
-    """Snapshots since the model last learned. Large: the stage idles, or hardly moves."""
+    """Snapshots since the model last learned. Large: the stage is idle or very slow."""
     backend: str = ""
     other_backends: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
-    """The points of back ends that the stage has left."""
+    """Back end → points, for back ends that the stage has left."""
     settings: PlannerSettings = DEFAULT
-    _anchor: StageStats | None = None  # counters where the present observation began
-    _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
-    _settled: tuple[int, Point] | None = (
-        None  # the present point when the others were last moved along with it
-    )
-    _moved: float = (
-        0.0  # how far they were moved since this was last called a trend, as a logarithm
-    )
+    # The counters at the start of the present observation.
+    _observed_from: StageStats | None = None
+    # The sum of unexpected relative errors of the last observations: above 0 if rows became dearer.
+    _drift_sum: float = 0.0
+    # (workers, their point) when the whole curve was last moved with that point.
+    _curve_moved_at: tuple[int, Point] | None = None
+    # The logarithm of the factor by which the curve was moved since that last counted as a trend.
+    _moved_since_trend: float = 0.0
 
     def observe(self, latest: StageStats, saturated: bool, starting: bool = False) -> StageCost:
-        """Learns from one more snapshot of the stage. `saturated` says that no core was free: where waits for a core
-        are not counted, part of what looks like useful time was such a wait. While processes are `starting` somewhere,
-        stages are starved or blocked, and what they cost then says little."""
+        """Returns the cost after one more snapshot of the stage.
+
+        `saturated`: no core was free. If waits for a core are not counted, part of the busy time was such a wait.
+        `starting`: some processes are starting. Stages are then starved or blocked, and their costs mean little."""
         if latest.process_bytes > self.process_bytes:
             return replace(self, process_bytes=latest.process_bytes).observe(
                 latest, saturated, starting
             )
-        earlier = self._anchor
         if latest.backend != self.backend:
-            left = (
-                {**self.other_backends, self.backend: self.points}
-                if self.points
-                else self.other_backends
-            )
-            return replace(
-                self,
-                backend=latest.backend,
-                points=left.get(latest.backend, {}),
-                _anchor=latest,
-                _surprise=0.0,
-                _settled=None,
-                other_backends={b: points for b, points in left.items() if b != latest.backend},
-            )
+            return self._switch_backend(latest)
+        earlier = self._observed_from
         if (
             starting
             or earlier is None
             or earlier.workers != latest.workers
             or latest.items < earlier.items
         ):
-            return replace(
-                self, _anchor=latest
-            )  # work begun before a resize belongs to neither setting
-        items, rows = latest.items - earlier.items, latest.rows - earlier.rows
-        core_wait_s, cpu_s = latest.core_wait_s - earlier.core_wait_s, latest.cpu_s - earlier.cpu_s
-        busy_s = max(
-            latest.busy_s - earlier.busy_s - core_wait_s, min(cpu_s, latest.busy_s - earlier.busy_s)
-        )
+            # Work that began before a resize belongs to neither setting.
+            return replace(self, _observed_from=latest)
+        items = latest.items - earlier.items
+        rows = latest.rows - earlier.rows
+        core_wait_s = latest.core_wait_s - earlier.core_wait_s
+        cpu_s = latest.cpu_s - earlier.cpu_s
+        busy_s = latest.busy_s - earlier.busy_s
+        busy_s = max(busy_s - core_wait_s, min(cpu_s, busy_s))
         if (
             items < self.settings.min_items
             or rows <= 0
@@ -131,88 +121,109 @@ class StageCost:
             or min(cpu_s, core_wait_s) < 0
         ):
             return replace(self, age=self.age + 1)
-        item_bytes = max(
-            self.settings.forget_factor * self.item_bytes, (latest.bytes - earlier.bytes) / items
-        )
-        seen = replace(
+        observed = replace(
             self,
-            _anchor=latest,
-            item_bytes=item_bytes,
+            _observed_from=latest,
+            item_bytes=max(
+                self.settings.forget_factor * self.item_bytes,
+                (latest.bytes - earlier.bytes) / items,
+            ),
             item_rows=rows / items,
             age=0,
-            _surprise=0.0,
+            _drift_sum=0.0,
         )
-        busy_s, cpu_s = busy_s / rows, cpu_s / rows
+        busy_s /= rows
+        cpu_s /= rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
-        return seen._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._surprise)
+        return observed._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum)
 
-    def _learn(self, workers: int, found: Point, surprise: float) -> StageCost:
-        busy_s, cpu_s = found.busy_s, found.cpu_s
+    def _switch_backend(self, latest: StageStats) -> StageCost:
+        known = dict(self.other_backends)
+        if self.points:
+            known[self.backend] = self.points
+        return replace(
+            self,
+            backend=latest.backend,
+            points=known.pop(latest.backend, {}),
+            _observed_from=latest,
+            _drift_sum=0.0,
+            _curve_moved_at=None,
+            other_backends=known,
+        )
+
+    def _learn(self, workers: int, found: Point, drift_sum: float) -> StageCost:
+        """Returns the cost with the point `found` taken in.
+
+        A small difference from the expected cost moves the point. Large differences add up in `drift_sum`. They change
+        the whole curve once the sum reaches the alarm."""
         known = self.points.get(workers)
-        ratio = busy_s / self.busy_s(workers) if self.points else 1.0
+        ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
             min(abs(ratio - 1), 1.0) - self.residual
         )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
         if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio:
-            nearer = known.towards(busy_s, cpu_s, self.settings.learning_weight)
-            return replace(self, residual=residual, points={**self.points, workers: nearer})._along(
-                workers, known
-            )
+            nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
+            learned = replace(self, residual=residual, points={**self.points, workers: nearer})
+            return learned._move_curve(workers, known)
         step = math.copysign(
             min(abs(math.log(ratio)), self.settings.drift_clip) - self.settings.drift_slack,
             ratio - 1,
         )
-        surprise = step if surprise * step < 0 else surprise + step
-        if abs(surprise) < self.settings.drift_alarm:
-            return replace(self, residual=residual, _surprise=surprise)
-        # The curve keeps its shape, as the contention that bent it is still there.
-        cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
+        drift_sum = step if drift_sum * step < 0 else drift_sum + step
+        if abs(drift_sum) < self.settings.drift_alarm:
+            return replace(self, residual=residual, _drift_sum=drift_sum)
+        # The curve keeps its shape, because the contention that bent it is still there.
+        cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(
             self,
             drifts=self.drifts + 1,
             leaps=self.leaps + (ratio >= self.settings.leap_ratio),
             residual=residual,
             other_backends={},
-            _settled=None,
+            _curve_moved_at=None,
             points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
         )
 
     @property
     def doubtful(self) -> bool:
-        """Whether a row was far dearer at the last look, so that one or two more tell whether it stays so."""
-        return self._surprise >= self.settings.drift_clip - self.settings.drift_slack
+        """Whether the last look showed a far dearer row. One or two more looks show whether the cost stays there."""
+        return self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
 
-    def _along(self, workers: int, known: Point) -> StageCost:
-        """Moves the whole curve along with its present point once that has drifted far, as the others were seen
-        earlier. `known` is the point before the latest observation."""
-        now, (count, then) = self.points[workers], self._settled or (0, known)
+    def _move_curve(self, workers: int, known: Point) -> StageCost:
+        """Returns the cost with the whole curve moved along, if its present point has drifted far.
+
+        The other points were observed earlier, so they miss the drift. `known` is the present point before the latest
+        observation."""
+        now = self.points[workers]
+        count, then = self._curve_moved_at or (0, known)
         if known.seen < self.settings.settled_observations:
             return self
         if count != workers:
-            return replace(self, _settled=(workers, known))._along(workers, known)
-        busy, cpu = now.busy_s / then.busy_s, now.cpu_s / then.cpu_s if then.cpu_s > 0 else 1.0
-        by_chance = math.sqrt(self.settings.learning_weight * now.variance)
-        if abs(math.log(busy)) < self.settings.trend_change + by_chance:
+            return replace(self, _curve_moved_at=(workers, known))._move_curve(workers, known)
+        busy_ratio = now.busy_s / then.busy_s
+        cpu_ratio = now.cpu_s / then.cpu_s if then.cpu_s > 0 else 1.0
+        noise = math.sqrt(self.settings.learning_weight * now.variance)
+        if abs(math.log(busy_ratio)) < self.settings.trend_change + noise:
             return self
         points = {
-            n: replace(p, busy_s=p.busy_s * busy, cpu_s=p.cpu_s * cpu)
+            n: replace(p, busy_s=p.busy_s * busy_ratio, cpu_s=p.cpu_s * cpu_ratio)
             for n, p in self.points.items()
         }
-        moved = self._moved + math.log(busy)
+        moved = self._moved_since_trend + math.log(busy_ratio)
         trend = abs(moved) >= math.log(self.settings.drift_ratio)
         return replace(
             self,
             points={**points, workers: now},
-            _settled=(workers, now),
+            _curve_moved_at=(workers, now),
             trends=self.trends + trend,
-            _moved=0.0 if trend else moved,
+            _moved_since_trend=0.0 if trend else moved,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What was learned, for JSON, without the unfinished observation."""
+        """Returns the measured costs for JSON, without the unfinished observation."""
         return {
             "backend": self.backend,
             "item_bytes": self.item_bytes,
@@ -238,15 +249,16 @@ class StageCost:
         )
 
     def on(self, backend: str) -> StageCost:
-        """The stage as expected on another back end: as seen there, or else as with its fewest workers here, which
-        hardly disturb each other."""
+        """Returns the expected cost on another back end.
+
+        If the stage never ran there, this is its cost with the fewest workers here, which hardly disturb each other."""
         least = min(self.points)
         points = self.other_backends.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
     @property
-    def anywhere(self) -> StageCost:
-        """The stage as far as anything is known of it: on another back end, if it was not seen on this one yet."""
+    def with_known_points(self) -> StageCost:
+        """The same cost, with the points of another back end if there are none for this one."""
         return (
             self
             if self.points
@@ -254,7 +266,7 @@ class StageCost:
         )
 
     def joined(self, other: StageCost) -> StageCost:
-        """Two stages as one, whose workers do the work of both."""
+        """Returns the cost of two fused stages, whose workers do the work of both."""
         counts = {*self.points, *other.points}
         return replace(
             self,
@@ -268,14 +280,16 @@ class StageCost:
         )
 
     def relieved(self) -> StageCost:
-        """The stage if its workers no longer disturbed each other, as a stage that held the same lock has moved
-        away."""
+        """Returns the cost if its workers no longer wait for each other.
+
+        A stage that held the same lock has then moved to another back end."""
         most = self.settings.relieved_ratio * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
     def known_well(self, workers: int) -> StageCost:
-        """The stage without what was tried for a moment only, perhaps while costs were changing already. The present
-        setting and the smallest are kept."""
+        """Returns the cost with the points of the present number of workers, the smallest, and those seen often.
+
+        The other points were seen only briefly, perhaps while costs were changing already."""
         return replace(
             self,
             points={
@@ -286,11 +300,11 @@ class StageCost:
         )
 
     def stale(self) -> StageCost:
-        """The same model, but the next observation at a setting replaces all earlier ones."""
+        """Returns the same cost, but the next observation of a point replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
 
     def unhindered(self) -> StageCost:
-        """The stage if it hardly waited, neither for a lock nor for a store."""
+        """Returns the cost if the workers hardly waited for a lock or a store."""
         return replace(
             self,
             points={
@@ -301,7 +315,7 @@ class StageCost:
 
     @property
     def locked(self) -> bool:
-        """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
+        """Whether the workers wait for each other. More of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(
             p.busy_s >= self.settings.locked_ratio * least.busy_s
@@ -314,17 +328,18 @@ class StageCost:
 
     @property
     def most_seen(self) -> int:
+        """The largest number of workers that was observed."""
         return max(self.points, default=0)
 
     def cpu_s(self, workers: int) -> float:
-        """The expected processor seconds a row with `workers`, interpolated as in `busy_s`."""
+        """Returns the expected processor seconds a row with `workers`, interpolated as in `busy_s`."""
         return self._between(workers, lambda point: point.cpu_s)
 
     def busy_s(self, workers: int) -> float:
-        """The useful seconds a row that a worker is expected to need when there are `workers`.
+        """Returns the useful seconds a row that each of `workers` is expected to need.
 
-        Between two settings seen, the value lies on the line between them. Above all settings it follows the last
-        slope, the curve of a stage part of which cannot run in parallel. Below all it is that of the smallest seen."""
+        Between two observed numbers of workers, the value lies on the line between them. Above all of them it follows
+        the last slope, because part of the work cannot run in parallel. Below all it is the value of the smallest."""
         return self._between(workers, lambda point: point.busy_s)
 
     def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
@@ -344,29 +359,28 @@ class StageCost:
         return cost(self.points[low]) + slope * (workers - low)
 
     def capacity(self, workers: int) -> float:
-        """The rows a second that `workers` are expected to do with enough input, room for output, and free cores."""
+        """Returns the expected rows a second of `workers` that never wait for input, output or a core."""
         return workers / self.busy_s(workers)
 
     def unbent(self, workers: int) -> StageCost:
-        """The best that so many workers could be: as if the curve did not bend after the last setting seen below."""
+        """Returns the most favourable cost for so many workers: a row gets no dearer above the nearest point below."""
         below = max((n for n in self.points if n <= workers), default=min(self.points))
         return replace(self, points={below: self.points[below]})
 
     def hopes(self, cores: float, worth: float) -> dict[int, float]:
-        """Numbers of workers not seen yet that may bring more than any seen, and the rates that they could reach.
+        """Returns the untried numbers of workers that may bring more, with the rows a second that each could reach.
 
-        A curve has one peak, and perhaps a kink before it, so a better setting is next to the best one seen, or below
-        it. Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
-        apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
+        `worth` is the ratio by which a rate must rise to be worth a try. A capacity curve has one peak, and perhaps a
+        kink before it. So a better number is next to the best one seen, or below it. Between two points, costs grow
+        evenly by ratio, or with a kink that may be larger if the points are further apart. Fewer workers than ever seen
+        are worth a try if workers may disturb each other."""
         seen = sorted(self.points)
-        top = max(
-            map(self.capacity, seen)
-        )  # of several as good as each other the largest: not whichever chance says
+        top = max(map(self.capacity, seen))
+        # The largest of several equally good numbers counts as the best, so that noise does not choose.
         good = [n for n in seen if self.capacity(n) >= self.settings.flat_share * top]
         lean, best = good[0], good[-1]
-        at = seen.index(best)
         hopes: dict[int, float] = {}
-        for few, many in itertools.pairwise(seen[: at + 2]):
+        for few, many in itertools.pairwise(seen[: seen.index(best) + 2]):
             if self.settings.flat_share < self.capacity(few) / self.capacity(
                 many
             ) < 1 / self.settings.flat_share or (
@@ -376,12 +390,16 @@ class StageCost:
             # With fewer workers than this, not even the best curve would bring more.
             least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
             count = between(least - 1, many)
-            while count > least and self._kinked(few, many, count) < worth * self.capacity(best):
+            while count > least and self._capacity_with_kink(
+                few, many, count
+            ) < worth * self.capacity(best):
                 count = between(least - 1, count)
             if count >= many:
                 continue
-            hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
-            if hopes[count] < worth * self.capacity(best) and self._breaks(seen, few, many):
+            hopes[count] = min(
+                self.unbent(count).capacity(count), self._capacity_with_kink(few, many, count)
+            )
+            if hopes[count] < worth * self.capacity(best) and self._has_edge(seen, few, many):
                 del hopes[count]
                 count = max(least, between(few, many))
                 hopes[count] = self.unbent(few).capacity(count)
@@ -391,9 +409,10 @@ class StageCost:
             hopes[lean // 2] = worth**2 * self.capacity(lean)
         return hopes
 
-    def _breaks(self, seen: list[int], few: int, many: int) -> bool:
-        """Whether costs between two settings rise so much more steeply than below them that this is no bend: somewhere
-        between there is an edge, up to which more workers bring more."""
+    def _has_edge(self, seen: list[int], few: int, many: int) -> bool:
+        """Returns whether costs rise far more steeply between two numbers of workers than below them.
+
+        Then there is an edge between the two, and more workers help up to that edge."""
 
         def slope(low: int, high: int) -> float:
             return math.log(self.busy_s(high) / self.busy_s(low)) / math.log(high / low)
@@ -404,18 +423,18 @@ class StageCost:
             >= self.settings.edge_power
         )
 
-    def _kinked(self, few: int, many: int, workers: int) -> float:
-        """The capacity between two settings if costs grow evenly by ratio, except for a kink."""
+    def _capacity_with_kink(self, few: int, many: int, workers: int) -> float:
+        """Returns the capacity between two numbers of workers if costs grow evenly by ratio, except for a kink."""
         power = math.log(self.busy_s(many) / self.busy_s(few)) / math.log(many / few)
         return math.sqrt(many / few) * workers / (self.busy_s(few) * math.pow(workers / few, power))
 
     def waiting(self, workers: int) -> float:
-        """The share of useful time that is spent waiting for a store. 1: latency-bound; 0: processor-bound."""
+        """Returns the share of useful time spent waiting for a store. 1: latency-bound. 0: processor-bound."""
         point = self._nearest(workers)
         return point.wait_s / point.busy_s
 
     def describe(self, workers: int) -> dict[str, float]:
-        """The model in numbers, for the log."""
+        """Returns the cost with `workers` in numbers, for the log."""
         point = self._nearest(workers)
         return {
             "workers": workers,

@@ -1,8 +1,8 @@
-"""Other shapes of a pipeline that may bring more: a stage on its other back end, stages fused or split. Pure.
+"""Proposes other layouts that may bring more rows: a stage on its other back end, and stages fused or split. Pure.
 
-A stage that holds the interpreter's lock makes the threads of all stages wait for it, so the stage to move is often
-not the narrowest. If its own workers wait for each other, its cost curve shows that. If only other stages wait, a
-lock looks like a store; but the stage then computes on about one core, which is all that a lock allows.
+A stage that holds the interpreter's lock makes the threads of all stages wait. So the stage to move is often not the
+slowest one. If its own workers wait for each other, its cost curve shows that. If only other stages wait, a lock looks
+like a store. But the stage then computes on about one core, because a lock allows no more.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from sluice.agent.costs.rates import PipelineRates, StageRates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restructuring:
-    """The forecast for one change at one stage."""
+    """One change of the layout at one stage."""
 
     kind: str
-    """switch, fuse or split."""
+    """`switch`, `fuse` or `split`."""
     stage: str
     forecast: Forecast
+    """The forecast with the change."""
     cause: str
+    """Why the change may help, in words."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key under which the change is remembered as tried."""
+        """The key under which the planner remembers that it has tried the change."""
         return self.stage, self.forecast.knobs.backend[
             self.stage
         ] if self.kind == "switch" else self.kind
 
 
 def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """The stages whose workers wait for each other, the narrowest first."""
-    names = _movable(forecast)
-    # Stages that only wait, as for a service, wait longer too where cores are short: a process would be a longer way.
-    hold = forecast.settings.lock_cores <= sum(
-        forecast.computing(name, recent.rows_per_s)
+    """Yields a switch for each stage whose workers wait for each other, the slowest stage first."""
+    names = _movable_stages(forecast)
+    # Stages that wait for a service also wait longer if cores are short. Processes would not help them, so the threads
+    # together must compute as much as a lock allows.
+    lock_is_held = forecast.settings.lock_cores <= sum(
+        forecast.cores_used_by(name, recent.rows_per_s)
         for name in names
-        if forecast.each[name].backend == "thread"
+        if forecast.separate_costs[name].backend == "thread"
     )
     for name in names:
-        if forecast.each[name].locked and (hold or forecast.each[name].backend != "thread"):
+        cost = forecast.separate_costs[name]
+        if cost.locked and (lock_is_held or cost.backend != "thread"):
             yield Restructuring(
                 kind="switch",
                 stage=name,
@@ -52,19 +56,20 @@ def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]
 
 
 def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """The stages on threads that may hold the lock for which the others wait, while cores are free."""
+    """Yields a switch for each stage on threads that may hold the lock for which the others wait.
+
+    Nothing is yielded while no core is free, because a lock then changes little."""
     settings = forecast.settings
-    for name in _movable(forecast):
-        on_threads = forecast.each[name].backend == "thread"
+    for name in _movable_stages(forecast):
         if (
             recent.saturated(settings.saturated_share)
-            or not on_threads
+            or forecast.separate_costs[name].backend != "thread"
             or name not in recent.stages
         ):
             continue
         others = sum(
-            _waiting(recent.stages[n])
-            for n, s in forecast.services.items()
+            _waiting_workers(recent.stages[n])
+            for n, s in forecast.joined_costs.items()
             if n != name and n in recent.stages and s.backend == "thread"
         )
         if (
@@ -80,11 +85,11 @@ def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuri
 
 
 def fused(forecast: Forecast) -> Iterator[Restructuring]:
-    """The stages whose work the workers of the stage before could do as well, where that may save cores."""
+    """Yields a fusion for each stage whose work the workers of the stage before it could do, to save cores."""
     for name, before in forecast.limits.fusable.items():
         if (
-            name in forecast.services
-            and before in forecast.each
+            name in forecast.joined_costs
+            and before in forecast.separate_costs
             and forecast.limits.fits(forecast.knobs.backend, name)
         ):
             yield Restructuring(
@@ -96,8 +101,8 @@ def fused(forecast: Forecast) -> Iterator[Restructuring]:
 
 
 def split(forecast: Forecast) -> Iterator[Restructuring]:
-    """The fused stages that could have workers of their own again."""
-    for name in forecast.knobs.fused & forecast.each.keys():
+    """Yields a split for each fused stage that is part of the bottleneck."""
+    for name in forecast.knobs.fused & forecast.separate_costs.keys():
         head = forecast.limits.head(forecast.knobs, name)
         if head == forecast.bottleneck():
             yield Restructuring(
@@ -108,19 +113,23 @@ def split(forecast: Forecast) -> Iterator[Restructuring]:
             )
 
 
-def _movable(forecast: Forecast) -> list[str]:
-    """The stages that have another back end, the narrowest first."""
+def _movable_stages(forecast: Forecast) -> list[str]:
+    """Returns the stages that have another back end, the slowest first."""
 
     def capacity(name: str) -> float:
         head = forecast.limits.head(forecast.knobs, name)
         return forecast.capacity(head, forecast.knobs.workers[head])
 
     return sorted(
-        (n for n, cost in forecast.each.items() if forecast.limits.movable(n, cost.backend)),
+        (
+            n
+            for n, cost in forecast.separate_costs.items()
+            if forecast.limits.movable(n, cost.backend)
+        ),
         key=capacity,
     )
 
 
-def _waiting(stage: StageRates) -> float:
-    """How many workers are at work but neither compute nor wait for a core."""
+def _waiting_workers(stage: StageRates) -> float:
+    """Returns how many busy workers neither compute nor wait for a core."""
     return max(0.0, stage.busy - stage.cpu - stage.core_wait)

@@ -152,7 +152,7 @@ class Auto(Policy):
             forecast=forecast,
             knobs=knobs,
             reason=reason,
-            unknown=after.services.keys() - forecast.each.keys() - resting(after, recent),
+            unknown=after.services.keys() - forecast.separate_costs.keys() - resting(after, recent),
         )
         if look.unknown and knobs == before.knobs:
             return knobs, state, reason
@@ -162,7 +162,7 @@ class Auto(Policy):
         """Asks the learned policy. Its setting goes on trial, unless the planner's choice is preferred."""
         given = self._policy_input(state, look)
         setting = self._learned.choose(given)
-        known = _keep_unknown_stages(setting.knobs, look.before.knobs, look.forecast.services)
+        known = _keep_unknown_stages(setting.knobs, look.before.knobs, look.forecast.joined_costs)
         setting = replace(
             setting, knobs=_drop_useless_moves(known, look.forecast, setting.rows_per_s or 0.0)
         )
@@ -330,7 +330,7 @@ def _drop_useless_moves(chosen: Knobs, forecast: Forecast, rows_per_s: float) ->
     """
     now, settings = forecast.knobs.backend, forecast.settings
     cores = {
-        n: forecast.computing(n, rows_per_s)
+        n: forecast.cores_used_by(n, rows_per_s)
         for n, kind in chosen.backend.items()
         if kind == "process" and now.get(n, "thread") == "thread"
     }

@@ -35,7 +35,7 @@ def reshape(
         name, moving = shape.stage, shape.kind == "switch"
         ranges = {
             n: range_of(free if moving else state, n, forecast.contended)
-            for n in shape.forecast.services
+            for n in shape.forecast.joined_costs
         }
         if moving:
             ranges[name] = (
@@ -49,7 +49,7 @@ def reshape(
         if moving:
             sharing = {
                 n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
-                for n, s in forecast.each.items()
+                for n, s in forecast.separate_costs.items()
                 if n != name and s.backend == "thread"
             }
             trying = replace(trying, services={**state.services, **sharing}, caps={})
@@ -90,13 +90,13 @@ def probe(
     """Returns the busiest stage with an untried number of workers and the rate hoped for. None: no real gain."""
     share = {
         n: recent.stages[n].busy / state.knobs.workers[n]
-        for n in forecast.services
+        for n in forecast.joined_costs
         if n in recent.stages
     }
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < state.settings.probe_busy_share:
         return None
-    service = forecast.services[name]
+    service = forecast.joined_costs[name]
     workers = state.knobs.workers
     present_rate = forecast.rate(state.knobs.workers)
     least, most = range_of(state, name, forecast.contended)
@@ -105,7 +105,9 @@ def probe(
     )  # between two settings seen, any may be tried
     worth = {}
     for count, hope in service.hopes(recent.cpu_quota, state.settings.min_gain_ratio).items():
-        unbent = replace(forecast, services={**forecast.services, name: service.unbent(count)})
+        unbent = replace(
+            forecast, joined_costs={**forecast.joined_costs, name: service.unbent(count)}
+        )
         hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
         is_new = least <= count <= most and (name, count) not in state.tried
         if (
@@ -130,7 +132,7 @@ def thin(
     busy."""
     if not forecast.contended or recent.wanting < state.settings.crowded_ratio * recent.running:
         return None
-    alone = replace(forecast.alone, stage_cores=recent.running)
+    alone = replace(forecast.uncontended, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
     most, until = (
         state.settings.thinned_share * state.knobs.total_workers,
@@ -177,7 +179,7 @@ def release(
     """Removes workers that are not needed, once the trainer or the cores have been the bottleneck for a while."""
     knobs_before, settings = state.knobs, state.settings
     alone = (
-        forecast if calm.bottleneck == "consumer" else forecast.alone
+        forecast if calm.bottleneck == "consumer" else forecast.uncontended
     )  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     now = state.last.at if state.last is not None else 0.0

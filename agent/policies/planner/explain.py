@@ -23,7 +23,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
         return f"the trainer is the bottleneck (it waits {recent.stall:.1%} of its time)"
     count = forecast.knobs.workers[bottleneck]
     busy = recent.stages[bottleneck].busy if bottleneck in recent.stages else 0.0
-    waiting = forecast.services[bottleneck].waiting(count)
+    waiting = forecast.joined_costs[bottleneck].waiting(count)
     how = (
         f", {waiting:.0%} of that waiting for a store or a lock"
         if waiting > forecast.settings.mostly_share
@@ -78,7 +78,7 @@ def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float
         ),
         "stages": {
             name: service.describe(forecast.knobs.workers[name])
-            for name, service in forecast.services.items()
+            for name, service in forecast.joined_costs.items()
         },
     }
 

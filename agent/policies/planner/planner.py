@@ -164,7 +164,7 @@ class Planner(Policy):
             else None
         )
         forecast = forecast_of(state, latest) if latest is not None else None
-        if latest is None or forecast is None or not forecast.services:
+        if latest is None or forecast is None or not forecast.joined_costs:
             return {}
         rate = forecast.rate(state.knobs.workers)
         return {**details(forecast, latest, state.knobs, rate), "what_if": what_if(forecast)}
@@ -239,7 +239,9 @@ def _follow_first_process(
 ) -> Decision:
     """Continues a change whose first process is being measured, or undoes it."""
     assert trial.rest is not None, "the change was waiting for a first process"
-    known = replace(state, services={n: cost.anywhere for n, cost in state.services.items()})
+    known = replace(
+        state, services={n: cost.with_known_points for n, cost in state.services.items()}
+    )
     following = continue_after_first_process(state, trial, forecast_of(known, latest))
     if following is not None:
         return following
@@ -461,8 +463,8 @@ class _Outlook:
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> Decision:
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
-    unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
-    if not forecast.services or (unknown and state.tick <= settings.patience_ticks):
+    unknown = state.services.keys() - forecast.separate_costs.keys() - resting(state, recent)
+    if not forecast.joined_costs or (unknown and state.tick <= settings.patience_ticks):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     state = _ease_caps(state, forecast)
     outlook = _Outlook(
@@ -471,7 +473,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         recent=recent,
         rate=forecast.rate(state.knobs.workers),
         bottleneck=forecast.bottleneck(),
-        ranges={name: range_of(state, name, forecast.contended) for name in forecast.services},
+        ranges={name: range_of(state, name, forecast.contended) for name in forecast.joined_costs},
     )
     if (smaller := _save_memory(state, outlook)) is not None:
         return smaller
