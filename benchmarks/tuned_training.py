@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import ROOT, table
-from sluice.agent.report.incidents import occasions
+from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.narrative import mean, started
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
@@ -432,7 +432,7 @@ def schema(training: Training, options: argparse.Namespace) -> dict[str, Any]:
             [*words, "--tuning", "fixed", "--knobs", knobs], options.seconds, after="follow"
         )
         (changed,), (frozen,) = (
-            [o for o in occasions(run) if o.what == "schema"] for run in (own, other)
+            [o for o in find_incidents(run) if o.what == "schema"] for run in (own, other)
         )
         found.append(
             {

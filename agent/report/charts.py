@@ -1,4 +1,4 @@
-"""Charts against time, as data that the page's script (report.js) draws at the width it finds: `chart`."""
+"""Makes charts over time, as data for the page's script (report.js), which draws them: `chart`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-MOST_POINTS = 600  # of a series in the page; more cannot be distinguished
-FEW_POINTS = 120  # of a series in a small chart
+MOST_POINTS = 600
+"""The most points of a series. A reader could not distinguish more."""
+FEW_POINTS = 120
+"""The most points of a series in a small chart."""
 COLOURS = 8
 
 Points = list[tuple[float, float]]
@@ -22,21 +24,21 @@ class Series:
     name: str
     points: Points
     style: str = "line"
-    """`line`, `area`, `step` (holds its value until the next), `dots` (few points, each shown), `limit` (dashed), or
+    """`line`, `area`, `step` (each value holds until the next), `dots` (each point is shown), `limit` (dashed), or
     `level` (dashed, with its name)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A vertical axis, and how its values are written."""
+    """A vertical axis, and the format of its values."""
 
     form: str
     """A key of `forms` in report.js."""
     base: int = 10
-    """Ticks are round in powers of this: 10, or 2 for bytes."""
+    """Ticks are round numbers of this base: 10, or 2 for bytes."""
     from_zero: bool = True
     top: float | None = None
-    """The end of the axis, where that is fixed; no value is drawn or written beyond it."""
+    """The fixed end of the axis. Larger values are shown at the end. None: the values decide."""
 
 
 ROWS = Axis(form="rows")
@@ -48,7 +50,7 @@ SCORE = Axis(form="score", from_zero=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Some series over one axis. The panels of a chart are stacked and share their times."""
+    """Series on one vertical axis. The panels of a chart are stacked and have the same times."""
 
     axis: Axis
     series: Sequence[Series]
@@ -56,7 +58,7 @@ class Panel:
 
 
 def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
-    """Reduces a series to about `max_points`: the lowest and highest point of each group, so that no peak is lost."""
+    """Returns about `max_points` of a series: the lowest and highest point of each group, so that no peak is lost."""
     if len(points) <= max_points:
         return points
     size = math.ceil(2 * len(points) / max_points)
@@ -70,9 +72,11 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
 def chart(
     title: str, *panels: Panel, end: float, note: str = "", kind: str = "", corner: str = ""
 ) -> str:
-    """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
-    `corner` is HTML at the end of the head line, in place of the series' names."""
-    # The place of a name decides its colour, even if earlier series have no points.
+    """Returns a figure as HTML. Empty if no series has a point.
+
+    `end` is the last moment of the run, the same in all charts. `corner` is HTML that replaces the series' names at the
+    end of the headline."""
+    # The position of a name decides its colour, even if earlier series have no points.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
     placed = [
         (panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels

@@ -8,22 +8,26 @@ from typing import Any, NamedTuple
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
-from sluice.agent.report.incidents import WELL, Incident
-from sluice.agent.report.narrative import HARDLY, DecisionEffect, RunOutcome, mean
+from sluice.agent.report.incidents import GOOD_RESULTS, Incident
+from sluice.agent.report.narrative import SMALL_STALL, DecisionEffect, RunOutcome, mean
 from sluice.agent.report.run_folder import Line, Run
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
-_OFF_SCALE = 3.0  # times the highest use: a higher limit would flatten the curves
-_BUSY = 0.9  # of its workers' time: a stage is the bottleneck if the trainer waits
+_OFF_SCALE = 3.0
+"""A limit above this many times the highest use is not drawn, because it would flatten the curves."""
+_BUSY = 0.9
+"""While the trainer waits, a stage whose workers are busy for this share of their time is the bottleneck."""
 
 
 def hero(
     run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
 ) -> str:
     """Returns the overview chart, after the decisions and incidents that all charts show."""
-    looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
-    rate, decisions = figures.rows_per_s_first, run.of("decision")
+    looks = run.looks() or run.of("loader")
+    end = _last(run.of("loader"), figures)
+    rate = figures.rows_per_s_first
+    decisions = run.of("decision")
     before = Series(name="before tuning", points=[])
     if figures.changes_faster and rate is not None:
         one_each = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
@@ -88,7 +92,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
         name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
     )
     found = [_stage(run, knobs, name) for name in names]
-    waits = figures.stall_last is not None and figures.stall_last > HARDLY
+    waits = figures.stall_last is not None and figures.stall_last > SMALL_STALL
     busiest = max(((one.busy or 0.0, one.name) for one in found), default=(0.0, ""))
     bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
     end = _last(run.of("loader"), figures)
@@ -106,7 +110,8 @@ def stages(run: Run, figures: RunOutcome) -> str:
 
 
 def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
-    loader, looks = run.of("loader"), run.looks()
+    loader = run.of("loader")
+    looks = run.looks()
     shares = [
         (at, min(1.0, value / n))
         for (at, value), (_, n) in zip(
@@ -123,7 +128,8 @@ def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
 
 
 def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
-    first, now = int(stage.workers[0][1]), int(stage.workers[-1][1])
+    first = int(stage.workers[0][1])
+    now = int(stage.workers[-1][1])
     unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
     if now != 1:
         unit += "es" if unit == "process" else "s"
@@ -145,6 +151,7 @@ def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> st
 
 
 def training(run: Run, figures: RunOutcome) -> str:
+    """Returns the charts of the training loss and the AUC."""
     evaluations = run.of("eval")
     end = _last([*run.of("train"), *evaluations], figures)
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
@@ -181,7 +188,8 @@ def training(run: Run, figures: RunOutcome) -> str:
 
 def machine(run: Run, figures: RunOutcome) -> str:
     """Returns the charts of memory, buffers, cores and remote workers."""
-    loader, each = run.of("loader"), _of_each(run)
+    loader = run.of("loader")
+    each = _of_each(run)
     knobs = _knobs_over_time(run)
     end = _last(loader, figures)
     buffers = [
@@ -213,8 +221,10 @@ def machine(run: Run, figures: RunOutcome) -> str:
 
 
 def _memory_chart(loader: Sequence[Line], end: float) -> str:
-    used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
-    memory, notes = [Series(name="in use", points=used, style="area")], []
+    used = _points(loader, "memory_used")
+    limit = _points(loader, "memory_limit")
+    memory = [Series(name="in use", points=used, style="area")]
+    notes = []
     if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
         memory.append(Series(name="limit", points=limit, style="limit"))
     elif limit:
@@ -270,7 +280,7 @@ def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, 
     for one, until in zip(incidents, following, strict=False):
         if not one.result:
             until_s = one.at
-        elif one.result in WELL and one.recovered_s is not None:
+        elif one.result in GOOD_RESULTS and one.recovered_s is not None:
             until_s = min(until, one.at + one.recovered_s)
         else:
             until_s = until

@@ -1,4 +1,4 @@
-"""Writes numbers, choices and events as a person reads them."""
+"""Writes numbers, knobs and events for a person."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def seconds(value: float) -> str:
 
 
 def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The difference between two choices of knobs, given as in JSON: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    """Returns the difference between two choices of knobs: `read 1 → 4, prefetch 32 MiB → 64 MiB`.
+
+    Both are JSON objects, as `Knobs.to_dict` returns them."""
     parts = []
     for key in ("workers", "backend"):
         old, new = before.get(key) or {}, after.get(key) or {}
@@ -49,7 +51,7 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """An event as one line for a person who watches the run."""
+    """Returns an event as one line, for a person who watches the run."""
     kind = event.get("kind")
     if kind == "decision":
         return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"

@@ -1,4 +1,7 @@
-"""Finds events in a run that no decision caused, the agent's reaction and the time to recover: `occasions`. Pure."""
+"""Finds the incidents of a run: changes that no decision caused, with the agent's reaction and the time to recover.
+
+`find_incidents` returns them. `measured_decisions` returns the decisions with their effects. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,26 @@ from typing import Any
 from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.run_folder import Line, Run
 
-RECOVERED = 0.95  # of the rate that a run settles at afterwards
-_AS_BEFORE = 0.9  # of the rate before: a smaller loss counts as noise
-_ALL_CORES = 0.9  # of the cores in use: from here on, the cores limit the rate
-_TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
-_AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
+_RECOVERED_SHARE = 0.95
+"""A rate has recovered at this share of the rate at which the run settles afterwards."""
+_AS_BEFORE_SHARE = 0.9
+"""A rate above this share of the rate before the incident counts as recovered, because the rest may be noise."""
+_ALL_CORES_SHARE = 0.9
+"""The cores limit the rate if this share of them is in use."""
+_MOST_DETECTION_S = 15.0
+"""The longest time between an injected fault and the event that noticed it."""
+_SHARED_OUTCOME_S = 2.0
+"""Incidents this close together have the same outcome, so one does not end the other."""
 _HIDDEN_S: Mapping[str, float] = {"workload": 10.0, "store": 10.0}
-"""Buffers may hide an event's cost for this time, so the rate before a decision may be that of full buffers."""
-_MOST_SHOWN = 4  # changes of knobs in a sentence
-_MEAN_OF = 3  # a rate is the mean of so many metrics
-SMOOTH = 0.02  # up to this share of waiting, the trainer limits the rate
-_SAME_WAIT = 0.05  # a lower peak of waiting is not mentioned
+"""Buffers may hide an incident's cost for this time, so the rate before a decision may be that of full buffers."""
+_MOST_SHOWN = 4
+"""The most changes of knobs in a sentence."""
+_MEAN_OF = 3
+"""A rate is the mean of this many metrics."""
+NO_STALL = 0.02
+"""Up to this share of waiting, the trainer limits the rate."""
+_SAME_WAIT = 0.05
+"""A peak of waiting that is no higher than this is not mentioned."""
 _WHAT = {
     "slow-transform": "workload",
     "slow-store": "workload",
@@ -33,36 +45,41 @@ _WHAT = {
 }
 
 Waits = tuple[float, float, float]
-WELL = ("recovered", "the input keeps up")
+GOOD_RESULTS = ("recovered", "the input keeps up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One such event. `what` is cores, memory, workload, schema, worker or store."""
+    """A change that no decision caused, and what followed. It lasts until the next incident."""
 
     at: float
     label: str
+    """A letter for the charts."""
     what: str
+    """`cores`, `memory`, `workload`, `schema`, `worker` or `store`."""
     text: str
+    """What happened, in words."""
     did: tuple[str, ...]
-    """The knobs that the agent changed from then on until the next occasion."""
+    """The changes of knobs that the agent made, in words."""
     noticed_s: float | None
-    """Seconds until the agent noticed. None if the time of the event is unknown."""
+    """Seconds until the agent noticed the incident. None if the start of the incident is unknown."""
     noticed: str
-    """What it noticed, in words. Empty if the event itself says it."""
+    """What the agent noticed, in words. Empty if `text` already says it."""
     before: float | None
-    """Rows a second before the event; `after` is the rate at which they settled."""
+    """Rows a second before the incident."""
     after: float | None
+    """Rows a second at which the run settled after the incident."""
     waited: Waits | None
-    """Share of its time that the trainer waited for input: before the event, at its worst after it, and once settled.
-    None if the run is too short."""
+    """The trainer's share of waiting: before the incident, at its worst, and once settled. None if the run is too
+    short."""
     recovered_s: float | None
-    """Seconds until that rate was reached for good. None if the run is too short."""
+    """Seconds until the rate `after` was reached for good. None if the run is too short."""
     result: str = ""
     """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`; empty if too little was measured."""
 
     @property
     def sentence(self) -> str:
+        """The incident in one sentence, for the report."""
         noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
         noticed += f" ({self.noticed})" if self.noticed else ""
         turned = (
@@ -72,7 +89,7 @@ class Incident:
         )
         if turned:
             did = f"; then {', then '.join(turned)}"
-        elif self.result in WELL:
+        elif self.result in GOOD_RESULTS:
             did = "; no change needed"
         else:
             did = "; no change made"
@@ -91,7 +108,7 @@ class Incident:
         if self.recovered_s is None:
             back = ""
         elif self.recovered_s == 0:
-            fell = self.before and self.after and self.after < RECOVERED * self.before
+            fell = self.before and self.after and self.after < _RECOVERED_SHARE * self.before
             back = ", at once" if fell else ", without a dip below that"
         else:
             back = f", settled after {seconds(self.recovered_s)}"
@@ -99,40 +116,44 @@ class Incident:
         return f"At {seconds(self.at)} {self.text}{noticed}{did}{waits}{rates}{back}{result}."
 
 
-def occasions(run: Run) -> list[Incident]:
-    """All incidents in order; each lasts up to the next one."""
-    read = (event for event in map(_read, run.events) if event is not None)
-    merged = _merged(sorted(read, key=lambda event: event["at"]))
-    times = [event["at"] for event in merged]
+def find_incidents(run: Run) -> list[Incident]:
+    """Returns all incidents in order. Each lasts until the next one."""
+    read = (cause for cause in map(_read_cause, run.events) if cause is not None)
+    merged = _merge_detections(sorted(read, key=lambda cause: cause["at"]))
+    times = [cause["at"] for cause in merged]
     return [
-        _occasion(
+        _measure_incident(
             run,
-            event,
+            cause,
             chr(ord("A") + n % 26),
-            max((at for at in times if at < event["at"] - _AT_ONCE_S), default=0.0),
-            min((at for at in times if at > event["at"] + _AT_ONCE_S), default=float("inf")),
+            max((at for at in times if at < cause["at"] - _SHARED_OUTCOME_S), default=0.0),
+            min((at for at in times if at > cause["at"] + _SHARED_OUTCOME_S), default=float("inf")),
         )
-        for n, event in enumerate(merged)
+        for n, cause in enumerate(merged)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDecision:
-    """A decision, its measured effect, and a disturbance in between."""
+    """A decision, its measured effect, and an incident that disturbed the measurement."""
 
     decision: Line
     effect: Line | None
     disturbance: str | None
-    """An event before the measurement, which makes the effect meaningless. None: there was none."""
+    """The text of an incident before the measurement, which makes the effect meaningless. None: there was none."""
 
 
-def measured(run: Run) -> list[MeasuredDecision]:
-    """All decisions, in order. An effect belongs to the last decision of its number before it."""
-    decisions, effects = run.of("decision"), run.of("effect")
-    events = [event for event in map(_read, run.events) if event is not None]
+def measured_decisions(run: Run) -> list[MeasuredDecision]:
+    """Returns all decisions in order, with their effects.
+
+    A resumed run counts its decisions from 1 again. So an effect belongs to the last decision of its number."""
+    decisions = run.of("decision")
+    effects = run.of("effect")
+    causes = [cause for cause in map(_read_cause, run.events) if cause is not None]
     decided = []
     for i, decision in enumerate(decisions):
-        number, at = decision.get("sequence"), float(decision["at"])
+        number = decision.get("sequence")
+        at = float(decision["at"])
         until = next(
             (d["at"] for d in decisions[i + 1 :] if d.get("sequence") == number), float("inf")
         )
@@ -140,10 +161,10 @@ def measured(run: Run) -> list[MeasuredDecision]:
             (e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None
         )
         between = (
-            event["text"]
-            for event in events
+            cause["text"]
+            for cause in causes
             if effect is not None
-            and at - _HIDDEN_S.get(event["what"], 0.0) < event["at"] <= effect["at"]
+            and at - _HIDDEN_S.get(cause["what"], 0.0) < cause["at"] <= effect["at"]
         )
         decided.append(
             MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None))
@@ -160,8 +181,12 @@ def fault_times(run: Run) -> list[float]:
     ]
 
 
-def _read(event: Line) -> dict[str, Any] | None:
-    kind, at = event.get("kind"), float(event.get("at", 0.0))
+def _read_cause(event: Line) -> dict[str, Any] | None:
+    """Returns the cause of an incident if an event of the run is one.
+
+    `noticed` is the time at which the agent noticed the cause, None if that is unknown. `seen` is what it noticed."""
+    kind = event.get("kind")
+    at = float(event.get("at", 0.0))
     if kind == "occasion":
         return {"at": at, "what": event["what"], "text": event["text"], "noticed": at, "seen": ""}
     if kind == "fault" and "fault" in event:
@@ -189,29 +214,31 @@ def _read(event: Line) -> dict[str, Any] | None:
     return None
 
 
-def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins an injected fault and the event that noticed it into one occasion."""
+def _merge_detections(causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the causes with each injected fault and its detection by the agent joined into one."""
     merged: list[dict[str, Any]] = []
-    for event in events:
-        cause = next(
+    for cause in causes:
+        fault = next(
             (
                 earlier
                 for earlier in reversed(merged)
-                if earlier["what"] == event["what"]
+                if earlier["what"] == cause["what"]
                 and earlier["noticed"] is None
-                and event["at"] - earlier["at"] <= _TOGETHER_S
+                and cause["at"] - earlier["at"] <= _MOST_DETECTION_S
             ),
             None,
         )
-        if cause is not None and event["noticed"] is not None:
-            cause["noticed"], cause["seen"] = event["noticed"], event["text"]
+        if fault is not None and cause["noticed"] is not None:
+            fault["noticed"] = cause["noticed"]
+            fault["seen"] = cause["text"]
         else:
-            merged.append(dict(event))
+            merged.append(dict(cause))
     return merged
 
 
-def _occasion(run: Run, event: Line, label: str, begin: float, end: float) -> Incident:
-    at = event["at"]
+def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: float) -> Incident:
+    """Returns the incident of a cause. `begin` is the time of the incident before it, `end` of the next one."""
+    at = cause["at"]
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
     following = [metric for metric in metrics if at < metric["at"] <= end]
@@ -228,23 +255,21 @@ def _occasion(run: Run, event: Line, label: str, begin: float, end: float) -> In
         )
     )
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in decisions)
-    noticed, was = (
-        event["noticed"],
-        _mean([metric["rows_per_s"] for metric in before]) if before else None,
-    )
+    noticed = cause["noticed"]
+    rate_before = _mean([metric["rows_per_s"] for metric in before]) if before else None
     return Incident(
         at=at,
         label=label,
-        what=event["what"],
-        text=event["text"],
+        what=cause["what"],
+        text=cause["text"],
         did=did,
         noticed_s=None if noticed is None or noticed == at else noticed - at,
-        noticed=event["seen"],
-        before=was,
+        noticed=cause["seen"],
+        before=rate_before,
         after=settled,
         waited=waited,
         recovered_s=recovered_s,
-        result=_result(was, settled, waited, following[-last:]),
+        result=_result(rate_before, settled, waited, following[-last:]),
     )
 
 
@@ -267,15 +292,15 @@ def _result(
     waited: Waits | None,
     last: Sequence[Line],
 ) -> str:
-    """Returns what became of the rate. `last` are the looks at which it had settled."""
+    """Returns the result of an incident in a few words. `last` are the looks at which the rate had settled."""
     if not before or after is None:
         return ""
-    if after >= _AS_BEFORE * before:
+    if after >= _AS_BEFORE_SHARE * before:
         return "recovered"
     used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
-    if quota and used >= _ALL_CORES * quota:
+    if quota and used >= _ALL_CORES_SHARE * quota:
         return "limited by the cores"
-    return "the input keeps up" if waited is not None and waited[-1] <= SMOOTH else "still slow"
+    return "the input keeps up" if waited is not None and waited[-1] <= NO_STALL else "still slow"
 
 
 def settled_of(looks: Sequence[Line], since: float) -> int:
@@ -284,15 +309,16 @@ def settled_of(looks: Sequence[Line], since: float) -> int:
 
 
 def _third_of(looks: int) -> int:
-    """Returns a third of so many looks, but no fewer than make a mean."""
+    """Returns a third of this number of looks, but at least as many as a mean needs."""
     return max(_MEAN_OF, looks // 3)
 
 
 def recovery(
     at: float, rates: Sequence[tuple[float, float]], last: int | None = None
 ) -> tuple[float | None, float | None]:
-    """Returns the rate of the last looks, and the seconds from `at` until the rate, after its lowest point, is back
-    there. `last` is the number of these looks; None: a third of all."""
+    """Returns the rate of the last looks, and the seconds from `at` until the rate recovered to it for good.
+
+    Both are None if there are too few looks. `last` is the number of the last looks. None: a third of all."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
     settled = _mean([rate for _, rate in rates[-(last or _third_of(len(rates))) :]])
@@ -300,10 +326,11 @@ def recovery(
         (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
         for n in range(len(rates) - _MEAN_OF + 1)
     ]
-    for course in (smooth, rates):  # a dip in a single look counts too
+    recovered = _RECOVERED_SHARE * settled
+    for course in (smooth, rates):  # A dip in a single look counts too.
         lowest = min(range(len(course)), key=lambda n: course[n][1])
-        if course[lowest][1] < RECOVERED * settled:
+        if course[lowest][1] < recovered:
             return settled, next(
-                (when - at for when, rate in course[lowest:] if rate >= RECOVERED * settled), None
+                (when - at for when, rate in course[lowest:] if rate >= recovered), None
             )
     return settled, 0.0

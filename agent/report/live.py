@@ -24,8 +24,11 @@ from sluice.agent.report.tables import table
 from sluice.common.errors import UsageError
 
 _LOOK_S = 1.0
+"""Seconds between two looks at the files of a run."""
 _SHARE = 0.1
+"""The largest share of the time in which a page is made."""
 _LAST_S = 1.5
+"""Seconds that browsers have to load the last page."""
 _FOLLOW = """<script>
 new EventSource("changes").onmessage = async () => {
   const answer = await fetch("."), text = await answer.text();
@@ -67,7 +70,8 @@ class Kept:
     def get(self) -> str:
         """Returns the present result, or a recent one if making it takes long."""
         with self._lock:
-            stamp, began = self._stamp(), self._clock()
+            stamp = self._stamp()
+            began = self._clock()
             if self._made is None or (self._made[0] != stamp and began >= self._not_before):
                 self._made = stamp, self._make()
                 self._not_before = self._clock() + (self._clock() - began) * (1 / _SHARE - 1)
@@ -163,7 +167,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(403, "this page is only for 127.0.0.1")
             return
-        runs, path = self.server.runs, self.path.partition("?")[0]
+        runs = self.server.runs
+        path = self.path.partition("?")[0]
         if len(runs) > 1 and path == "/":
             self._answer(self.server.index())
             return
@@ -202,7 +207,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _changes(self, run: LiveRun | LivePages) -> None:
         """Sends an event whenever a run has written something, until the browser leaves or the server ends."""
-        seen, over = run.stamp(), False
+        seen = run.stamp()
+        over = False
         self.close_connection = True
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -211,7 +217,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         while not over:
             over = self.server.over.wait(_LOOK_S)
             if select.select([self.connection], [], [], 0)[0]:
-                return  # the browser has gone
+                return  # The browser has closed the connection.
             now = run.stamp()
             try:
                 self.wfile.write(b"data: changed\n\n" if over or now != seen else b": here\n\n")
@@ -224,7 +230,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(descriptor: str, run: str) -> None:
-    """Serves a run's page on this socket until standard input ends, in a process of its own."""
+    """Serves a run's page on this socket until standard input ends. It is the main function of a separate process."""
     with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()
         os.read(0, 1)

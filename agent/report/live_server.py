@@ -1,4 +1,4 @@
-"""Shows a run's page during the run, from another process: `shown`. That process runs `sluice.agent.report.live`."""
+"""Shows a run's page during the run: `shown`. Another process serves it, with `sluice.agent.report.live`."""
 
 from __future__ import annotations
 
@@ -58,19 +58,20 @@ def shown(
     if not os.fspath(run):
         raise LiveError(f"--live {port}: there is no run folder to show; name one with --run-dir")
     with listening(port) as sock:
+        # The process has its own group, because an interrupt is meant for the run. It ends with the run.
         child = subprocess.Popen(
             interpreter.command("sluice.agent.report.live:serve", sock.fileno(), os.fspath(run)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(sock.fileno(),),
             process_group=0,
-        )  # an interrupt is for the run; this process ends with the run
+        )
         say(f"http://{HOST}:{sock.getsockname()[1]}/ shows this run while it lasts")
     assert child.stdin is not None
     try:
         yield
     finally:
-        child.stdin.close()  # so it ends, also where this process is killed
+        child.stdin.close()  # The process ends at the end of its input, also if this process is killed.
         try:
             child.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:

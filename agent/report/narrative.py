@@ -8,24 +8,26 @@ from typing import Any
 
 from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.incidents import (
-    SMOOTH,
+    NO_STALL,
     fault_times,
-    measured,
-    occasions,
+    find_incidents,
+    measured_decisions,
     recovery,
     settled_of,
 )
 from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Line, Run
 
-HARDLY = 0.1  # up to this stall, the input is not the bottleneck
-_SAME = 0.05  # of the rate: a smaller difference counts as none
+SMALL_STALL = 0.1
+"""Up to this stall, the input is not the bottleneck."""
+_SAME_SHARE = 0.05
+"""A difference of rates up to this share counts as none."""
 FASTER = "faster"
 _JUST_BEFORE_S = 1.5
-_LEAST = 3  # the fewest looks at a run that has started
-_AFTER = ("end", "opening")
+_FEWEST_LOOKS = 3
+"""A run with fewer looks is too short to judge."""
+_AFTER_THE_RUN = ("end", "opening")
 """Events that are written when the run is over."""
-_SAME_RATE = 0.05  # of the rate: a smaller difference counts as none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,9 @@ class DecisionEffect:
 
 
 def changes(run: Run) -> list[DecisionEffect]:
-    """All decisions, in order."""
+    """Returns all decisions with their effects, in order."""
     effects: list[DecisionEffect] = []
-    for i, one in enumerate(measured(run)):
+    for i, one in enumerate(measured_decisions(run)):
         decision = one.decision
         reason = decision.get("reason") or {}
         effects.append(
@@ -85,7 +87,7 @@ class RunOutcome:
     changes_settling: int = 0
     """The decisions in the undisturbed part. `decisions` counts all."""
     changes_faster: int = 0
-    """Those of them after which measurably more rows came."""
+    """The decisions in the undisturbed part after which measurably more rows came."""
     decisions: int = 0
     peak_memory: int | None = None
     memory_limit: int | None = None
@@ -108,14 +110,17 @@ class RunOutcome:
 
 
 def outcome(run: Run) -> RunOutcome:
-    looks, decisions = run.of("loader"), run.of("decision")
+    """Returns the figures of a run."""
+    looks = run.of("loader")
+    decisions = run.of("decision")
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A resumed run with nothing left to train also ends, but has no figures.
     counted: Line = next(
         (e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {}
     )
-    of_rank = counted if run.ranks == 1 else {}  # looks are of one rank, these sums of all ranks
+    # Looks are those of one rank. The end event has the sums of all ranks, so it counts only if there is one rank.
+    of_rank = counted if run.ranks == 1 else {}
     memory = [m.get("memory_used") for m in looks] + [of_rank.get("peak_bytes")]
     return RunOutcome(
         **_rates(run, decisions),
@@ -134,7 +139,7 @@ def outcome(run: Run) -> RunOutcome:
             (
                 float(line.get("at", 0.0))
                 for line in (*run.events, *run.metrics)
-                if line.get("kind") not in _AFTER
+                if line.get("kind") not in _AFTER_THE_RUN
             ),
             default=0.0,
         ),
@@ -148,24 +153,29 @@ def outcome(run: Run) -> RunOutcome:
 def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
     """Returns the fields of `RunOutcome` that come from the rates of the loader."""
     faults = fault_times(run)
-    loader, fault = started(run.looks()), min(faults, default=float("inf"))
-    if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
-        calm, fault = list(loader), float("inf")
-    settling = [d for d in decisions if d["at"] <= fault]
+    loader = started(run.looks())
+    first_fault = min(faults, default=float("inf"))
+    if len(calm := [m for m in loader if m["at"] <= first_fault]) < _FEWEST_LOOKS:
+        calm = list(loader)
+        first_fault = float("inf")
+    settling = [d for d in decisions if d["at"] <= first_fault]
     before = calm
-    if settling:  # the first looks include compilers, first files and connections
+    if settling:
+        # The first looks include compilers, first files and connections, so only those just before the change count.
         change = settling[0]["at"]
         before = [m for m in calm if m["at"] <= change]
         before = [m for m in before if m["at"] > change - _JUST_BEFORE_S] or before[-1:]
-    settled = calm[2 * len(calm) // 3 :] if len(calm) >= _LEAST else []
+    settled = calm[2 * len(calm) // 3 :] if len(calm) >= _FEWEST_LOOKS else []
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
     changed = float(decisions[-1]["at"]) if decisions else 0.0
     last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
     settled_s = None
     if settled and settling:
-        came = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
-        _, settled_s = recovery(came, [(m["at"], m["rows_per_s"]) for m in calm])
-    results = [_result(one.effect, one.disturbance) for one in measured(run)[: len(settling)]]
+        first_rows = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
+        _, settled_s = recovery(first_rows, [(m["at"], m["rows_per_s"]) for m in calm])
+    results = [
+        _result(one.effect, one.disturbance) for one in measured_decisions(run)[: len(settling)]
+    ]
     return {
         "rows_per_s_first": mean(before, "rows_per_s"),
         "rows_per_s_settled": mean(settled, "rows_per_s"),
@@ -188,7 +198,7 @@ def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
     return {
         "headline": sentences(run)[0],
         **asdict(outcome(run)),
-        "occasions": [{**asdict(one), "sentence": one.sentence} for one in occasions(run)],
+        "occasions": [{**asdict(one), "sentence": one.sentence} for one in find_incidents(run)],
     }
 
 
@@ -203,7 +213,7 @@ def started(loader: Sequence[Line]) -> Sequence[Line]:
 
 
 def verdict(run: Run) -> str:
-    """Returns the run in a few sentences, the most important first."""
+    """Returns a few sentences about the run, the most important one first."""
     return " ".join(sentences(run))
 
 
@@ -261,10 +271,10 @@ def sentences(run: Run) -> list[str]:
 
 
 def _bottleneck(stall: float) -> str:
-    """Returns the last bottleneck, from the share of its time that the trainer waited."""
-    if stall <= SMOOTH:
+    """Returns a sentence about the last bottleneck. `stall` is the trainer's share of waiting."""
+    if stall <= NO_STALL:
         return "The trainer is the bottleneck now."
-    if stall <= HARDLY:
+    if stall <= SMALL_STALL:
         return (
             f"The trainer is the bottleneck now. It waits for input {percent(stall)} of its time."
         )
@@ -274,13 +284,13 @@ def _bottleneck(stall: float) -> str:
 def tell(run: Run) -> str:
     """Returns a description of the run for a terminal."""
     decided = changes(run)
-    opened = [
+    initial = [
         f"at {seconds(one.at)} the agent set {one.moves}; {one.reason}; effect: {one.effect}"
         for one in decided
         if one.opens
     ]
-    opened += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
-    lines = [*(f"{line[0].upper()}{line[1:]}." for line in opened), verdict(run), ""]
+    initial += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
+    lines = [*(f"{line[0].upper()}{line[1:]}." for line in initial), verdict(run), ""]
     for change in decided:
         lines += [
             f"{change.number:>3}. at {seconds(change.at)}: {change.moves}",
@@ -291,12 +301,12 @@ def tell(run: Run) -> str:
         lines.append("No decision was made.")
     for proposal in run.of("proposal"):
         reason = proposal.get("reason") or {}
-        turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
+        moved = moves(proposal.get("before") or {}, proposal.get("after") or {})
         lines += [
-            f"  –  at {seconds(float(proposal['at']))} it would have changed: {turned}",
+            f"  –  at {seconds(float(proposal['at']))} it would have changed: {moved}",
             f"     why: {reason.get('text') or 'no reason given'}",
         ]
-    if incidents := occasions(run):
+    if incidents := find_incidents(run):
         lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
     if recommended := advice(run, outcome(run).rows_per_s_last):
         lines += ["", *recommended]
@@ -304,16 +314,19 @@ def tell(run: Run) -> str:
 
 
 def mean(lines: Sequence[Line], name: str) -> float | None:
+    """Returns the mean of a field over the lines that have it. None if no line has it."""
     values = [float(line[name]) for line in lines if line.get(name) is not None]
     return sum(values) / len(values) if values else None
 
 
 def _effect(effect: Line | None, disturbance: str | None) -> str:
+    """Returns the effect of a change in words, with the rates and the prediction's error."""
     if effect is None:
         return "not measured"
     if disturbance is not None:
         return f"not comparable with before, as meanwhile {disturbance}"
-    before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
+    before = effect.get("rows_per_s_before")
+    after = effect["rows_per_s_after"]
     error = effect.get("prediction_error")
     if error is None:
         off = ""
@@ -341,25 +354,23 @@ def _result(effect: Line | None, disturbance: str | None) -> str:
     if not effect.get("rows_per_s_before"):
         return "at the start"
     times = effect["rows_per_s_after"] / effect["rows_per_s_before"]
-    if abs(times - 1) <= _SAME:
+    if abs(times - 1) <= _SAME_SHARE:
         return "as before"
     if times < 1:
         return "slower"
     # If the trainer did not wait, faster input cannot be the cause.
-    return FASTER if effect["stall_before"] > SMOOTH else "trainer faster"
+    return FASTER if effect["stall_before"] > NO_STALL else "trainer faster"
 
 
 def advice(run: Run, rate: float | None) -> list[str]:
-    """Returns the advice as sentences; none if the run ended without a verdict.
+    """Returns the advice as sentences. [] if the run ended without a verdict.
 
-    `rate` is the rate in the last third of the run. The effect of other resources is given relative to it."""
+    `rate` is the rate in the last third of the run. The advice compares other resources with it."""
     verdicts = run.of("verdict")
     if not verdicts:
         return []
-    details, text = (
-        verdicts[-1].get("details") or {},
-        verdicts[-1].get("text") or "no reason given",
-    )
+    details = verdicts[-1].get("details") or {}
+    text = verdicts[-1].get("text") or "no reason given"
     proposed = any(
         (proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal")
     )
@@ -381,7 +392,7 @@ def _cases(cases: Line, proposed: bool, rate: float | None) -> list[str]:
     for name, case in cases.items():
         times = case["rows_per_s"] / present_rate
         if name != "as it is":
-            brings = "the same" if abs(times - 1) <= _SAME_RATE else f"{times:.2g} times the rows"
+            brings = "the same" if abs(times - 1) <= _SAME_SHARE else f"{times:.2g} times the rows"
             rows = "" if proposed or rate is None else f", {count(times * rate)} rows/s"
             lines.append(
                 f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
@@ -391,6 +402,7 @@ def _cases(cases: Line, proposed: bool, rate: float | None) -> list[str]:
 
 
 def _models(stages: Line) -> list[str]:
+    """Returns a sentence about the measured cost of each stage."""
     lines = []
     for name, model in stages.items():
         old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
@@ -403,9 +415,10 @@ def _models(stages: Line) -> list[str]:
 
 
 def _prediction(run: Run) -> list[str]:
+    """Returns a sentence about the errors of the predicted rates. [] if none was measured."""
     errors = sorted(
         abs(one.effect["prediction_error"])
-        for one in measured(run)
+        for one in measured_decisions(run)
         if one.effect is not None
         and one.disturbance is None
         and one.effect.get("prediction_error") is not None

@@ -1,7 +1,8 @@
-"""Chooses for each column's operators between the ETL and the loader, from measured costs: `choose`. Pure.
+"""Chooses the ETL or the loader for the operators of each column, from measured costs: `choose`. Pure.
 
 The choice with more rows a second wins. If both are equal, the smaller table wins. If the sizes are equal too, the ETL
-wins, because it does the work once and not in each epoch."""
+wins, because it does the work once and not in each epoch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sluice.ingest.row_costs import RowCosts
 from sluice.ingest.stage_spec import READ
 
 SAME = 0.005
-"""The share of the rate, or of a row's bytes, that counts as no difference."""
+"""A difference up to this share of the rate, or of a row's bytes, counts as none."""
 
 
 class StoredForm(Protocol):
@@ -48,14 +49,15 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        (rows, size), (theirs, larger) = (
+        """Why this side was chosen, in words."""
+        (rate, size), (other_rate, other_size) = (
             (self.loader, self.etl) if self.left else (self.etl, self.loader)
         )
         where = "loader" if self.left else "ETL"
-        if rows > theirs * (1 + SAME):
-            return f"{where}: {percent(rows / theirs - 1)} more rows/s"
-        if size < larger:
-            return f"{where}: equally fast, and {larger - size:.1f} bytes a row less"
+        if rate > other_rate * (1 + SAME):
+            return f"{where}: {percent(rate / other_rate - 1)} more rows/s"
+        if size < other_size:
+            return f"{where}: equally fast, and {other_size - size:.1f} bytes a row less"
         return f"{where}: equally fast and small, and done only once"
 
 
@@ -82,8 +84,9 @@ class Prediction:
         self._scale = self._operator_factor(measured_s) or self._decoding_factor()
 
     def _operator_factor(self, measured_s: Mapping[str, float]) -> float:
-        """Returns how many times more operators cost in the run than in the sample, because its cores were slower or
-        busier. 0 if the run had none of them."""
+        """Returns the ratio of the operators' cost in the run to that in the sample. 0 if the run had none of them.
+
+        The cores of the run may have been slower or busier."""
         both = [name for name, form in self._now.items() if measured_s.get(name) and form.apply_s]
         return (
             sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both)
@@ -92,8 +95,9 @@ class Prediction:
         )
 
     def _decoding_factor(self) -> float:
-        """Returns how many times more decoding cost. These columns' share of the stage's time is their share of the
-        bytes."""
+        """Returns the ratio of the decoding cost in the run to that in the sample.
+
+        The columns' share of the stage's time is assumed to be their share of the bytes."""
         sampled = sum(form.decode_s for form in self._now.values())
         share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)
         took = (
@@ -102,6 +106,7 @@ class Prediction:
         return took / sampled if took and sampled else 1.0
 
     def rate(self, plan: Plan) -> float:
+        """Returns the predicted rows a second of a plan."""
         return self._costs.rate(self.costs_of(plan))
 
     def costs_of(self, plan: Plan) -> RowCosts:
@@ -110,6 +115,7 @@ class Prediction:
         return self._costs.with_work({READ.name: self._scale * more})
 
     def bytes(self, plan: Plan) -> float:
+        """Returns the predicted bytes a row of a plan."""
         return self._row_bytes + sum(plan[name].bytes - self._now[name].bytes for name in plan)
 
 
@@ -128,12 +134,12 @@ def choose(
 ) -> Outlook:
     """Returns the choices for all columns that have several `forms`.
 
-    The first form of each column leaves nothing to the loader. `now` gives the operators that the run's table leaves to
-    it. `row_bytes` are the bytes of a row of that table."""
-    had = {
+    The first form of each column leaves nothing to the loader. `now` maps each column to the operators that the run's
+    table leaves to the loader. `row_bytes` are the bytes of a row of that table."""
+    present = {
         name: next(form for form in some if form.left == now[name]) for name, some in forms.items()
     }
-    prediction = Prediction(costs, had, measured_s, row_bytes)
+    prediction = Prediction(costs, present, measured_s, row_bytes)
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
     others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:

@@ -1,4 +1,4 @@
-"""Which operators should move to the ETL, or to the loader, by measured costs: `placement`."""
+"""Recommends which operators should move to the ETL or to the loader, from measured costs: `placement`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from sluice.agent.report.format import percent
 from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.row_costs import RowCosts
 
-_MOST = 3  # at most so many columns are named
-_NOTHING = 0.005  # of the rate: a smaller gain counts as none
+_MOST_COLUMNS = 3
+"""The most columns that are recommended for each side."""
+_LEAST_GAIN = 0.005
+"""A smaller gain, as a share of the rate, counts as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Moving one column's operators, or several columns' together, to the other side."""
+    """A move of the operators of one column, or of all columns, to the other side."""
 
     what: str
-    """What is moved, such as `log I2`."""
+    """The operators and the column, for example `log I2`."""
     to_etl: bool
     gain: float
-    """The gain in rows a second: 0.31 is 31 % more; below 0: fewer."""
+    """The gain in rows a second, as a share: 0.31 is 31 % more. Below 0: fewer."""
     more_bytes: float | None
-    """The growth of the table's bytes, as a share; None if that was not measured."""
+    """The growth of the table's bytes, as a share. None if that was not measured."""
 
     @property
     def sentence(self) -> str:
@@ -36,7 +38,7 @@ class Move:
 
 
 def moves(run: Run) -> list[Move]:
-    """Returns the moves that would help, the best first. None if operators or stages were not measured."""
+    """Returns the possible moves, for each side the operators that cost most. [] if costs were not measured."""
     recorded, costs = run.of("operators"), RowCosts.of_looks(run.of("loader"))
     if not recorded or costs is None:
         return []
@@ -64,16 +66,16 @@ def moves(run: Run) -> list[Move]:
             suggestions.append(move(dearest, f"all {len(dearest)} columns' operators", to_etl))
         suggestions += [
             move([operator], f"`{operator['operators']} {operator['column']}`", to_etl)
-            for operator in dearest[:_MOST]
+            for operator in dearest[:_MOST_COLUMNS]
         ]
     return suggestions
 
 
 def placement(run: Run) -> list[str]:
-    """The recommended moves as sentences."""
+    """Returns the recommended moves as sentences."""
     suggestions = moves(run)
     to_etl = [m for m in suggestions if m.to_etl]
-    if to_etl and max(m.gain for m in to_etl) < _NOTHING:
+    if to_etl and max(m.gain for m in to_etl) < _LEAST_GAIN:
         rest = [m.sentence for m in suggestions if not m.to_etl]
         return [
             (

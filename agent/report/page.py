@@ -11,8 +11,8 @@ from string import Template
 
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import Incident, fault_times, occasions
-from sluice.agent.report.narrative import HARDLY, RunOutcome, changes, outcome, sentences
+from sluice.agent.report.incidents import Incident, fault_times, find_incidents
+from sluice.agent.report.narrative import SMALL_STALL, RunOutcome, changes, outcome, sentences
 from sluice.agent.report.run_folder import Run, replace_text
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
@@ -56,11 +56,13 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
 
 
 def page(run: Run) -> str:
+    """Returns the page of a run as HTML."""
     found = outcome(run)
     story = changes(run)
-    incidents = occasions(run)
+    incidents = find_incidents(run)
     first, *rest = sentences(run)
-    name, faulted = run.path.resolve().name, bool(fault_times(run))
+    name = run.path.resolve().name
+    faulted = bool(fault_times(run))
     return filled(
         title=name,
         name=name,
@@ -70,7 +72,7 @@ def page(run: Run) -> str:
         tiles=_tiles(found, faulted),
         faults=_faults(found),
         charts=figures.hero(run, found, story, incidents),
-        occasions=tables.occasions(incidents),
+        occasions=tables.incidents_section(incidents),
         stages=figures.stages(run, found),
         decisions=tables.decisions(story),
         training=figures.training(run, found),
@@ -82,7 +84,7 @@ def page(run: Run) -> str:
 
 
 def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **parts: str) -> str:
-    """The template filled with these texts, and with the given `parts`, which are HTML."""
+    """Returns the template filled with these texts, and with `parts` that are HTML."""
     texts = {
         "title": f"{title} · Sluice",
         "name": name,
@@ -103,10 +105,11 @@ def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **pa
 
 def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -> str:
     """Returns short coloured labels for the result of the run."""
-    words, when = [], " after the faults" if faulted else ""
+    words = []
+    when = " after the faults" if faulted else ""
     if found.stall_last is None:
         words.append(verdict("too short to judge" if found.looks else "input not measured"))
-    elif found.stall_last <= HARDLY:
+    elif found.stall_last <= SMALL_STALL:
         words.append(verdict(f"input keeps up{when}", "good"))
     else:
         words.append(verdict(f"input is the bottleneck{when}", "bad"))
@@ -126,7 +129,9 @@ def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -
 
 
 def _tiles(found: RunOutcome, faulted: bool) -> str:
-    tiles, when = [], "before the faults" if faulted else "settled"
+    """Returns the most important figures of the run, each with its name."""
+    tiles = []
+    when = "before the faults" if faulted else "settled"
 
     def tile(name: str, value: str, small: str = "") -> None:
         tiles.append(

@@ -1,10 +1,10 @@
 """Writes and reads the folder of a training or bench run.
 
-config.json     what was asked for
-events.jsonl    decisions, their effects, epochs, checkpoints, faults
-metrics.jsonl   what loader and trainer measured
-checkpoints/    the trainer's
-report.html     made from the rest
+- config.json: the options of the run
+- events.jsonl: decisions, their effects, epochs, checkpoints, faults
+- metrics.jsonl: the measurements of the loader and the trainer
+- checkpoints/: the checkpoints of the trainer
+- report.html: the page made from the other files
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from sluice.common.errors import UsageError
 
 LOCK = "lock"
 FORMAT = 1
-_AWAY = 0.1  # of a look's time: beyond that its rate says little
+_AWAY = 0.1
+"""A look whose consumer was away for a larger share of the time does not count."""
 _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
@@ -62,9 +63,9 @@ class RunFolder:
         resume: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> RunFolder:
-        """Makes the folder, or with `resume` goes on in it: its clock then runs on from the last line.
+        """Creates the folder, or continues it with `resume`. Its clock then continues from the last line.
 
-        Raises RunError for a folder in use, for one that is no run's, and for one that holds a run unless `resume`."""
+        Raises RunError if the folder is in use, is not a run folder, or holds a run and `resume` is not set."""
         path = Path(path)
         check(path)
         try:
@@ -78,7 +79,8 @@ class RunFolder:
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
                 raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
-            if not resume:  # what a run that failed early left there
+            if not resume:
+                # A run that failed early may have left these files.
                 for name in ("events", "metrics"):
                     (path / f"{name}.jsonl").unlink(missing_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The tables of a run's page, which a narrow screen shows as cards, and verdicts in colour with their word."""
+"""Makes the tables of a run's page, and its coloured verdicts. A narrow screen shows each row as a card."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from sluice.agent.report.narrative import DecisionEffect
 from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.knobs import format_bytes
 
-_GLANCE = 15  # the most rows of a table that is not folded
-_BAR = 120  # width of a ladder's longest bar
+_MOST_OPEN_ROWS = 15
+"""A table with more rows is folded."""
+_BAR_PIXELS = 120
+"""The width of the longest bar."""
 _LADDER = (
     "lever",
     "step",
@@ -35,10 +37,11 @@ TONES = {
     "faster": "good",
     "slower": "bad",
 }
-"""The verdicts that have a colour; the others are grey."""
+"""Verdict → its colour. The others are grey."""
 
 
 def verdict(word: str, tone: str = "") -> str:
+    """Returns a coloured label with this text. Without a `tone`, the text decides the colour."""
     return f'<b class="verdict {tone or TONES.get(word, "")}">{escape(word)}</b>'
 
 
@@ -50,8 +53,9 @@ def table(
     row: str = "",
     classes: Sequence[str] = (),
 ) -> str:
-    """A table of cells that are HTML. `kind` is the table's class, `row` each row's, `classes` those of a row's
-    cells."""
+    """Returns a table of cells that are HTML.
+
+    `kind` is the CSS class of the table, `row` that of each row, and `classes` are those of the cells of a row."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     opened = [
         f"<td{_attribute('class', of)}{_attribute('data-name', name)}>"
@@ -70,7 +74,8 @@ def _attribute(name: str, value: str) -> str:
     return f' {name}="{escape(value)}"' if value else ""
 
 
-def occasions(incidents: Sequence[Incident]) -> str:
+def incidents_section(incidents: Sequence[Incident]) -> str:
+    """Returns the section for the incidents. Empty if there were none."""
     if not incidents:
         return ""
     rows = [
@@ -147,7 +152,7 @@ def plan(run: Run) -> str:
 
 
 def ladder(run: Run) -> str:
-    """The section for the run's last event `ladder`; empty without one."""
+    """Returns the section for the last `ladder` event. Empty if there is none."""
     events = run.of("ladder")
     if not events:
         return ""
@@ -164,7 +169,7 @@ def ladder(run: Run) -> str:
 
 def _cells(step: Line, most: float) -> list[str]:
     rate = step.get("samples_per_s")
-    bar = f'<div class="bar" style="width:{_BAR * rate / most:.0f}px"></div>' if rate else ""
+    bar = f'<div class="bar" style="width:{_BAR_PIXELS * rate / most:.0f}px"></div>' if rate else ""
     return [
         escape(str(step["lever"])),
         escape(str(step["step"])),
@@ -201,8 +206,8 @@ def config(run: Run) -> str:
 
 
 def _folded(rows: str, results: Sequence[str]) -> str:
-    """Returns the table. A long one is folded under its totals."""
-    if len(results) <= _GLANCE:
+    """Returns the table. A long table is folded under the counts of its results."""
+    if len(results) <= _MOST_OPEN_ROWS:
         return rows
     words = " ".join(
         verdict(f"{results.count(result)} {result}", TONES.get(result, ""))
@@ -212,7 +217,7 @@ def _folded(rows: str, results: Sequence[str]) -> str:
 
 
 def _text(value: Any, name: str = "") -> str:
-    """Returns a setting for display."""
+    """Returns the value of a setting as HTML. `name` is the setting's name: it shows whether the value is in bytes."""
     if value is None or value in ("", []):
         return "–"
     if isinstance(value, bool):

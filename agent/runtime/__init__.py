@@ -1,1 +1,1 @@
-"""The parts between the controller and the loader in a real run."""
+"""Connects the controller with a real run: its ranks, its machine, and the files that keep knobs."""

@@ -1,5 +1,7 @@
-"""`ChangeDetector` notices changes that no decision caused, in cores, memory limit, worker processes or the cost of the
-workload."""
+"""Notices changes that no decision caused: `ChangeDetector`.
+
+These are changes of the cores, the memory limit, the worker processes, or the cost of a row.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,19 @@ from sluice.ingest.stats import Snapshot
 
 
 class ChangeDetector:
-    """Takes each snapshot, and returns an event for each thing that has changed."""
+    """Compares each snapshot with the last one. `look` returns the events."""
 
     def __init__(self) -> None:
         self._costs: dict[str, StageCost] = {}
         self._last: Snapshot | None = None
-        self._looks_since_turn = 0
-        self._died_since: int | None = None  # the restarts before those that are not told yet
+        self._looks_since_knobs_changed = 0
+        # The number of restarts before those that have no event yet.
+        self._reported_restarts: int | None = None
 
     def look(self, snapshot: Snapshot, rates: PipelineRates | None) -> list[dict[str, Any]]:
-        """Looks at one snapshot. `rates` has the rates since the last one."""
-        before, self._last = self._last, snapshot
+        """Returns an event for each change since the last snapshot. `rates` are the rates since then."""
+        before = self._last
+        self._last = snapshot
         if before is None or rates is None:
             return []
         events = []
@@ -44,8 +48,9 @@ class ChangeDetector:
                     f"{format_bytes(snapshot.memory_limit)}",
                 )
             )
-        if self._died_since is not None:
-            died, self._died_since = snapshot.restarts - self._died_since, None
+        if self._reported_restarts is not None:
+            died = snapshot.restarts - self._reported_restarts
+            self._reported_restarts = None
             events.append(
                 _event(
                     "worker",
@@ -55,28 +60,32 @@ class ChangeDetector:
                 )
             )
         elif snapshot.restarts > before.restarts:
-            self._died_since = (
-                before.restarts
-            )  # told at the next look: by then all ranks have counted theirs
-        turned = any(
+            # The event follows at the next look, when all ranks have counted their own restarts.
+            self._reported_restarts = before.restarts
+        knobs_changed = any(
             s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
             for s in snapshot.stages
             if s.name in rates.stages
         )
-        self._looks_since_turn = 0 if turned else self._looks_since_turn + 1
-        return events + self._workload(snapshot, rates)
+        self._looks_since_knobs_changed = (
+            0 if knobs_changed else self._looks_since_knobs_changed + 1
+        )
+        return events + self._find_cost_changes(snapshot, rates)
 
-    def _workload(self, snapshot: Snapshot, rates: PipelineRates) -> list[dict[str, Any]]:
+    def _find_cost_changes(self, snapshot: Snapshot, rates: PipelineRates) -> list[dict[str, Any]]:
+        """Returns an event for each busy stage whose rows became dearer or cheaper by themselves."""
         events = []
         for stage in snapshot.stages:
             before = self._costs.get(stage.name, StageCost(name=stage.name))
             after = self._costs[stage.name] = before.observe(stage, rates.saturated())
             busy = rates.stages[stage.name].busy if stage.name in rates.stages else 0.0
-            matters = busy >= DEFAULT.min_busy_share * stage.workers
+            is_busy = busy >= DEFAULT.min_busy_share * stage.workers
+            # Soon after a change of knobs, only a large change of cost has another cause.
             by_itself = (
-                self._looks_since_turn > RUNTIME.own_effect_looks or after.leaps > before.leaps
+                self._looks_since_knobs_changed > RUNTIME.own_effect_looks
+                or after.leaps > before.leaps
             )
-            if after.drifts > before.drifts and by_itself and matters:
+            if after.drifts > before.drifts and by_itself and is_busy:
                 times = after.busy_s(stage.workers) / before.busy_s(stage.workers)
                 change = (
                     f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"

@@ -1,8 +1,9 @@
-"""Shares a host's cores between its jobs: `CoreClaims`, a folder in which each running job has a file.
+"""Shares a host's cores among its jobs: `CoreClaims`, a folder in which each running job has a file.
 
-A job says how many cores it can use, or that it takes all it gets; the latter divide what the others leave. A file is
-locked by its job, and the kernel frees that lock however the job ends: a file that can be locked belongs to a dead job
-and is removed. Claims are voluntary: if the folder cannot be used, one line says so and the run goes on.
+A job's file says how many cores the job can use, or that it takes all that it gets. Jobs that take all divide what the
+others leave. Each job locks its file, and the kernel frees the lock however the job ends. So a file that can be locked
+belongs to a dead job and is removed. Claims are voluntary: if the folder cannot be used, one line says so and the run
+goes on.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ _SUFFIX = ".claim"
 
 
 def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
-    """Each job's part, max–min fair: none gets more than it wants, and one that gets less gets as much as any other.
-    None means that a job wants everything."""
-    parts, left = [0.0] * len(wants), cores
+    """Returns each job's part of the cores. A want of None means all cores.
+
+    The parts are max-min fair. A job gets no more than it wants. A job that gets less than that gets as much as any
+    other job."""
+    parts = [0.0] * len(wants)
+    left = cores
     asked = sorted((math.inf if want is None else want, n) for n, want in enumerate(wants))
     for served, (want, n) in enumerate(asked):
         parts[n] = min(want, left / (len(asked) - served))
@@ -39,16 +43,16 @@ def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
 
 
 class CoreClaims:
-    """A job's claim. It is a context that lasts for as long as the job runs."""
+    """A job's claim to cores. Use it as a context for as long as the job runs."""
 
     def __init__(
         self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._folder, self._say = Path(folder) / boot_name(), say
+        self._folder = Path(folder) / boot_name()
+        self._say = say
         self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        self._file: int | None = (
-            None  # open and locked while the job runs; nothing waits in a buffer for a full disk
-        )
+        # The file is open and locked while the job runs. It has no buffer, so a full disk shows at once.
+        self._file: int | None = None
 
     def __enter__(self) -> CoreClaims:
         hidden = self._path.with_suffix(".new")
@@ -57,7 +61,7 @@ class CoreClaims:
             self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._write(None)
-            hidden.rename(self._path)  # seen by others only once it is locked
+            hidden.rename(self._path)  # Other jobs see the file only after it is locked.
         except OSError as error:
             with contextlib.suppress(OSError):
                 hidden.unlink()
@@ -72,7 +76,7 @@ class CoreClaims:
             self._file = None
 
     def share(self, cores: float, wants: float | None) -> float:
-        """This job's part of the cores that it is allowed to use."""
+        """Returns this job's part of the `cores` that it is allowed to use. `wants` is None if it can use them all."""
         if self._file is None:
             return cores
         try:
@@ -81,7 +85,7 @@ class CoreClaims:
                 want
                 for path in self._folder.glob(f"*{_SUFFIX}")
                 if path != self._path
-                for want in _living(path)
+                for want in _read_claim(path)
             ]
         except OSError as error:
             self._give_up(error)
@@ -100,15 +104,15 @@ class CoreClaims:
 
 
 class CoreSharingTunable:
-    """A Tunable whose snapshots show the job's part of the cores as all cores."""
+    """A Tunable whose snapshots show only the job's part of the cores."""
 
     def __init__(self, tunable: Tunable, claims: CoreClaims, *, ranks: int = 1) -> None:
-        """`ranks` is the number of this host's ranks, of which the tunable's snapshots are the mean."""
+        """`ranks` is the number of this host's ranks. The tunable's snapshots are the mean of these ranks."""
         self._tunable = tunable
         self._claims = claims
         self._ranks = ranks
         self._last: Snapshot | None = None
-        self._calm = 0
+        self._calm_looks = 0
         self._wants: float | None = None
 
     @property
@@ -129,42 +133,45 @@ class CoreSharingTunable:
         return replace(snapshot, cpu_quota=cores / self._ranks)
 
     def _claim(self, snapshot: Snapshot) -> None:
+        """Decides how many cores the job claims: all while it starves, and a little more than it uses when calm."""
         measured = rates(self._last, snapshot) if self._last is not None else None
         self._last = snapshot
         if measured is None:
             return
-        self._calm = (
-            self._calm + 1 if measured.stall <= DEFAULT.fed_stall and measured.rows_per_s else 0
+        self._calm_looks = (
+            self._calm_looks + 1
+            if measured.stall <= DEFAULT.fed_stall and measured.rows_per_s
+            else 0
         )
         if measured.stall > RUNTIME.starved_stall:
             self._wants = None
-        elif self._calm >= RUNTIME.calm_looks:
+        elif self._calm_looks >= RUNTIME.calm_looks:
             used = self._ranks * measured.cpu
-            wants = _rounded_up(RUNTIME.claimed_ratio * used)
-            if self._wants is None or not _rounded_up(used) <= self._wants <= 2 * wants:
+            wants = _round_up(RUNTIME.claimed_ratio * used)
+            if self._wants is None or not _round_up(used) <= self._wants <= 2 * wants:
                 self._wants = wants
 
 
-def _rounded_up(cores: float) -> float:
+def _round_up(cores: float) -> float:
     return RUNTIME.claim_step * math.ceil(cores / RUNTIME.claim_step)
 
 
-def _living(path: Path) -> list[float | None]:
-    """What a job wants, as a list of one; empty if the job is dead, and then its file is removed."""
+def _read_claim(path: Path) -> list[float | None]:
+    """Returns a list with the cores that a job wants. If the job is dead, removes its file and returns []."""
     try:
         with open(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return [_number(file.read())]
+                return [_parse_claim(file.read())]
             path.unlink(missing_ok=True)
     except FileNotFoundError:
         pass
     return []
 
 
-def _number(text: str) -> float | None:
-    """A claim's number of cores; None, which means everything, if the text is damaged or just being written."""
+def _parse_claim(text: str) -> float | None:
+    """Returns a claim's number of cores. None means all, also if the text is damaged or half written."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -173,8 +180,9 @@ def _number(text: str) -> float | None:
 
 
 def boot_name() -> str:
-    """A name for this host until its next restart, as several hosts may see the same folder. psutil only knows when the
-    host started, and hosts may start together."""
+    """Returns a name for this host that is valid until its next restart. Several hosts may see the same folder.
+
+    The time of the restart would not do as a name, because hosts may start together."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""`foreknowledge`: what a loader knows of its pipeline before the first row, for the learned policy."""
+"""Collects what a loader knows of its pipeline before the first row, for the learned policy: `foreknowledge`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class LoaderFacts(Tunable, Protocol):
 
 
 def foreknowledge(loader: LoaderFacts) -> Foreknowledge:
-    """Returns the columns by their type in a batch, where the files lie, and how large row groups are. Nothing is known
-    of a user's function before it runs."""
+    """Returns the columns by their type in a batch, the kind of store, and the size of row groups.
+
+    Nothing is known of a user's function before it runs."""
     dense = len(loader.dense_names)
     sparse = len(loader.sparse_names)
     number = struct.calcsize("f")

@@ -1,8 +1,8 @@
-"""One agent tunes all ranks of a host: ranks publish their snapshots, and the agent's knobs reach them all.
+"""Lets one agent tune all ranks of a host. Ranks publish their snapshots, and each rank applies the agent's knobs.
 
-They use a key-value store (a clone of torch's, with its own connection) with one overwritten key a rank and one a
-host: `check` comes before `get`, and nothing ever waits. Ranks need not agree on a step, as the order of rows does not
-depend on knobs.
+They use a key-value store: a clone of torch's, with its own connection. Each rank has one key, and each host has one.
+Every write replaces the old value. `check` comes before `get`, so nothing ever waits. Ranks may apply knobs at
+different steps, because the order of rows does not depend on knobs.
 
     every rank           HostMember(store, host, local_rank, loader).start()
     local rank 0 also has  Controller(HostTunable(store, host, loader, ranks={host: n, ...}), policy, ...)
@@ -34,12 +34,20 @@ _STAGE_SUMS = (
 )
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
-_OF_A_WORKER = {"requests_a_core", "start_s"}
-_WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure", "restarts"}
+_PER_WORKER = {"requests_a_core", "start_s"}
+_WHOLE_NUMBERS = {
+    "items",
+    "rows",
+    "bytes",
+    "batches",
+    "held_back",
+    "held_back_pressure",
+    "restarts",
+}
 
 
 class RankStore(Protocol):
-    """The part of `torch.distributed.Store` that is used here."""
+    """The methods of `torch.distributed.Store` that this module uses."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -57,12 +65,12 @@ def _knobs_key(host: str) -> str:
 
 
 def _get(store: RankStore, key: str) -> Any:
-    """The JSON at a key, None if there is none yet."""
+    """Returns the JSON value of a key. None if the key has none yet."""
     return json.loads(store.get(key)) if store.check([key]) else None
 
 
 class HostMember:
-    """A rank's side: publishes its snapshots, applies the host's knobs."""
+    """The part of a rank: it publishes its snapshots and applies the host's knobs."""
 
     def __init__(
         self,
@@ -73,18 +81,20 @@ class HostMember:
         *,
         interval_s: float = RUNTIME.publish_s,
     ) -> None:
-        self._store, self._tunable = store, tunable
-        self._snapshot_key, self._knobs_key = _snapshot_key(host, local_rank), _knobs_key(host)
+        self._store = store
+        self._tunable = tunable
+        self._snapshot_key = _snapshot_key(host, local_rank)
+        self._knobs_key = _knobs_key(host)
         self._applied = 0
         self.interval_s = interval_s
         self.fault: str | None = None
-        """Why the member stopped by itself; training goes on with the knobs as they are."""
+        """Why the member stopped by itself. Training goes on with the knobs as they are."""
         self.refused: str | None = None
-        """Why the last knobs could not be applied here; the next ones may be."""
+        """Why this rank could not apply the last knobs. It may apply the next ones."""
         self._ticker = Ticker("sluice-member", lambda: self.interval_s, self._safe_step)
 
     def step(self) -> None:
-        """Publishes one snapshot, and applies knobs that are new."""
+        """Publishes one snapshot, and applies the host's knobs if they are new."""
         self._store.set(self._snapshot_key, json.dumps(self._tunable.snapshot().to_dict()))
         published = _get(self._store, self._knobs_key)
         if published is not None and published["number"] > self._applied:
@@ -92,7 +102,7 @@ class HostMember:
             try:
                 self._tunable.apply(Knobs.from_dict(published["knobs"]))
                 self.refused = None
-            except KnobError as error:  # this rank's limits moved in the meantime
+            except KnobError as error:  # This rank's limits have changed in the meantime.
                 self.refused = str(error)
 
     def start(self) -> HostMember:
@@ -103,7 +113,7 @@ class HostMember:
     def _safe_step(self) -> bool:
         try:
             self.step()
-        except Exception as error:  # a closed store or pipeline must never disturb the trainer
+        except Exception as error:  # A closed store or pipeline must never disturb the trainer.
             self.fault = f"{type(error).__name__}: {error}"
             return False
         return True
@@ -122,17 +132,17 @@ class HostMember:
 
 
 class HostTunable:
-    """The host's ranks as one pipeline: a rank's mean share of rows, work, cores and memory, and the same knobs for
-    all.
+    """Shows the host's ranks as one pipeline: the mean rank, with the same knobs for all.
 
-    A rank's snapshot has the host's core quota and memory limit; here both are divided by the ranks that share them.
-    The stall is the largest of any rank on any host: at each step all wait for the slowest, so the others look bound by
-    their trainer although they wait for another rank's input. So cores are given back only if no rank stalls."""
+    A rank's snapshot has the host's core quota and memory limit. Here both are divided by the number of ranks that
+    share them. The stall is the largest of any rank on any host. At each step all ranks wait for the slowest one. The
+    others then look bound by their trainer, although they wait for another rank's input. So the agent gives cores back
+    only if no rank stalls."""
 
     def __init__(
         self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]
     ) -> None:
-        """`tunable` is local rank 0's; `ranks` names all hosts and how many ranks each has."""
+        """`tunable` is that of local rank 0. `ranks` maps each host to its number of ranks."""
         if ranks.get(host, 0) < 1:
             raise ValueError(
                 f"ranks: {dict(ranks)!r} does not tell how many ranks host {host!r} has"
@@ -146,7 +156,8 @@ class HostTunable:
         self._latest: dict[tuple[str, int], Snapshot] = {}
         self._stalls: dict[tuple[str, int], float] = {}
         self._merged: Snapshot | None = None
-        self._sums: dict[tuple[str, str], float] = {}  # the merged counters before they are rounded
+        # (stage or "", name) → the merged counter before it is rounded.
+        self._sums: dict[tuple[str, str], float] = {}
 
     @property
     def limits(self) -> Limits:
@@ -165,53 +176,58 @@ class HostTunable:
         self._knobs = knobs
 
     def snapshot(self) -> Snapshot:
-        """The merged snapshot; the same one again while no local rank has published anything new."""
-        steps = self._collect()
+        """Returns the merged snapshot. It stays the same until a local rank publishes a new one."""
+        pairs = self._collect()
         local = [s for (host, _), s in self._latest.items() if host == self._host]
-        if self._merged is not None and not any(host == self._host for host, _ in steps):
+        local_pairs = [pair for (host, _), pair in pairs.items() if host == self._host]
+        if self._merged is not None and not local_pairs:
             return self._merged
-        gains = [step for (host, _), step in steps.items() if host == self._host]
-        self._merged = self._merge(local or [self._tunable.snapshot()], gains)
+        self._merged = self._merge(local or [self._tunable.snapshot()], local_pairs)
         return self._merged
 
     def _collect(self) -> dict[tuple[str, int], tuple[Snapshot, Snapshot]]:
-        """Rank → (its last snapshot, its new one), for ranks that have published a new one."""
-        steps = {}
+        """Returns (previous snapshot, new one) for each (host, rank) that has published a new snapshot.
+
+        It also updates each rank's stall."""
+        pairs = {}
         for host, count in self._ranks.items():
             for rank in range(count):
                 published = _get(self._store, _snapshot_key(host, rank))
                 if published is None:
                     continue
-                latest, previous = Snapshot.from_dict(published), self._latest.get((host, rank))
+                latest = Snapshot.from_dict(published)
+                previous = self._latest.get((host, rank))
                 self._latest[host, rank] = latest
                 if previous is None or latest.sequence < previous.sequence:
-                    continue  # the first snapshot of a rank, or of a restarted one, has none before it
+                    continue  # The first snapshot of a rank, or of a restarted rank, has none before it.
                 if latest.sequence > previous.sequence:
-                    steps[host, rank] = (previous, latest)
+                    pairs[host, rank] = (previous, latest)
                     wait = latest.consumer_wait_s - previous.consumer_wait_s
                     total = wait + latest.consumer_compute_s - previous.consumer_compute_s
                     if total > 0:
                         self._stalls[host, rank] = min(max(wait / total, 0.0), 1.0)
-        return steps
+        return pairs
 
     def _merge(
-        self, local: Sequence[Snapshot], gains: Sequence[tuple[Snapshot, Snapshot]]
+        self, local: Sequence[Snapshot], pairs: Sequence[tuple[Snapshot, Snapshot]]
     ) -> Snapshot:
-        """Merges snapshots: counters grow by the ranks' mean; present values are the largest, or a rank's share."""
-        share, first = self._ranks[self._host], local[0]
+        """Returns the merged snapshot of the local ranks.
 
-        def gained(name: str) -> float:
-            return _rise(gains, name) / share
+        Counters grow by the mean of the ranks. Other values are the largest of any rank, or a rank's share."""
+        ranks = self._ranks[self._host]
+        first = local[0]
 
-        step_s = gained("consumer_wait_s") + gained("consumer_compute_s")
+        def mean_rise(name: str) -> float:
+            return _rise(pairs, name) / ranks
+
+        step_s = mean_rise("consumer_wait_s") + mean_rise("consumer_compute_s")
         stall = max(self._stalls.values(), default=0.0)
         counters: dict[str, Any] = {
-            name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)
+            name: self._sum("", name, mean_rise(name)) for name in ("at", *_SUMS)
         }
-        counters["restarts"] = self._sum(
-            "", "restarts", _rise(gains, "restarts")
-        )  # of all ranks: none died by half
-        idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
+        # Restarts are the sum of all ranks, because a mean would be a fraction of a restart.
+        counters["restarts"] = self._sum("", "restarts", _rise(pairs, "restarts"))
+        idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*pairs)))
         return replace(
             first,
             **counters,
@@ -219,46 +235,46 @@ class HostTunable:
             stages=tuple(
                 self._merge_stage(
                     [s.stage(name) for s in local],
-                    [(earlier.stage(name), later.stage(name)) for earlier, later in gains],
+                    [(earlier.stage(name), later.stage(name)) for earlier, later in pairs],
                 )
                 for name in (s.name for s in first.stages)
             ),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
-            elsewhere=_elsewhere(local, share),
+            elsewhere=_merge_remote(local, ranks),
             memory_used=max(s.memory_used for s in local),
-            memory_limit=min(s.memory_limit for s in local) // share,
-            cpu_quota=min(s.cpu_quota for s in local) / share,
-            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share)
+            memory_limit=min(s.memory_limit for s in local) // ranks,
+            cpu_quota=min(s.cpu_quota for s in local) / ranks,
+            cores_idle_s=self._sum("", "cores_idle_s", mean_rise("cores_idle_s") / ranks)
             if idle_is_known
             else None,
         )
 
     def _merge_stage(
-        self, local: Sequence[StageStats], gains: Sequence[tuple[StageStats, StageStats]]
+        self, local: Sequence[StageStats], pairs: Sequence[tuple[StageStats, StageStats]]
     ) -> StageStats:
         merged: dict[str, Any] = {key: max(getattr(s, key) for s in local) for key in _LARGEST}
         for key in _STAGE_SUMS:
-            merged[key] = self._sum(local[0].name, key, _rise(gains, key) / self._ranks[self._host])
+            merged[key] = self._sum(local[0].name, key, _rise(pairs, key) / self._ranks[self._host])
         return replace(local[0], **merged)
 
-    def _sum(self, owner: str, name: str, gained: float) -> float:
-        total = self._sums[owner, name] = self._sums.get((owner, name), 0.0) + gained
-        return int(total) if name in _WHOLE else total
+    def _sum(self, owner: str, name: str, rise: float) -> float:
+        """Adds a rise to a merged counter of a stage, or of the pipeline if `owner` is empty. Returns the counter."""
+        total = self._sums[owner, name] = self._sums.get((owner, name), 0.0) + rise
+        return int(total) if name in _WHOLE_NUMBERS else total
 
 
-def _elsewhere(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
-    """What workers elsewhere do for all ranks of this host, and for how many that is: each rank has workers of its
-    own."""
+def _merge_remote(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
+    """Returns the numbers of the remote workers of all ranks of this host. Each rank has its own remote workers."""
     merged = {
-        name: (max if name in _OF_A_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
+        name: (max if name in _PER_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
         for name in local[0].elsewhere
     }
     return {**merged, "ranks": ranks} if merged else {}
 
 
-def _rise(gains: Sequence[tuple[Any, Any]], name: str) -> float:
-    """How much a counter rose over all ranks. One that fell belongs to a restarted rank, and begins anew."""
+def _rise(pairs: Sequence[tuple[Any, Any]], name: str) -> float:
+    """Returns how much a counter rose over all ranks. A counter that fell belongs to a restarted rank and adds 0."""
     return float(
-        sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in gains)
+        sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in pairs)
     )

@@ -1,4 +1,4 @@
-"""Where a run's knobs come from and where they are kept, as `KnobOptions` say."""
+"""Finds a run's first knobs and keeps its best ones, as the `KnobOptions` ask: `KnobMemory`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MeasuredOperators(Protocol):
 
 
 class Loading(Tunable, Protocol):
-    """What `KnobMemory` needs of a loader."""
+    """The part of a loader that `KnobMemory` uses."""
 
     @property
     def layout(self) -> str: ...
@@ -48,8 +48,9 @@ class Loading(Tunable, Protocol):
 
 
 class KnobMemory:
-    """Finds a run's first knobs and keeps its last: call `start` before it, use `observing` while it
-    lasts, call `finish` after it."""
+    """Finds a run's first knobs and keeps its best ones.
+
+    Call `start` before the run, use `sharing` and `observing` during the run, and call `finish` after it."""
 
     def __init__(
         self,
@@ -82,14 +83,16 @@ class KnobMemory:
         self._killed: Knobs | None = None
         self._best = BestChoice()
         self.learned: Mapping[str, Any] | None = None
-        """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
+        """What the policy of an earlier run had learned about these stages. None: nothing."""
 
     def start(self) -> bool:
-        """Gives the loader its first knobs; returns whether the registry had some. Raises KnobError also for a file of
-        knobs that `finish` could not write."""
+        """Applies the first knobs to the loader. Returns whether the registry had some.
+
+        Raises KnobError for knobs that do not fit, and for a file that `finish` could not write."""
         if self._options.save_knobs:
             knobs_file.check_writable(self._options.save_knobs)
-        loader, knobs = self._loader, self._options.knobs
+        loader = self._loader
+        knobs = self._options.knobs
         known = (
             None if self._registry is None else self._registry.recall(self.context, loader.limits)
         )
@@ -115,7 +118,7 @@ class KnobMemory:
         return known is not None
 
     def with_kill(self, learned: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """What was learned, with the knobs at which an earlier run was killed if there was one."""
+        """Returns what was learned, with the knobs at which an earlier run was killed if one was."""
         if self._killed is None:
             return learned
         nothing = {"other_cpu_s": 0.0, "services": {}, "settled": False}
@@ -123,8 +126,9 @@ class KnobMemory:
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """Yields the tunable with the cores that other jobs of the same registry leave free. If this run is killed, the
-        next run knows it."""
+        """Yields the tunable with the cores that other jobs of the same registry leave free.
+
+        If this run is killed meanwhile, the next run finds its knobs."""
         if self._registry is None:
             yield tunable
             return
@@ -138,7 +142,7 @@ class KnobMemory:
     def observing(
         self, other: Callable[[dict[str, Any]], None]
     ) -> Callable[[dict[str, Any]], None]:
-        """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
+        """Returns a function that notes an event or a metric of the controller, and passes it on to `other`."""
 
         def note_and_pass_on(line: dict[str, Any]) -> None:
             self._best.observe(line)
@@ -155,9 +159,12 @@ class KnobMemory:
         record: Callable[[dict[str, Any]], None] | None,
         learned: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps the best knobs where the options say. A run too short to compare choices keeps the last one. `record`
-        gets the costs of the table's operators; `learned` is what the policy knows by now."""
-        costs, others = self._loader.operators.costs(), self._loader.operators.others()
+        """Keeps the best knobs in the registry and in the file of the options.
+
+        A run too short to compare choices keeps its last knobs. `record` gets the costs of the table's operators.
+        `learned` is what the policy knows now."""
+        costs = self._loader.operators.costs()
+        others = self._loader.operators.others()
         if record is not None and (costs or others):
             record(
                 {
@@ -190,34 +197,37 @@ class KnobMemory:
                     knobs,
                     notes=[f"{rows_per_s:,.0f} rows/s with {policy}"],
                 )
-            except KnobError as error:  # the run itself is done
+            except KnobError as error:  # The run itself is over, so this is no reason to fail.
                 self._say(str(error))
 
 
 class BestChoice:
-    """Finds the choice with the highest rate of those that were in force for a while since machine or workload last
-    changed."""
+    """Finds the knobs with the highest rate since the machine or the workload last changed.
+
+    Only knobs that were in force for several looks count."""
 
     def __init__(self) -> None:
+        # Knobs as JSON → their rates, in the order in which the knobs were last applied.
         self._rates: dict[str, list[float]] = {}
         self._in_force = ""
 
     def observe(self, line: Mapping[str, Any]) -> None:
+        """Takes in one event or metric of the controller."""
         if line.get("kind") == "occasion":
-            self._in_force, self._rates = "", {}
+            self._in_force = ""
+            self._rates = {}
         if line.get("kind") != "loader" or not line["rows"]:
-            return  # before the first row there is nothing to compare
+            return  # There is no rate before the first row.
         knobs = json.dumps(line["knobs"], sort_keys=True)
-        if (
-            knobs != self._in_force
-        ):  # the first metric after a change still shows the setting before
+        if knobs != self._in_force:
+            # The first metric after a change still shows the old knobs, so it does not count.
             self._in_force = knobs
-            self._rates[knobs] = self._rates.pop(knobs, [])  # in the order of their last use
+            self._rates[knobs] = self._rates.pop(knobs, [])
         else:
             self._rates[knobs].append(line["rows_per_s"])
 
     def choice(self) -> tuple[Knobs, float] | None:
-        """The best choice and its rows a second; None if no choice was in force long enough."""
+        """Returns the best knobs and their rows a second. None if no knobs were in force long enough."""
         means = {
             k: sum(rates) / len(rates)
             for k, rates in self._rates.items()

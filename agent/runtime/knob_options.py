@@ -15,7 +15,7 @@ KNOBS = (
 
 @dataclass(frozen=True, kw_only=True)
 class KnobOptions:
-    """Where a run's knobs come from, and where they are kept."""
+    """The options for a run's first knobs, and for where its best knobs are kept."""
 
     title = "input"
     knobs: str = setting(

@@ -1,4 +1,4 @@
-"""A choice of knobs as a TOML file: `save` and `load`. Readable in a diff, and checked when it is read."""
+"""Writes and reads knobs as a TOML file: `save` and `load`. A diff of two files is readable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice.ingest.knobs import (
 
 
 def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = ()) -> Path:
-    """Replaces the file in one step. Each note becomes a line of comment."""
+    """Writes the knobs to a file in one step, and returns its path. Each note becomes a comment line."""
     lines = [f"# {line}" for note in notes for line in note.splitlines()]
     lines += [
         f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in SIZES
@@ -44,26 +44,27 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
             *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items()),
         ]
     path = Path(path)
-    with _written(path) as temporary:
-        with open(
-            temporary, "x", encoding="utf-8"
-        ) as file:  # never through a link that somebody put there
+    with _temporary_file(path) as temporary:
+        # Mode "x" never writes through a link that somebody has put there.
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(path)
     return path
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises KnobError where `save` would, and leaves nothing."""
-    with _written(Path(path)) as temporary:
+    """Raises KnobError if `save` would. Leaves no file behind."""
+    with _temporary_file(Path(path)) as temporary:
         temporary.touch(exist_ok=False)
         if Path(path).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[Path]:
-    """A temporary file to write, which then takes the place of `path`; it is gone afterwards."""
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """Yields the path of a temporary file next to `path`, and removes the file afterwards.
+
+    An OSError meanwhile becomes a KnobError that names `path`."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
@@ -77,8 +78,9 @@ def _written(path: Path) -> Iterator[Path]:
 
 
 def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:
-    """Reads the knobs in a file; those that it does not name are as in `Knobs()`. With `limits`, stages that the
-    pipeline lacks and values out of range are refused by name."""
+    """Returns the knobs of a file. Knobs that the file does not name are those of `Knobs()`.
+
+    With `limits`, raises KnobError for stages that the pipeline lacks and for values out of range."""
     try:
         text = Path(path).read_text()
         values = tomllib.loads(text)
@@ -87,7 +89,7 @@ def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:
     except ValueError as error:
         raise KnobError(f"{path}: is not TOML: {error}") from None
     try:
-        knobs = _knobs(values)
+        knobs = _parse_knobs(values)
         if limits is not None:
             limits.check(knobs)
     except KnobError as error:
@@ -96,11 +98,11 @@ def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether the value of `--knobs` names a file rather than being a list of settings."""
+    """Returns whether the value of `--knobs` is the name of a file and not a list of settings."""
     return text.endswith(".toml") or ("=" not in text and Path(text).is_file())
 
 
-def _knobs(values: Mapping[str, Any]) -> Knobs:
+def _parse_knobs(values: Mapping[str, Any]) -> Knobs:
     for key in values:
         if key not in NAMES:
             raise KnobError(f"unknown key {key!r}{nearest(key, NAMES)}")
@@ -127,7 +129,7 @@ def _knobs(values: Mapping[str, Any]) -> Knobs:
 
 
 def _key(stage: str) -> str:
-    """A stage's name as a TOML key: bare where TOML allows it, else in quotes."""
+    """Returns a stage's name as a TOML key, in quotes if TOML needs them."""
     bare = stage.replace("_", "").replace("-", "")
     if bare.isascii() and bare.isalnum():
         return stage

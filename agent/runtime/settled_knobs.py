@@ -1,8 +1,8 @@
-"""Keeps what a run has learned for the next one: `Registry`, one small JSON file per machine and schema.
+"""Keeps what a run has learned for the next run: `Registry`, one small JSON file per machine and schema.
 
-It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance next to the table. A file
-appears in one step, so that two jobs may write at once: the last one wins. Files that are damaged, foreign or newer
-are ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
+A registry is a folder, or any URI that pyarrow knows (`s3://…`, `file://…`), for example next to the table. A file
+appears in one step, so two jobs may write at once, and the last one wins. Damaged, foreign and newer files are ignored.
+If the place cannot be written, `say` gets one line and the run goes on.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sluice.ingest.machine import Machine, cache_folder
 
 FORMAT = 3
 _SUFFIX = ".sluice.json"
-_MOST_BYTES = 64 * 1024  # a larger file is not one of ours
+_MOST_BYTES = 64 * 1024  # A larger file is not an entry of a registry.
 _MOST_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobContext:
-    """The place that a choice of knobs depends on: the machine, the schema, the size of rows."""
+    """What the best knobs depend on: the machine, the schema and the size of rows."""
 
     machine: str
     schema: str
@@ -37,16 +37,16 @@ class KnobContext:
 
     @property
     def name(self) -> str:
-        """The same for all runs on such a machine and schema."""
+        """A name that is the same for all runs on such a machine and schema."""
         return hashlib.sha256(json.dumps([self.machine, self.schema]).encode()).hexdigest()[:32]
 
     def __post_init__(self) -> None:
-        _positive("row_bytes", self.row_bytes)
+        _check_positive("row_bytes", self.row_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryEntry:
-    """A settled choice, where it was settled, and what was learned of the costs there."""
+    """The best knobs of a run, their context, and what the policy learned about costs."""
 
     context: KnobContext
     knobs: Knobs
@@ -54,17 +54,17 @@ class RegistryEntry:
     stages: Mapping[str, float] = field(default_factory=dict)
     """Stage → useful seconds a row."""
     learned: Mapping[str, Any] | None = None
-    """What the policy knew of the stages, as its `learned` returns it; None if it learned that elsewhere, or
-    nothing."""
+    """The result of the policy's `learned`. None if it learned nothing, or in another context."""
 
     def __post_init__(self) -> None:
-        _positive("rows_per_s", self.rows_per_s)
+        _check_positive("rows_per_s", self.rows_per_s)
         for name, cost in self.stages.items():
-            _positive(f"cost of {name}", cost)
+            _check_positive(f"cost of {name}", cost)
 
     def scaled(self, other: KnobContext) -> RegistryEntry:
-        """The entry for rows of another size: buffers and the cost of a row scale with it. All stages change alike, so
-        workers stay."""
+        """Returns the entry for rows of another size.
+
+        Buffers and the cost of a row scale with the size. Workers stay, because all stages change by the same ratio."""
         size_ratio = other.row_bytes / self.context.row_bytes
         sizes = {
             n: max(1, round(size_ratio * getattr(self.knobs, n)))
@@ -79,7 +79,7 @@ class RegistryEntry:
         )
 
     def distance(self, other: KnobContext) -> float:
-        """How different another place is from this entry's; 0: they are alike."""
+        """Returns how much the row size of another context differs from this entry's. 0: not at all."""
         return abs(math.log(other.row_bytes / self.context.row_bytes))
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class RegistryEntry:
 
 
 class Registry:
-    """The stored entries: call `recall` before a run, and `remember` after it."""
+    """The stored entries. Call `recall` before a run, and `remember` after it."""
 
     def __init__(
         self,
@@ -118,18 +118,20 @@ class Registry:
         say: Callable[[str], None] = lambda line: None,
         most: int = _MOST_ENTRIES,
     ) -> None:
-        """`place` is a folder or a URI; by default a folder in the user's cache."""
+        """`place` is a folder or a URI. The default is a folder in the user's cache."""
         self.place = str(cache_folder() / "registry" if place is None else place)
-        self._say, self._most = say, most
+        self._say = say
+        self._most = most
 
     @property
     def local_folder(self) -> Path:
-        """A local folder of this host: the registry's, if that is a folder."""
+        """A folder on this host: the registry itself, or the default folder if the registry is a URI."""
         return cache_folder() / "registry" if "://" in self.place else Path(self.place)
 
     def recall(self, context: KnobContext, limits: Limits) -> RegistryEntry | None:
-        """The choice settled for this place. For an unknown schema, it is that of the nearest one on this machine,
-        scaled by bytes a row. It is kept within `limits`; None if nothing is known."""
+        """Returns the entry for this context, with knobs within `limits`. None if the machine is unknown.
+
+        For an unknown schema, it is the entry with the nearest row size on this machine, scaled to this row size."""
         entries = [e for e in self._entries() if e.context.machine == context.machine]
         if not entries:
             return None
@@ -138,11 +140,12 @@ class Registry:
         return replace(best, knobs=limits.clamp(best.knobs))
 
     def remember(self, entry: RegistryEntry) -> bool:
-        """Writes an entry; returns whether that worked."""
+        """Writes an entry. Returns whether that worked."""
         try:
             system, folder = self._open()
             system.create_dir(folder, recursive=True)
-            path, temporary = f"{folder}/{_name(entry)}", f"{folder}/.{uuid.uuid4().hex}"
+            path = f"{folder}/{_file_name(entry)}"
+            temporary = f"{folder}/.{uuid.uuid4().hex}"
             try:
                 with system.open_output_stream(temporary) as stream:
                     stream.write(json.dumps(entry.to_dict(), indent=1).encode())
@@ -152,8 +155,8 @@ class Registry:
                     system.delete_file(temporary)
                 raise
             self._trim(system, folder)
-        except (OSError, ValueError) as error:  # pyarrow's errors are among these
-            self._say(f"the registry at {self.place} could not be written: {_line(error)}")
+        except (OSError, ValueError) as error:  # These include pyarrow's errors.
+            self._say(f"the registry at {self.place} could not be written: {_one_line(error)}")
             return False
         return True
 
@@ -162,18 +165,20 @@ class Registry:
             system, folder = self._open()
             files = _files(system, folder)
         except (OSError, ValueError) as error:
-            self._say(f"the registry at {self.place} could not be read: {_line(error)}")
+            self._say(f"the registry at {self.place} could not be read: {_one_line(error)}")
             return
         for info in files:
             try:
                 yield _read(system, info)
-            except FileNotFoundError:  # another job has removed it to make room
+            except (
+                FileNotFoundError
+            ):  # Another job has removed the file, because there were too many.
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                self._say(f"{info.path} is ignored: {_line(error)}")
+                self._say(f"{info.path} is ignored: {_one_line(error)}")
 
     def _trim(self, system: Any, folder: str) -> None:
-        """Removes the oldest files, unless another job has done so already."""
+        """Removes the oldest files if there are too many. Another job may do so at the same time."""
         files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
         for info in files[: max(0, len(files) - self._most)]:
             with contextlib.suppress(FileNotFoundError):
@@ -189,11 +194,11 @@ class Registry:
 
 
 def machine_fingerprint(machine: Machine) -> str:
-    """A name for machines of one kind: the processor's model and the cores that may be used."""
+    """Returns a name for machines of one kind: the processor's model and the cores that may be used."""
     return f"{machine.model()}, {machine.cores():g} cores"
 
 
-def _name(entry: RegistryEntry) -> str:
+def _file_name(entry: RegistryEntry) -> str:
     return entry.context.name + _SUFFIX
 
 
@@ -215,15 +220,15 @@ def _read(system: Any, info: Any) -> RegistryEntry:
     if values["format"] != FORMAT:
         raise ValueError(f"format {values['format']!r} is not {FORMAT}")
     entry = RegistryEntry.from_dict(values)
-    if not info.path.endswith(_name(entry)):
+    if not info.path.endswith(_file_name(entry)):
         raise ValueError("its name does not fit what it holds")
     return entry
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _positive(name: str, value: Any) -> None:
+def _check_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{name}: {value!r} is not a positive number")

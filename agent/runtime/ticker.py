@@ -1,4 +1,4 @@
-"""A thread that calls a function at intervals until it is stopped: `Ticker`."""
+"""Calls a function at intervals in a thread: `Ticker`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Calls `step()` in a thread, at once and then `wait_s()` seconds after each call, until it returns False."""
+    """Calls `step()` in a thread until `step` returns False or `stop()` is called.
+
+    The first call is immediate. Each next call comes `wait_s()` seconds after the one before it."""
 
     def __init__(self, name: str, wait_s: Callable[[], float], step: Callable[[], bool]) -> None:
         self._name = name
@@ -24,7 +26,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended. May be called twice, and without `start()`."""
+        """Stops the calls, and returns when the thread has ended. It may be called twice, and without `start()`."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -21,7 +21,7 @@ from typing import Any
 from sluice.agent.report import charts, tables
 from sluice.agent.report.charts import Panel, Points, Series
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import Incident, occasions
+from sluice.agent.report.incidents import Incident, find_incidents
 from sluice.agent.report.narrative import DecisionEffect, changes
 from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
@@ -179,7 +179,7 @@ class Comparison:
         self._came = {name: float(one.of("follow")[0]["at"]) for name, one in self._runs.items()}
         self._lead = min(_LEAD_S, *self._came.values())
         self.incidents = {
-            name: next(i for i in occasions(one) if i.what == "schema")
+            name: next(i for i in find_incidents(one) if i.what == "schema")
             for name, one in self._runs.items()
         }
         self.headline = _headline(self.incidents)

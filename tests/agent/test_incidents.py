@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.occasions import After
 from sluice.agent.report import narrative, page
-from sluice.agent.report.incidents import occasions
+from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.run_folder import Run
 from tests.raises import assert_names
 
@@ -61,7 +61,7 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
         ],
         [100.0] * 10 + [25.0] * 5 + [90.0] * 15,
     )
-    (one,) = occasions(run)
+    (one,) = find_incidents(run)
     assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
     assert (one.before, one.after, one.recovered_s) == (
         100.0,
@@ -105,7 +105,7 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
 ):
     rates = [200.0] * 10 + [50.0] * 6 + [200.0] * 14
     run = _run(tmp_path, _answered(fault, what, seen, at=14.0), rates)
-    (one,) = occasions(run)
+    (one,) = find_incidents(run)
     assert one.waited == pytest.approx((0.1, 0.5, 0.1))
     assert_names(
         one.sentence,
@@ -125,7 +125,7 @@ def test_a_result_is_that_of_the_last_change_and_not_of_the_time_before_it(tmp_p
     fault, what, seen = FAULTS[1]
     rates = [100.0] * 10 + [20.0] * 14 + [100.0] * 4
     run = _run(tmp_path, _answered(fault, what, seen, at=24.0), rates)
-    (one,) = occasions(run)
+    (one,) = find_incidents(run)
     assert (one.after, one.result) == (100.0, "recovered")
     assert narrative.outcome(run).rows_per_s_last == 100.0
 
@@ -141,7 +141,7 @@ def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, s
             for line in lines
         )
     )
-    (one,) = occasions(Run.read(tmp_path))
+    (one,) = find_incidents(Run.read(tmp_path))
     assert one.result == result
     assert ("no change needed" in one.sentence) is (result == "the input keeps up")
 
@@ -153,7 +153,9 @@ def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
         "what": "cores",
         "text": "the cores at hand went from 2 to 1",
     }
-    (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12, calm=99))
+    (one,) = find_incidents(
+        _run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12, calm=99)
+    )
     assert (one.noticed_s, one.recovered_s) == (None, 7.0)
     assert "no change made" in one.sentence
     assert one.result == "still slow"
@@ -165,7 +167,7 @@ def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
 )
 def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s, word):
     event = {"at": 10.0, "kind": "fault", "fault": "kill-worker=1@10s", "did": "sent SIGKILL to 7"}
-    (one,) = occasions(_run(tmp_path, [event], rates))
+    (one,) = find_incidents(_run(tmp_path, [event], rates))
     assert (one.what, one.recovered_s) == ("worker", recovered_s)
     assert word in one.sentence
 
@@ -213,7 +215,7 @@ def test_the_start_is_no_part_of_what_was_before_a_change(tmp_path):
 
 def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
     event = {"at": 10.0, "kind": "occasion", "what": "worker", "text": "a worker was killed"}
-    (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [88.0] + [100.0] * 17, calm=99))
+    (one,) = find_incidents(_run(tmp_path, [event], [100.0] * 12 + [88.0] + [100.0] * 17, calm=99))
     assert (one.recovered_s, one.result) == (4.0, "recovered")
     assert "without a dip" not in one.sentence
 
@@ -271,7 +273,7 @@ def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
     away = {"rows_per_s": 0.0, "stall": 0.0, "away": 1.0}
     lines = [{**line, **(away if 24 < line["at"] < 29 else {"away": 0.0})} for line in lines]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert occasions(Run.read(tmp_path)) == occasions(run)
+    assert find_incidents(Run.read(tmp_path)) == find_incidents(run)
     assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 100.0
 
 
@@ -297,7 +299,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
         ],
         [100.0] * 30,
     )
-    first, second = occasions(run)
+    first, second = find_incidents(run)
     assert (first.did, second.did) == (("udf 1 → 3",), ())
     assert_names(second.text, "version 1", "C17", "C9")
     text = page.write(tmp_path).read_text()
@@ -312,7 +314,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
 
 
 def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
-    first, second = occasions(
+    first, second = find_incidents(
         _run(
             tmp_path,
             [

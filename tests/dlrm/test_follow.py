@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.incidents import occasions
+from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
@@ -548,7 +548,7 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     until(process.stderr, "clipped is the bottleneck")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    (followed,) = (one for one in occasions(Run.read(folder / "run")) if one.what == "schema")
+    (followed,) = (one for one in find_incidents(Run.read(folder / "run")) if one.what == "schema")
     assert_names(followed.text, "version 1", "C17", "I2", "I5")
     assert any("clipped 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()

@@ -19,7 +19,7 @@ import pytest
 
 from sluice.agent.report import page
 from sluice.agent.report.format import count, percent
-from sluice.agent.report.narrative import HARDLY, tell
+from sluice.agent.report.narrative import SMALL_STALL, tell
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
@@ -334,7 +334,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     for waits in (text, explained):
         assert (
             f"he trainer waits {percent(outcome['stall_last'])}" in waits
-            or outcome["stall_last"] <= HARDLY
+            or outcome["stall_last"] <= SMALL_STALL
         )
     with BatchLoader(table, batch_size=400, reading=Reading(reader="arrow")) as loader:
         deque(loader, maxlen=0)
