@@ -1,8 +1,7 @@
-"""The agent that tunes a pipeline while it runs: models of stages, policies, controller, run folders."""
+"""The agent that tunes a pipeline while it runs: cost models, policies, the controller and run folders."""
 
-if (
-    __name__ == "agent"
-):  # imported by its folder's name, as `python -m agent` does in a checkout: still one module
+if __name__ == "agent":
+    # `python -m agent` in a checkout imports the package by its folder's name. It must still be the same module.
     import sys
     from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""`sluice report RUN`, `explain` and `live`: what a run folder holds, as a page, in words, and while it grows."""
+"""`sluice report RUN`, `explain` and `live`: show a run folder as a page, as text, and during the run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ commands:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Which run is reported."""
+    """The option of `report` and `explain`."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions:
-    """Which runs are shown, and where."""
+    """The options of `live`."""
 
     runs: tuple[str, ...] = setting(
         help="run folders, of one job or several", metavar="RUN", positional=True, several=True
@@ -57,6 +57,7 @@ class LiveOptions:
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
+    """Runs the command in `argv`. Returns the object for the last line of output, if there is one."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_USAGE)
         return None
@@ -114,7 +115,7 @@ COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program. It is the entry point of the command."""
     run(main)
 
 

@@ -1,4 +1,7 @@
-"""The agent's whole view of what it tunes: `Tunable`. The live pipeline, the simulator and the fakes implement it."""
+"""The interfaces of the agent: it sees a pipeline as a `Tunable`, and a `Policy` chooses the knobs.
+
+The real pipeline, the simulator and the fakes of the tests are Tunables.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from sluice.ingest.stats import Snapshot
 
 @runtime_checkable
 class Tunable(Protocol):
-    """Something with knobs. A loop calls `snapshot()`, decides, and calls `apply(knobs)`; there is no other contact."""
+    """Something with knobs. The controller calls `snapshot()`, decides, and calls `apply(knobs)`, and nothing else."""
 
     def snapshot(self) -> Snapshot:
         """Returns the counters since the start. It takes less than a millisecond. Any thread may call it."""
@@ -34,18 +37,18 @@ class Tunable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a policy chose its knobs: for the log, the report and a person."""
+    """Why a policy chose its knobs, for the log and the report."""
 
     text: str
     """One sentence: `read is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
     bottleneck: str | None = None
-    """The stage that bounds the rate, `consumer` if the trainer does, None if not known yet."""
+    """The stage that limits the rate, or `consumer` if the trainer does. None if it is not known yet."""
     predicted_rows_per_s: float | None = None
     """The rate that the policy expects. The controller logs the measured rate."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Numbers behind the sentence, JSON-ready."""
+    """The numbers behind the sentence, for JSON."""
     proposal: Knobs | None = None
-    """The knobs that a policy which changes nothing would choose, such as `shadow`."""
+    """The knobs that the policy would choose, if it only proposes changes, as `shadow` does."""
 
 
 class Policy(ABC):
@@ -57,7 +60,7 @@ class Policy(ABC):
 
     @abstractmethod
     def initial(self, limits: Limits, knobs: Knobs) -> Any:
-        """The state before the first snapshot."""
+        """Returns the state before the first snapshot."""
 
     @abstractmethod
     def decide(self, snapshot: Snapshot, state: Any) -> tuple[Knobs, Any, Reason]:

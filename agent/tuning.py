@@ -1,7 +1,7 @@
-"""The tuning of one run from its first batch to its end, with the run folder that it leaves: `TunedRun`.
+"""Tunes one run from its first batch to its end, and writes its run folder: `TunedRun`.
 
-It holds what it tunes by the `Tunable` alone, and ends in a thread of its own, so that whoever owns the loader may
-forget both at any moment: the garbage collector may run anywhere, also where a lock is held.
+A `TunedRun` has no reference to the loader, only to its `Tunable`, and it ends in its own thread. So a program may drop
+its loader at any moment without closing it. The garbage collector may then run anywhere, also while a lock is held.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningStatus:
-    """What the tuning does and why; as text, one sentence."""
+    """What the tuning does and why. `str` of it is one sentence."""
 
     mode: str
     """The policy's name."""
     knobs: Knobs
     """The knobs in force."""
     decisions: int = 0
-    """How many changes were made."""
+    """The number of changes so far."""
     reason: str = ""
-    """Why the knobs are as they are, in the policy's words; empty before its first look."""
+    """The policy's reason for the knobs. Empty before its first look."""
     bottleneck: str | None = None
-    """The stage that bounds the rate, `consumer` if the training loop does, None if not known yet."""
+    """The stage that limits the rate, or `consumer` if the training loop does. None if it is not known yet."""
     settled: bool = False
-    """Whether nothing was changed for ten looks, which come once a second."""
+    """Whether the last ten looks made no change. There is one look a second."""
     changed_s: float = 0.0
-    """Seconds from when the first batch was asked for, with which the run folder's time begins, to the last change."""
+    """Seconds from the request for the first batch to the last change. The run folder's time starts at that request."""
     stopped: str | None = None
-    """Why nothing is tuned any more; None while it is."""
+    """Why the tuning has stopped. None: it has not."""
 
     def __str__(self) -> str:
         if self.stopped is not None:
@@ -71,7 +71,9 @@ class TuningStatus:
 
 
 def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Policy:
-    """The policy that a user names, or gives, for a pipeline of which so much is known before its first row."""
+    """Returns the policy of this name, or the given policy itself. Raises KnobError for anything else.
+
+    `known` is what is known of the pipeline before its first row."""
     if isinstance(tuning, str):
         if tuning not in MODES:
             raise KnobError(
@@ -88,7 +90,7 @@ def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Polic
 
 
 class TunedRun:
-    """Looks once a second, lets the policy turn the knobs, and writes down what happened if a `folder` is given."""
+    """Tunes one run: it looks once a second and lets the policy change the knobs. A `folder` gets the record."""
 
     def __init__(
         self,
@@ -99,8 +101,8 @@ class TunedRun:
         last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
         interval_s: float = RUNTIME.interval_s,
     ) -> None:
-        """`last` returns the events that end the folder's record; to the one of kind `end` are added the decisions, the
-        knobs and the policy's name. The folder is closed with this."""
+        """`last` returns the last events for the folder. The event `end` also gets the decisions, the knobs and the
+        policy's name. This object closes the folder."""
         self._tunable = tunable
         self._policy = policy
         self._folder = folder
@@ -108,27 +110,28 @@ class TunedRun:
         self._controller = Controller(
             tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s
         )
-        self._mutex = threading.RLock()  # held while the controller looks and decides
-        # The thread that asks for the end releases this lock. A garbage collector could stop at the lock of an Event.
+        # The thread holds this lock while the controller looks and decides.
+        self._mutex = threading.RLock()
+        # To end the run, another thread releases this lock. An Event has a lock inside, which could block the garbage
+        # collector.
         self._wake = threading.Lock()
         self._wake.acquire()
         self._ending = False
-        self._final: TuningStatus | None = None  # once it is over
+        self._final: TuningStatus | None = None  # The status at the end of the run.
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._began: float | None = None
-        self._changed_s, self._changed_at = 0.0, 0
+        self._changed_s = 0.0
+        self._last_change_tick = 0
         self._error: str | None = None
         _open.add(self)
 
     def start(self) -> None:
-        """Begins to tune; does nothing if it has begun already, or is over, or in a fork of the process that made
-        it."""
+        """Starts the tuning. Does nothing if it has started or ended already, or in a forked process."""
         if self._thread is not None or os.getpid() != self._pid:
             return
-        with (
-            self._mutex
-        ):  # so that `close` in another thread sees a thread that runs, or none for ever
+        # With the lock, `close` in another thread sees either a running thread or one that will never start.
+        with self._mutex:
             if not self._ending:
                 self._began = time.monotonic()
                 if self._folder is not None:
@@ -137,6 +140,7 @@ class TunedRun:
                 self._thread.start()
 
     def _run(self) -> None:
+        """Is the main function of the thread: looks until the end is requested."""
         while True:
             with self._mutex:
                 self._controller.step()
@@ -145,7 +149,7 @@ class TunedRun:
         self._finish()
 
     def turn(self, knobs: Knobs) -> None:
-        """Applies a person's choice, and leaves the knobs to that person from now on."""
+        """Applies the knobs of the user. From now on, the policy no longer changes the knobs."""
         with self._mutex if os.getpid() == self._pid else contextlib.nullcontext():
             self._tunable.apply(knobs)
             if self._policy.name != "fixed":
@@ -153,9 +157,11 @@ class TunedRun:
 
     @property
     def status(self) -> TuningStatus:
+        """What the tuning does now, or did at its end."""
         if self._final is not None:
             return self._final
-        controller, reason = self._controller, self._controller.reason
+        controller = self._controller
+        reason = controller.reason
         return TuningStatus(
             mode=self._policy.name,
             knobs=self._tunable.knobs,
@@ -163,7 +169,7 @@ class TunedRun:
             reason="" if reason is None else reason.text,
             bottleneck=None if reason is None else reason.bottleneck,
             settled=reason is not None
-            and controller.ticks - self._changed_at > RUNTIME.settled_looks,
+            and controller.ticks - self._last_change_tick > RUNTIME.settled_looks,
             changed_s=self._changed_s,
             stopped=controller.frozen,
         )
@@ -173,10 +179,8 @@ class TunedRun:
     def record(self, event: Mapping[str, Any]) -> None:
         """Writes an event. If the folder can no longer be written, one line says so, and the run goes on."""
         if event.get("kind") == "decision" and self._began is not None:
-            self._changed_s, self._changed_at = (
-                time.monotonic() - self._began,
-                self._controller.ticks,
-            )
+            self._changed_s = time.monotonic() - self._began
+            self._last_change_tick = self._controller.ticks
         self._write("event", event)
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:
@@ -187,6 +191,7 @@ class TunedRun:
         self._write("metric", metric)
 
     def _write(self, what: str, line: Mapping[str, Any]) -> None:
+        """Writes a line to the folder. If that fails, says so once and writes no more."""
         folder = self._folder
         if folder is None or os.getpid() != self._pid:
             return
@@ -204,18 +209,18 @@ class TunedRun:
     # ---- the end
 
     def failed(self, error: BaseException | None) -> None:
-        """Notes what ended the run, for its last event."""
+        """Keeps the error that ended the run, for its last event."""
         if error is not None:
             self._error = f"{type(error).__name__}: {error}"
 
     def abandon(self) -> None:
         """Asks for the end without waiting for it, or for any lock."""
         self._ending = True
-        with contextlib.suppress(RuntimeError):  # somebody has asked before
+        with contextlib.suppress(RuntimeError):  # An earlier call has released the lock.
             self._wake.release()
 
     def close(self) -> None:
-        """Ends the tuning and the run folder's record; returns when both are done. A second call does nothing."""
+        """Ends the tuning and the record in the run folder, and waits for both. A second call does nothing."""
         self.abandon()
         if os.getpid() != self._pid:
             return
@@ -227,6 +232,7 @@ class TunedRun:
             self._finish()
 
     def _finish(self) -> None:
+        """Ends the controller and the record. A second call does nothing."""
         with self._mutex:
             if self._final is not None:
                 return
@@ -236,7 +242,9 @@ class TunedRun:
             self._finish_folder(self._folder)
 
     def _finish_folder(self, folder: RunFolder) -> None:
-        if self._thread is None:  # no batch was asked for, so there is nothing to tell
+        """Writes the last events and the page, and closes the folder."""
+        if self._thread is None:
+            # No batch was requested, so there is nothing to record.
             folder.close()
             return
         for event in self._last():
@@ -255,6 +263,6 @@ class TunedRun:
 
 @atexit.register
 def _close_all() -> None:
-    """Ends what a program left open when it ended."""
+    """Ends all runs that are still open when the program ends."""
     for run in list(_open):
         run.close()
