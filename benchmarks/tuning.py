@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sluice.agent.evaluate.yardsticks import made
+from sluice.agent.evaluate.yardsticks import make_policy
 from sluice.agent.learn.intune_teacher import hardware_of
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.intune import STAGES, InTune
@@ -98,7 +98,7 @@ def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
     best = [reference(scenario, seed=s) for s in range(seeds)]
     return {
         name: statistics.median(
-            score(run(scenario, made(name, scenario), seed=s), best[s]) for s in range(seeds)
+            score(run(scenario, make_policy(name, scenario), seed=s), best[s]) for s in range(seeds)
         )
         for name in _POLICIES
     }
@@ -409,7 +409,7 @@ def _decisions(scenario: Scenario, name: str) -> list[float]:
     """Seconds of each of a hundred."""
     simulator, policy = (
         Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs),
-        made(name, scenario),
+        make_policy(name, scenario),
     )
     state, spent = policy.initial(scenario.limits, simulator.knobs), []
     for _ in range(100):

@@ -1,1 +1,1 @@
-"""Evaluates policies, in the simulator and on live pipelines."""
+"""Compares policies with each other, in the simulator and on live pipelines."""

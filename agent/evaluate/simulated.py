@@ -1,12 +1,13 @@
-"""`sluice policies`: every policy through every scenario in the simulator, and the whole table.
+"""`sluice policies`: runs every policy in every scenario of the simulator, and prints a table of scores.
 
-A score is the rows delivered over the whole scenario, start and transients included, as a share of what the clairvoyant
-delivers with the same seed; the end score looks at the last fifth alone. A run that is killed for memory
-delivers nothing from then on. Held-out pipelines are of families that nothing was taught on. Policies without a
-mention of it run under the governor; the last columns show them without it (first seeds only). All figures are
-simulated, but for those of `--live`: it adds live set-ups on this machine, some 70 seconds each (they lie in
-`benchmarks/` of the repository; docs/scenarios.md says how they are scored). Without them the whole takes some seven
-minutes on two free cores.
+A score is the number of rows in the whole scenario, as a share of the rows of the clairvoyant with the same seed. It
+includes the start and the time after each change. The end score counts only the last fifth. A run that is killed for
+memory delivers nothing from then on. Held-out pipelines come from families on which no policy was trained. Policies run
+with the governor, which keeps to the memory limit. The last columns show them without it, for the first seeds only.
+
+All these figures are simulated, and take about seven minutes on two free cores. `--live` adds pipelines that really run
+on this machine, about 70 seconds each. They are in `benchmarks/` of the repository, and docs/scenarios.md describes
+their scores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from sluice.agent import policies
 from sluice.agent.evaluate.tables import Row, comparison, missed, round_, summary, table
-from sluice.agent.evaluate.yardsticks import YARDSTICKS, made
+from sluice.agent.evaluate.yardsticks import YARDSTICKS, make_policy
 from sluice.agent.learn.opening_judgement import cases
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
@@ -35,17 +36,19 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
 LIVE = ("auto", "planner", "intune", "autotune", "plumber")
-"""The policies of the contest on live set-ups, unless some are named."""
+"""The default policies for live set-ups."""
 
 
-def judged() -> list[str]:
-    """The policies that are judged unless some are named: `shadow` changes nothing, and yardsticks know the truth."""
+def default_policies() -> list[str]:
+    """Returns the names of the policies that are compared by default.
+
+    `shadow` is left out because it changes nothing. The yardsticks are included, although they know the true costs."""
     return [*(name for name in policies.names() if name != "shadow"), *YARDSTICKS]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """One scenario with one seed: every policy runs it, with the same reference."""
+    """One scenario with one seed. Every policy runs it, with the same reference."""
 
     scenario: Scenario
     policies: tuple[str, ...]
@@ -54,14 +57,14 @@ class EvaluationTask:
     """Whether policies also run without the governor."""
 
 
-def work(task: EvaluationTask) -> list[Row]:
-    """Runs one task; it is called in a separate process."""
+def run_task(task: EvaluationTask) -> list[Row]:
+    """Returns the results of all policies of a task. `measure` calls it in another process."""
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
 
         def policy(name: str = name) -> Policy:
-            return made(name, task.scenario)
+            return make_policy(name, task.scenario)
 
         outcome = run(task.scenario, policy(), seed=task.seed)
         failed = []
@@ -100,8 +103,10 @@ def work(task: EvaluationTask) -> list[Row]:
 def tasks(
     names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int, pipelines: int
 ) -> list[EvaluationTask]:
-    """The scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds, each with a seed of its
-    own: those on which openings are judged, and others that change during their run."""
+    """Returns the tasks: the scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds.
+
+    One kind is constant: the same pipelines judge the learned policy. The other kind changes during the run. Each
+    pipeline has its own seed."""
     todo = [
         EvaluationTask(scenario, tuple(names), seed, bare=seed == 0)
         for scenario in scenarios
@@ -120,16 +125,17 @@ def tasks(
 def measure(
     todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]
 ) -> list[Row]:
-    """Runs all tasks on so many processes, and returns all rows."""
+    """Runs all tasks on this number of processes, and returns all results."""
     rows: list[Row] = []
     if processes <= 1:
         for i, task in enumerate(todo):
-            rows += work(task)
+            rows += run_task(task)
             progress(i + 1, len(todo))
         return rows
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
+    # Each process uses one core, so libraries must not start more threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for i, more in enumerate(pool.imap_unordered(work, todo)):
+        for i, more in enumerate(pool.imap_unordered(run_task, todo)):
             rows += more
             progress(i + 1, len(todo))
         pool.close()
@@ -146,7 +152,7 @@ _EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ContestOptions:
-    """The live set-ups that are run on this machine, and for how long."""
+    """The options of the live set-ups on this machine."""
 
     title = "live set-ups"
     live: bool = setting(
@@ -171,7 +177,7 @@ class ContestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """Which policies are judged, and in which scenarios."""
+    """The options of `sluice policies`."""
 
     title = "what"
     policy: tuple[str, ...] = setting(
@@ -196,11 +202,12 @@ class PolicyOptions:
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
+    """Runs `sluice policies`. Returns the object for the last line of output."""
     options = parse(
         PolicyOptions,
         argv=argv,
         prog="sluice policies",
-        description=_described(__doc__),
+        description=_describe(__doc__),
         epilog=_EXAMPLES,
     )
     for name in options.policy:
@@ -211,12 +218,12 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     return {**figures, **(_live(options) if live else {})}
 
 
-def _described(text: str | None) -> str:
-    return f"{text}\nPolicies: {', '.join(judged())}."
+def _describe(text: str | None) -> str:
+    return f"{text}\nPolicies: {', '.join(default_policies())}."
 
 
 def _simulated(options: PolicyOptions) -> dict[str, Any]:
-    names = list(dict.fromkeys(options.policy or judged()))
+    names = list(dict.fromkeys(options.policy or default_policies()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
     if options.pipelines is not None:
         pipelines = options.pipelines
@@ -247,9 +254,8 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
         )
     from sluice.benchmarks.rivals.contest import hold
 
-    names = [
-        n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS
-    ]  # no truth to know here
+    # Yardsticks need the true costs, which only the simulator has.
+    names = [n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS]
     contests = hold(
         names,
         setups=options.contest.setup,
@@ -264,7 +270,7 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Which policy goes through which scenario."""
+    """The options of `sluice simulate`."""
 
     policy: str = setting("planner", "the policy that is run", metavar="P")
     scenario: str = setting(
@@ -275,21 +281,21 @@ class SimulationOptions:
 
 
 def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
-    """`sluice simulate`: runs one policy through one scenario, and prints each change with its reason."""
+    """`sluice simulate`: runs one policy in one scenario, and prints each change with its reason."""
     options = parse(
         SimulationOptions,
         argv=argv,
         prog="sluice simulate",
-        description=_described(simulate.__doc__),
+        description=_describe(simulate.__doc__),
         epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
     )
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(
         options.scenario
     )
-    policy = made(options.policy, scenario)
+    policy = make_policy(options.policy, scenario)
     before = scenario.first_knobs
 
-    def tell(snapshot: Snapshot, knobs: Knobs, reason: Reason) -> None:
+    def print_change(snapshot: Snapshot, knobs: Knobs, reason: Reason) -> None:
         nonlocal before
         if knobs != before:
             say(f"{snapshot.at:7.1f} s  {knobs}  ({reason.text})")
@@ -297,7 +303,11 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
 
     say(f"{scenario.name}: {scenario.about}\n{0.0:7.1f} s  {before}  (the start)")
     outcome = run(
-        scenario, policy, seed=options.seed, governor=not options.without_governor, observe=tell
+        scenario,
+        policy,
+        seed=options.seed,
+        governor=not options.without_governor,
+        observe=print_change,
     )
     best = reference(scenario, seed=options.seed)
     say(
@@ -318,6 +328,7 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _progress(done: int, total: int) -> None:
+    """Shows the progress: on a terminal after each task, otherwise after each tenth of them."""
     if sys.stderr.isatty():
         print(
             f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True

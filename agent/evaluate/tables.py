@@ -1,4 +1,4 @@
-"""What the judgement of policies comes to: `Row`, one policy in one scenario, and the tables made of many."""
+"""Makes tables and figures from the results of policies: `Row` is the result of one policy in one scenario."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ class Row:
     failed: tuple[str, ...]
     """The scenario's conditions that the policy missed, with the values that it reached."""
     bare_score: float | None
+    """The score without the governor. None if that was not run."""
     bare_killed: bool
 
 
 def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
-    """Policy × scenario: the median and the spread over the seeds; families: median and 5th percentile."""
+    """Returns the table of policies and scenarios, as text.
+
+    A cell has the median and the spread over the seeds. For a family of pipelines, it has the median and the 5th
+    percentile."""
     names = list(
         dict.fromkeys(
             r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"
@@ -90,7 +94,7 @@ def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
 
 
 def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The figures that the program's last line reports of each policy."""
+    """Returns the figures of each policy for the program's last line."""
     figures_of = {}
     parts = {
         "scenarios": [r for r in rows if r.family == "scenario"],
@@ -119,7 +123,7 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
             "groups": {
                 name: {
                     **_spread([r for r in some if r.policy == policy]),
-                    "behind": behind(some, policies[0], policy),
+                    "behind": lead_over(some, policies[0], policy),
                 }
                 for name, some in parts.items()
                 if some
@@ -141,9 +145,11 @@ def _spread(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def comparison(rows: Sequence[Row], policies: Sequence[str]) -> str:
-    """The table that the documents quote: each policy on the scenarios and on the held-out pipelines, and by how much
-    the first policy of the list is better, in points."""
-    figures, groups = summary(rows, policies), []
+    """Returns the table for the documentation, in Markdown: each policy on the scenarios and on the held-out pipelines.
+
+    It also says by how many points the first policy of the list is better."""
+    figures = summary(rows, policies)
+    groups = []
     for name in ("scenarios", "held out"):
         some = [r for r in rows if (r.family == "scenario") == (name == "scenarios")]
         if some:
@@ -175,20 +181,21 @@ def comparison(rows: Sequence[Row], policies: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def behind(rows: Sequence[Row], first: str, policy: str) -> list[float]:
-    """By how much the first policy is better, paired by scenario and seed: the mean, and between which values it lies
-    in 95 of 100 draws of scenarios."""
+def lead_over(rows: Sequence[Row], first: str, policy: str) -> list[float]:
+    """Returns by how much the first policy's score is better: the mean, and the ends of its 95 % interval.
+
+    Scores are paired by scenario and seed. The interval comes from drawing the scenarios again."""
     scores = {(r.policy, r.scenario, r.seed): r.score for r in rows}
     gains: dict[str, list[float]] = {}
     for r in rows:
         if r.policy == policy:
             gains.setdefault(r.scenario, []).append(scores[first, r.scenario, r.seed] - r.score)
-    each = np.array([np.mean(gains[name]) for name in sorted(gains)])
-    return [round_(value) for value in mean_between(each, _DRAWS)]
+    means = np.array([np.mean(gains[name]) for name in sorted(gains)])
+    return [round_(value) for value in mean_between(means, _DRAWS)]
 
 
 def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
-    """The conditions that were missed, by policy and scenario (with the first seed that missed them)."""
+    """Returns the conditions that each policy missed with the first seed, as text, one line a scenario."""
     lines = []
     for policy in policies:
         for row in sorted(rows, key=lambda r: (r.scenario, r.seed)):
@@ -198,4 +205,5 @@ def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
 
 
 def round_(value: Any) -> float:
+    """Returns the value rounded for JSON."""
     return round(float(value), 4)

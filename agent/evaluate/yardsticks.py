@@ -1,5 +1,7 @@
-"""What policies are held against in the simulator: `Ceiling`, the most that the actions of `intune` allow, and `made`,
-which gives each policy what it may know of a simulated pipeline."""
+"""The yardsticks for policies in the simulator: the oracle, and `Ceiling`, the most that `intune`'s actions allow.
+
+`make_policy` makes any policy for a scenario, with what that policy may know of the pipeline.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +31,30 @@ class CeilingState:
 
 
 class _WithinCores(ForesightOracle):
-    """It plans for as many workers in all as there are cores."""
+    """A clairvoyant that has at most as many workers in all as there are cores."""
 
-    def _most(self, cores: float) -> float:
+    def _most_workers(self, cores: float) -> float:
         return math.floor(cores)
 
 
 class Ceiling(Policy):
-    """The clairvoyant, restricted to the actions of `intune`: it knows how the pipeline truly is and sees ahead, but
-    takes `intune`'s steps, leaves stages where they run, and gives at most as many workers as there are cores."""
+    """The clairvoyant with only the actions of `intune`.
+
+    It knows the true costs, also those of the near future. But it takes `intune`'s steps, never changes a back end, and
+    has at most as many workers as there are cores."""
 
     name = CEILING
 
     def __init__(self, truth_at: Callable[[float], TrueCosts]) -> None:
         @functools.cache
-        def unmoved(truth: TrueCosts) -> TrueCosts:
+        def without_switches(truth: TrueCosts) -> TrueCosts:
             return TrueCosts(
                 truth.machine,
                 tuple(replace(stage, backends=stage.backends[:1]) for stage in truth.stages),
                 truth.consumer,
             )
 
-        self._clairvoyant = _WithinCores(lambda at: unmoved(truth_at(at)))
+        self._clairvoyant = _WithinCores(lambda at: without_switches(truth_at(at)))
 
     def initial(self, limits: Limits, knobs: Knobs) -> CeilingState:
         return CeilingState(
@@ -73,8 +77,10 @@ class Ceiling(Policy):
         return knobs, CeilingState(limits=state.limits, knobs=knobs, goal=after), reason
 
 
-def made(name: str, scenario: Scenario) -> Policy:
-    """The policy of that name for a simulated pipeline: `intune` sees its machine, yardsticks know all of it."""
+def make_policy(name: str, scenario: Scenario) -> Policy:
+    """Returns the policy of this name for a simulated pipeline.
+
+    `intune` gets the scenario's machine, and yardsticks get all true costs. Other policies get nothing."""
     if name in (ORACLE, CEILING):
         return Oracle(scenario.truth_at) if name == ORACLE else Ceiling(scenario.truth_at)
     if name == InTune.name:

@@ -1,5 +1,7 @@
-"""The state of a simulated pipeline. `sluice.agent.simulator.fluid` and the slower `tests.agent.event_by_event` share
-it."""
+"""The state of a simulated pipeline: `SimulatedPipeline`.
+
+`sluice.agent.simulator.fluid` and the slower `tests.agent.event_by_event` derive from it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from sluice.agent.simulator.physics import TrueCosts
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
-CHUNK_S = 0.25  # noise, drift and the truth's changes are updated this often
-GOVERNOR_FILLS = 0.97  # of the memory limit
+CHUNK_S = 0.25  # Noise, drift and changes of the true costs are updated this often.
+GOVERNOR_FILLS = 0.97  # The governor admits work up to this share of the memory limit.
 
 
 class SimulatedPipeline:
-    """The state of a simulated pipeline: time, true costs, starting workers, queues, counters.
+    """A simulated pipeline: its time, true costs, workers, queues and counters.
 
-    One seed always gives the same course."""
+    The same seed always gives the same run. A subclass moves the rows."""
 
     def __init__(
         self,
@@ -32,30 +34,35 @@ class SimulatedPipeline:
         seed: int = 0,
         governor: bool = True,
     ) -> None:
-        self._truth_at, self._limits = truth_at, limits
+        self._truth_at = truth_at
+        self._limits = limits
         self.truth = truth_at(0.0)
         limits.check(knobs)
-        self._knobs, self.governor = limits.clamp(knobs), governor
+        self._knobs = limits.clamp(knobs)
+        self.governor = governor
         self._random = np.random.default_rng(seed)
         self.now = 0.0
         self.killed = False
         self.held_back = 0.0
         self.governor_acted = False
-        """Whether the governor has limited the work. If not, the course without it is the same."""
+        """Whether the governor has limited the work. If not, the run without it is the same."""
         names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
         self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
         self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
-        self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
+        self._starting: list[tuple[float, int, float]] = []
+        """(time at which they are ready, stage, number of workers)."""
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
-        self._weighed = [0] * count
+        self._process_bytes = [0] * count
         """The memory of each stage's process. 0 until one has worked."""
         self.queue = [0.0] * count
-        self.done, self.bytes = [0.0] * count, [0.0] * count
+        self.done = [0.0] * count
+        self.bytes = [0.0] * count
         self.busy_s = [0.0] * count
         self.cpu_s = [0.0] * count
         self.core_wait_s = [0.0] * count
-        self.in_s, self.out_s = [0.0] * count, [0.0] * count
+        self.in_s = [0.0] * count
+        self.out_s = [0.0] * count
         self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
         self._walk = [0.0] * count
         self._burst_until = [-1.0] * count
@@ -73,7 +80,7 @@ class SimulatedPipeline:
         self._sequence = 0
         self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
 
-    # The methods of a Tunable.
+    # The methods of a Tunable follow.
 
     @property
     def limits(self) -> Limits:
@@ -98,7 +105,7 @@ class SimulatedPipeline:
                 self.ready[i], coming = 0.0, 0.0
                 self.backends[i] = backend
             more = count - self.ready[i] - coming
-            if more < 0:  # workers that have not started yet go first
+            if more < 0:  # Workers that have not started yet are removed first.
                 self._starting = [entry for entry in self._starting if entry[1] != i]
                 self.ready[i] = min(self.ready[i], float(count))
                 more = count - self.ready[i]
@@ -124,7 +131,9 @@ class SimulatedPipeline:
         limits = self.queue_limits
         for i, stage in enumerate(self.truth.stages):
             if self.backends[i] == "process" and self.ready[i] and self.active[i]:
-                self._weighed[i] = max(self._weighed[i], math.ceil(stage.process_bytes), 1)
+                self._process_bytes[i] = max(
+                    self._process_bytes[i], math.ceil(stage.process_bytes), 1
+                )
         stages = tuple(
             StageStats(
                 name=name,
@@ -140,16 +149,16 @@ class SimulatedPipeline:
                 backend=self.backends[i],
                 queue_bytes=int(self.queue[i] * self._row_bytes[i]),
                 queue_limit_bytes=int(limits[i] * self._row_bytes[i]),
-                process_bytes=self._weighed[i],
+                process_bytes=self._process_bytes[i],
             )
             for i, name in enumerate(self.names)
         )
-        machine, batch = self.truth.machine, self.truth.consumer.batch_rows
+        machine = self.truth.machine
         snapshot = Snapshot(
             at=self.now,
             sequence=self._sequence,
             stages=stages,
-            batches=int(self.consumed / batch),
+            batches=int(self.consumed / self.truth.consumer.batch_rows),
             rows=int(self.consumed),
             consumer_wait_s=self.wait_s,
             consumer_compute_s=self.compute_s,
@@ -163,7 +172,7 @@ class SimulatedPipeline:
         return snapshot
 
     def true_at(self, seconds: float) -> TrueCosts:
-        """Returns the true costs at a moment, with the drift so far in steps of a tenth. An oracle uses it."""
+        """Returns the true costs at a moment, with the drift so far in steps of a tenth. Oracles use it."""
         truth = self._truth_at(seconds)
         steps = tuple(
             round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True)
@@ -178,11 +187,11 @@ class SimulatedPipeline:
             self._drifted = (truth, steps, replace(truth, stages=stages))
         return self._drifted[2]
 
-    # The methods that both modes use.
+    # The methods for subclasses follow.
 
     def _pass_on(self, i: int, rows: float) -> None:
         self.done[i] += rows
-        self.bytes[i] += rows * self._row_bytes[i]  # with the present size of rows
+        self.bytes[i] += rows * self._row_bytes[i]
 
     def _changed(self) -> None:
         """Recomputes what depends on true costs, knobs, workers and row sizes. These change rarely."""
@@ -229,7 +238,7 @@ class SimulatedPipeline:
     def _credit(
         self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float
     ) -> None:
-        """Adds workers' seconds to the stages whose work they did: at work, on a core, and waiting for a core."""
+        """Adds the seconds of some workers to the stages whose work they did: useful, on a core, waiting for a core."""
         for j, time, cpu in shares:
             self.busy_s[j] += useful * time
             self.cpu_s[j] += used * cpu
@@ -248,7 +257,8 @@ class SimulatedPipeline:
             strict=True,
         ):
             target += n * size + rows * width + ready * own
-        last, lag = getattr(self, "memory", target), self.truth.machine.memory_lag_s
+        last = getattr(self, "memory", target)
+        lag = self.truth.machine.memory_lag_s
         if target >= last or lag <= 0:
             return target
         return target + (last - target) * math.exp(-seconds / lag)
@@ -262,7 +272,7 @@ class SimulatedPipeline:
         if self._in_hand + max(queued, self._waiting) <= self._free_bytes:
             return workers, 1.0
         self.governor_acted = True
-        # A worker without input needs nothing.
+        # A worker without input needs no memory for an item.
         asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
         share = min(
             1.0, max(0.0, self._free_bytes - queued) / max(1.0, sum(map(mul, asking, self._sizes)))
@@ -272,7 +282,7 @@ class SimulatedPipeline:
         return admitted, min(1.0, max(0.0, self._free_bytes - held) / max(1.0, self._waiting))
 
     def _look(self, seconds: float) -> list[float]:
-        """Applies drift, tails and bursts of the last `seconds`. Returns the factor on each stage's cost."""
+        """Applies changes, drift, tails and bursts of the last `seconds`. Returns each stage's factor on its cost."""
         truth = self._truth_at(self.now)
         if truth is not self.truth:
             self.truth = truth
@@ -294,11 +304,11 @@ class SimulatedPipeline:
                     stage.burst_every_s
                 )
         if self._turning:
-            # Rows held by workers and queues are replaced as fast as the stages work.
+            # Workers and queues still hold rows of the old size. They are replaced as fast as the stages work.
             for i, stage in enumerate(self.truth.stages):
-                turned = -math.expm1(-seconds / max(stage.cost_s, 0.5))
-                self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * turned
-                self._row_bytes[i] += (stage.bytes_per_row - self._row_bytes[i]) * turned
+                replaced = -math.expm1(-seconds / max(stage.cost_s, 0.5))
+                self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * replaced
+                self._row_bytes[i] += (stage.bytes_per_row - self._row_bytes[i]) * replaced
             self._changed()
         return factors
 
@@ -327,7 +337,7 @@ class SimulatedPipeline:
             self._starting.remove(entry)
         if joined:
             self._changed()
-        # A process imports its libraries while it starts: a core for each.
+        # A process imports its libraries while it starts, and that uses one core.
         return min(
             sum(n for _, i, n in self._starting if self.backends[i] == "process"),
             self.truth.machine.cores * 0.5,

@@ -1,8 +1,8 @@
-"""A simulated pipeline: a `Tunable` with its own clock, for training and judging policies.
+"""Simulates a pipeline: `Simulator`, a `Tunable` with its own clock, for training and judging policies.
 
 `advance(seconds)` lets time pass. Between two events, rows flow as a fluid with the rates of
 `sluice.agent.simulator.physics.flow`. An event is a queue that becomes empty or full, a worker that is ready, or a
-burst that begins. `tests.agent.event_by_event` is slower and moves every item. One seed always gives the same course.
+burst that begins. `tests.agent.event_by_event` is slower and moves every item. The same seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Simulator(SimulatedPipeline):
         self._flow: tuple[Any, Flow] | None = None
 
     def advance(self, seconds: float) -> None:
+        """Lets this time pass."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             chunk = min(CHUNK_S, end - self.now)
@@ -44,6 +45,7 @@ class Simulator(SimulatedPipeline):
             self._chunk(self.now + chunk, factors)
 
     def _chunk(self, end: float, factors: list[float]) -> None:
+        """Lets the time until `end` pass, from event to event."""
         count = len(self.names)
         noise = (
             1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)
@@ -103,7 +105,7 @@ class Simulator(SimulatedPipeline):
     def _seconds_to_event(
         self, current: Flow, limits: list[float], end: float, events: int
     ) -> float:
-        """The seconds until the next event."""
+        """Returns the seconds until the next event, or until `end`. `events` counts those of this chunk so far."""
         seconds = end - self.now
         for at, _, _ in self._starting:
             seconds = min(seconds, max(1e-6, at - self.now))
@@ -111,7 +113,8 @@ class Simulator(SimulatedPipeline):
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        if events > 12:  # a queue alternates at its limit, so the chunk ends with these rates
+        if events > 12:
+            # A queue alternates at its limit, so the chunk ends with these rates.
             return seconds
         for i, waiting in enumerate(self.queue):
             gain = current.rates[i] - current.rates[i + 1]
@@ -130,26 +133,29 @@ class Simulator(SimulatedPipeline):
         noise: list[float],
         admitted: list[float],
     ) -> None:
+        """Adds the rows and the seconds of the workers during these `seconds` to all counters."""
         rates = current.rates
         shares = current.busy
         in_flight = []
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)
-            # A queue may pass its limit by a millisecond's rows; it is cut there and the rows are kept.
+            # A queue may pass its limit by the rows of a millisecond. No row is lost.
             queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
             active = admitted[i] * shares[i]
             useful = active * seconds
-            if stage.sigma:  # only workers at work disturb each other
+            if stage.sigma:
+                # The rates assume that all workers disturb each other, but idle workers do not.
                 calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * current.cpu_per_item[i], useful)
-            waited, blurred = (
-                min(used * (current.factors[0] - 1), useful - used),
-                max(0.5, noise[2 * i + 1]),
-            )
+            waited = min(used * (current.factors[0] - 1), useful - used)
+            timer_error = max(0.5, noise[2 * i + 1])
             self._credit(
-                load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred
+                load.shares[i],
+                useful * max(0.5, noise[2 * i]),
+                used * timer_error,
+                waited * timer_error,
             )
             if self._heads[i] == i:
                 idle = (self.ready[i] - active) * seconds

@@ -10,18 +10,23 @@ from collections.abc import Sequence
 from sluice.agent.simulator.physics import Flow, TrueCosts, memory_need, steady
 from sluice.ingest.knobs import Knobs, Limits
 
-_WORTH = 1e-3  # a smaller gain counts as none
-_AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth variation
+_MIN_GAIN = 1e-3  # A smaller gain, as a share of the rate, counts as none.
+# Buffers that hold this much smooth the variation of items.
+_AHEAD_ITEMS = 4
+_AHEAD_BATCHES = 8
 
 
 class _Search:
+    """The search for the best numbers of workers, with the rates that it has computed."""
+
     def __init__(
         self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float
     ) -> None:
         self.truth = truth
         self.fill = fill
         self.most = most
-        self.also = list(dict.fromkeys((truth, *also)))  # mostly these are the same
+        # Most of these are the same object, and each is checked once.
+        self.also = list(dict.fromkeys((truth, *also)))
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
         self.limits = limits
@@ -53,8 +58,9 @@ class _Search:
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
-        """Returns whether the memory and the limit on all workers are enough. Workers at work hold an item. Queues
-        before the slowest stage are full."""
+        """Returns whether the memory and the limit on all workers are enough.
+
+        Each busy worker holds an item, and the queues before the slowest stage are full."""
         if sum(workers) > self.most:
             return False
         slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
@@ -101,32 +107,36 @@ class _Search:
     def grow(self, workers: list[int], backends: list[str]) -> float:
         """Adds workers to the slowest stage while that helps."""
         best = self.rate(workers, backends)
-        tired: set[int] = set()
-        while len(tired) < len(workers):
+        exhausted: set[int] = set()
+        while len(exhausted) < len(workers):
             busy = self.steady(workers, backends).busy
-            i = max((i for i in range(len(workers)) if i not in tired), key=lambda i: busy[i])
+            i = max((i for i in range(len(workers)) if i not in exhausted), key=lambda i: busy[i])
             if busy[i] < 0.98:
                 break
             more = min(self.range[i][1], workers[i] + max(1, workers[i] // 4))
             tried = [*workers[:i], more, *workers[i + 1 :]]
             value = self.rate(tried, backends)
             if _better(value, best):
-                workers[:], best = tried, value
-                tired.clear()
+                workers[:] = tried
+                best = value
+                exhausted.clear()
             elif (
                 more < self.range[i][1]
-                and value > best - _WORTH * abs(best)
+                and value > best - _MIN_GAIN * abs(best)
                 and sum(b > 0.98 for b in busy[:-1]) > 1
             ):
-                workers[:], best = tried, max(best, value)  # one of several equally slow stages
-                tired.add(i)
+                # This is one of several equally slow stages, so the rate rises once all of them have grown.
+                workers[:] = tried
+                best = max(best, value)
+                exhausted.add(i)
             else:
-                tired.add(i)
+                exhausted.add(i)
         return best
 
     def polish(self, workers: list[int], backends: list[str], best: float) -> float:
-        """Tries single moves, and moves of workers between stages, until none helps. Then removes workers that are not
-        needed."""
+        """Improves `workers` in place by single steps and by moves between stages, and returns the best rate.
+
+        It ends when no step helps, and then removes workers that are not needed."""
         improved = True
         while improved:
             improved = False
@@ -160,23 +170,21 @@ class _Search:
             while workers[i] > low:
                 step = max(1, workers[i] // 8)
                 tried = [*workers[:i], max(low, workers[i] - step), *workers[i + 1 :]]
-                if self.rate(tried, backends) < best * (1 - _WORTH):
+                if self.rate(tried, backends) < best * (1 - _MIN_GAIN):
                     step = 1
                     tried = [*workers[:i], workers[i] - 1, *workers[i + 1 :]]
-                    if self.rate(tried, backends) < best * (1 - _WORTH):
+                    if self.rate(tried, backends) < best * (1 - _MIN_GAIN):
                         break
                 workers[:] = tried
         return best
 
     def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
-        """Adds a tenth more workers if that costs nothing, because items vary."""
+        """Adds a tenth more workers where that costs nothing, because the cost of items varies."""
         for i, (_, high) in enumerate(self.range):
             tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1 :]]
-            busy_with_more, busy = (
-                self.steady(tried, backends).busy[i],
-                self.steady(workers, backends).busy[i],
-            )
-            if busy_with_more < busy and self.rate(tried, backends) >= best * (1 - _WORTH):
+            busy_with_more = self.steady(tried, backends).busy[i]
+            busy = self.steady(workers, backends).busy[i]
+            if busy_with_more < busy and self.rate(tried, backends) >= best * (1 - _MIN_GAIN):
                 workers[:] = tried
 
 
@@ -222,12 +230,12 @@ def best_knobs(
 def _steady(
     truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]
 ) -> Flow:
-    """Caches results, because the oracles need the same ones many times."""
+    """Returns the settled rates. It keeps results, because the oracles need the same ones many times."""
     return steady(truth, workers, backends, bursts)
 
 
 def _better(value: float, best: float) -> bool:
-    return value > best + _WORTH * abs(best) if math.isfinite(best) else True
+    return value > best + _MIN_GAIN * abs(best) if math.isfinite(best) else True
 
 
 def _back_ends(truth: TrueCosts) -> list[list[str]]:

@@ -18,7 +18,7 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _FORESIGHT_S = 5.0
-_EVERY_S = 3.0  # between decisions while the truth changes all the time
+_EVERY_S = 3.0  # The time between decisions while the true costs change all the time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,13 @@ class OracleState:
 
 
 class Oracle(Policy):
+    """Chooses the best setting for the present true costs."""
+
     name = "oracle"
 
     def __init__(self, truth_at: Callable[[float], TrueCosts], fill: float = 0.95) -> None:
-        self._truth_at, self._fill = truth_at, fill
+        self._truth_at = truth_at
+        self._fill = fill
 
     def initial(self, limits: Limits, knobs: Knobs) -> OracleState:
         return OracleState(limits=limits, knobs=knobs)
@@ -48,7 +51,7 @@ class Oracle(Policy):
             a is b for a, b in zip(truths, state.truths, strict=True)
         )
         if known or (
-            state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)
+            state.truths and snapshot.at - state.at < _EVERY_S and self._changes_slowly(snapshot.at)
         ):
             return state.knobs, state, Reason(text="nothing has changed")
         knobs = best_knobs(
@@ -57,7 +60,7 @@ class Oracle(Policy):
             also=truths[1:],
             start_from=state.knobs,
             fill=self._fill,
-            most=self._most(snapshot.cpu_quota),
+            most=self._most_workers(snapshot.cpu_quota),
         )
         return (
             knobs,
@@ -65,17 +68,19 @@ class Oracle(Policy):
             Reason(text="the best setting for the true costs"),
         )
 
-    def _most(self, cores: float) -> float:
+    def _most_workers(self, cores: float) -> float:
         """Returns the most workers in all stages together."""
         return math.inf
 
-    def _moves(self, at: float) -> bool:
+    def _changes_slowly(self, at: float) -> bool:
         """Returns whether the true costs are changing slowly, and not in one step."""
         moments = [self._truth_at(max(0.0, at + d)) for d in (-1.0, -0.5, 0.0)]
         return len({id(t) for t in moments}) == len(moments)
 
 
 class ForesightOracle(Oracle):
+    """Chooses the best setting for the true costs of the next seconds."""
+
     name = "clairvoyant"
 
     def _look(self, at: float) -> tuple[TrueCosts, ...]:

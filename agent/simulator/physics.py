@@ -18,7 +18,7 @@ from sluice.ingest.stage_spec import StageSpec
 
 GIB = 2**30
 MIB = 2**20
-UNBOUNDED = 1e15  # rows/s of a consumer without a limit
+UNBOUNDED = 1e15  # The rows a second of a consumer without a limit.
 
 
 Factors = tuple[float, float, float, float]
@@ -57,7 +57,7 @@ class SimStage(StageSpec):
     bytes_per_row: float = 160.0
     """Bytes of a row in the queue after the stage."""
     cpu: float = 1.0
-    """Share of `cost_s` on a core. 1: it always computes; 0: it only waits, for example for a store."""
+    """Share of `cost_s` on a core. 1: it always computes. 0: it only waits, for example for a store."""
     lock: float = 0.0
     """Share of the processor time under the interpreter lock, for thread workers. 1: pure Python."""
     memory_bound: float = 0.0
@@ -67,24 +67,25 @@ class SimStage(StageSpec):
     kappa: float = 0.0
     """Coherence: each pair of workers adds this share of the processor time. Above 0, many workers are slower."""
     cliff_workers: int = 0
-    """With more workers than this, all costs are multiplied by `cliff_factor`, as when a cache overflows; 0: none."""
+    """With more workers than this, all costs are multiplied by `cliff_factor`, as when a cache overflows. 0: never."""
     cliff_factor: float = 1.0
     cap_rows_per_s: float = 0.0
-    """The most rows a second with any number of workers, as a store may impose; 0: no such limit."""
+    """The most rows a second with any number of workers, as a store may allow. 0: no limit."""
     credit_rows: float = 0.0
     """Rows that may exceed this limit: a token bucket, full at the start. `cap_rows_per_s` fills it."""
     tail: float = 0.0
-    """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
+    """Coefficient of variation of an item's cost. Above 1, the tail is heavy."""
     burst_factor: float = 1.0
     """The factor by which the waiting part grows during a burst."""
     burst_every_s: float = 0.0
-    """Mean seconds between bursts; 0: none."""
+    """Mean seconds between bursts. 0: no bursts."""
     burst_s: float = 0.0
     drift: float = 0.0
-    """The random walk of the cost's logarithm: its standard deviation after a second (after t seconds: times the root
-    of t)."""
+    """The cost's logarithm is a random walk, and this is its standard deviation after a second.
+
+    After t seconds, the standard deviation is the root of t times as large."""
     item_bytes: float = 0.0
-    """Memory of an item while a worker holds it; 0: its rows' bytes."""
+    """Memory of an item while a worker holds it. 0: the bytes of its rows."""
     worker_bytes: float = 0.0
     """Memory of a thread worker."""
     process_bytes: float = float(WORKER_PROCESS_BYTES)
@@ -140,7 +141,7 @@ class SimMachine:
     cores: float = 8.0
     """Cores that the pipeline may use: the `cpu_quota` of a snapshot."""
     host_cores: int = 0
-    """Cores of the host, and the most workers of a stage that sets no other limit; 0: `cores`."""
+    """Cores of the host, and the most workers of a stage that sets no other limit. 0: `cores`."""
     neighbour_cores: float = 0.0
     """Cores that another program takes first. No counter shows it."""
     neighbour_threads: float = 0.0
@@ -149,7 +150,7 @@ class SimMachine:
     smt: float = 1.0
     """The speed of a core's second thread, as a share of the first. The upper half of `cores` are second threads."""
     bandwidth: float = 0.0
-    """Bytes of rows a second that memory can move for the memory-bound parts; 0: unlimited."""
+    """Bytes of rows a second that memory can move for the memory-bound parts. 0: unlimited."""
     convoy: float = 0.05
     """The share of the interpreter lock that each further waiting thread wastes."""
     handover_s: float = 0.0
@@ -188,13 +189,13 @@ class Consumer:
 
     batch_rows: int = 8192
     step_s: float = 0.0
-    """Seconds of a step without any wait; 0: the trainer takes every batch at once."""
+    """Seconds of a step without any wait. 0: the trainer takes every batch at once."""
     cpu: float = 0.0
     """Share of the step that runs on cores of this machine."""
     cores: float = 1.0
     """Cores that it uses during that share."""
     interference: float = 0.0
-    """How much longer that share takes when as many threads wait for a core as there are cores."""
+    """How much longer that share takes if the number of threads that wait for a core equals the number of cores."""
 
     def __post_init__(self) -> None:
         _check(self, 1, "batch_rows")
@@ -204,9 +205,9 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueCosts:
-    """A pipeline's true costs at one moment. It is equal only to itself, so it is a cheap key.
+    """A pipeline's true costs at one moment. An object is equal only to itself, so it is a cheap key.
 
-    The read-ahead buffer is after the first stage, the prefetch buffer after the last."""
+    The read-ahead buffer comes after the first stage, and the prefetch buffer after the last."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
@@ -240,7 +241,8 @@ class Load:
         bursts: Sequence[float] = (),
         heads: Sequence[int] = (),
     ) -> None:
-        machine, consumer = truth.machine, truth.consumer
+        machine = truth.machine
+        consumer = truth.consumer
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
         self.machine = machine
         self.workers = [float(n) for n in workers]
@@ -330,7 +332,8 @@ class Load:
             for part in (self.cpu, self.memory, self.lock, self.waiting):
                 part[head] += part[i] * n
                 part[i] = 0.0
-            self.workers[i], self.waiting[i] = 1.0, self.rows[i] / UNBOUNDED
+            self.workers[i] = 1.0
+            self.waiting[i] = self.rows[i] / UNBOUNDED
             self.kappa[i] = self.handover[i] = 0.0
 
 
@@ -363,10 +366,12 @@ def flow(
     capacity, share, cpu_item = ([0.0] * (len(stages) + 1) for _ in range(3))
     from_before = [i for i in range(1, len(stages) + 1) if empty[i - 1]]
     from_behind = [i for i in range(len(stages) - 1, -1, -1) if full[i]]
-    used, stride = 0.0, 0.65
+    used = 0.0
+    stride = 0.65
     rising = True
     slow, slow_memory, slow_lock, smt = guess
     rates = capacity
+    # Each round computes the rates with the present factors, and then moves the factors to what these rates need.
     for _ in range(60):
         on_core = slow * smt
         for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
@@ -402,10 +407,11 @@ def flow(
         wanted_memory, wanted_lock, wanted_smt = _wanted_factors(
             load, slow_memory * traffic, slow_lock * locked, contenders, used
         )
-        off = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
-        settled = off + abs(wanted_smt - smt) < 2e-3 * slow
+        error = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
+        settled = error + abs(wanted_smt - smt) < 2e-3 * slow
         slow = wanted
-        slow_memory, slow_lock = wanted_memory, wanted_lock
+        slow_memory = wanted_memory
+        slow_lock = wanted_lock
         smt += 0.5 * (wanted_smt - smt) if load.machine.smt < 1 else 0.0
         if settled:
             break
@@ -434,8 +440,10 @@ def _limit_by_queues(
 
 def _available_cores(load: Load, runnable: float, overhead_cores: float) -> float:
     """Returns the cores for this pipeline's work, next to other programs and starting workers."""
-    cores, neighbours = load.cores, load.machine.neighbour_threads
-    if neighbours:  # they leave the cores that they cannot use, and at least our share
+    cores = load.cores
+    neighbours = load.machine.neighbour_threads
+    if neighbours:
+        # Other programs leave the cores that they cannot use, and at least our fair share.
         cores = max(cores - neighbours, cores * runnable / (runnable + neighbours))
     switching = load.machine.switch_cost * max(0.0, runnable / load.cores - 1)
     return max(0.02, cores - overhead_cores) / (1 + switching)
@@ -444,8 +452,9 @@ def _available_cores(load: Load, runnable: float, overhead_cores: float) -> floa
 def _wanted_factors(
     load: Load, moved: float, locked: float, contenders: float, used: float
 ) -> tuple[float, float, float]:
-    """Returns the factors that bandwidth, lock and second threads need now. `moved` and `locked` are the use
-    of the first two, multiplied by the present factors."""
+    """Returns the factors that bandwidth, lock and second threads need now.
+
+    `moved` and `locked` are the use of bandwidth and lock, multiplied by their present factors."""
     machine = load.machine
     upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if machine.smt < 1 else 0.0
     return (
@@ -461,7 +470,7 @@ def steady(
     backends: Sequence[str],
     bursts: Sequence[float] = (),
 ) -> Flow:
-    """The rates once every queue has settled: all stages have the pace of the slowest."""
+    """Returns the rates once every queue has settled. Then all stages have the rate of the slowest."""
     linked = [True] * len(workers)
     return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)
 
@@ -469,7 +478,7 @@ def steady(
 def memory_need(
     truth: TrueCosts, workers: Sequence[float], backends: Sequence[str], queue_bytes: float
 ) -> float:
-    """The bytes in use if every worker has an item and the queues hold `queue_bytes`."""
+    """Returns the bytes in use if every worker holds an item and the queues hold `queue_bytes`."""
     return (
         truth.machine.base_bytes
         + queue_bytes

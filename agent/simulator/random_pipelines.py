@@ -1,9 +1,9 @@
-"""Random pipelines for training, evaluation and the final test of policies: `pipeline(split, number)`.
+"""Makes random pipelines for training, evaluation and the final test of policies: `pipeline(split, number)`.
 
 A family of pipelines distributes the costs over the stages in its own way, and belongs to one split. All splits have
-the same difficulties over the same ranges: heavy and light processes, cliffs, neighbours, bursts, drift, bandwidth,
-stores that throttle, and trainers on the same cores. No two splits draw the same value: a range is cut into cells,
-and each split has its own third of every cell.
+the same mechanisms over the same ranges: heavy and light processes, cliffs, neighbours, bursts, drift, bandwidth,
+stores that throttle, and trainers on the same cores. No two splits draw the same value. A range is cut into cells, and
+each split has its own third of every cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 SPLITS = ("training", "held out", "hidden")
 _CELLS = 24
 _SECONDS = 60.0
-_CHANGING_SECONDS, _CHANGES_AT = 180.0, (50.0, 110.0)
+_CHANGING_SECONDS = 180.0
+_CHANGES_AT = (50.0, 110.0)
 _Stages = list[dict[str, Any]]
 
 
@@ -40,13 +41,15 @@ class Draw:
         return float(low * (high / low) ** place)
 
     def chance(self, share: float) -> bool:
+        """Returns True in this share of all cases."""
         return bool(self.random.random() < share)
 
     def one_of(self, count: int) -> int:
+        """Returns a whole number from 0 to `count` - 1."""
         return int(self.random.integers(count))
 
 
-# Families: how the seconds of a row are distributed over the stages, and which stages wait for a store.
+# A family says how the seconds of a row are distributed over the stages, and which stages wait for a store.
 
 
 def _even(draw: Draw, count: int) -> _Stages:
@@ -67,7 +70,7 @@ def _far_store(draw: Draw, count: int) -> _Stages:
 
 
 def _thin(draw: Draw, count: int) -> _Stages:
-    """A few stages do most of the work."""
+    """Gives most of the work to a few stages."""
     stages = [{"cost": draw.between(1e-4, 1e-1)} for _ in range(count)]
     for _ in range(1 + count // 3):
         stages[draw.one_of(count)]["cost"] = draw.between(0.5, 2)
@@ -79,20 +82,20 @@ def _dirichlet(draw: Draw, count: int) -> _Stages:
 
 
 def _python_within(draw: Draw, count: int) -> _Stages:
-    """One stage in pure Python, which holds the interpreter's lock, among cheap stages."""
+    """Puts one stage in pure Python, which holds the interpreter's lock, among cheap stages."""
     stages = [{"cost": draw.between(0.1, 1)} for _ in range(count)]
     stages[draw.one_of(count)] = {"cost": draw.between(1, 8), "lock": draw.between(0.5, 1)}
     return stages
 
 
 def _rising(draw: Draw, count: int) -> _Stages:
-    """The cost rises, or falls, by the same factor from stage to stage."""
+    """Raises or lowers the cost by the same factor from stage to stage."""
     step = draw.between(1.2, 2) ** draw.random.choice([-1, 1])
     return [{"cost": float(step**i)} for i in range(count)]
 
 
 def _two_stores(draw: Draw, count: int) -> _Stages:
-    """One store at the start, and a service at or near the end."""
+    """Puts one store at the start, and a service at or near the end."""
     stages = [{"cost": draw.between(0.2, 1)} for _ in range(count)]
     for i in (0, count - 1 - draw.one_of(2)):
         stages[i] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
@@ -106,14 +109,17 @@ FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
 }
 
 
-# Mechanisms: each changes the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
+# A mechanism changes the parts of a pipeline in place.
 
 
 @dataclass(slots=True)
 class _Parts:
+    """The parts of a pipeline before it becomes a `Scenario`."""
+
     stages: list[SimStage]
     machine: SimMachine
     bound: float
+    """The rows a second that the cores allow."""
     consumer: dict[str, float] = field(default_factory=dict)
 
     def alter(self, i: int, **changes: Any) -> None:
@@ -121,7 +127,8 @@ class _Parts:
 
 
 def _processes(draw: Draw, parts: _Parts) -> None:
-    size, start = draw.between(10, 800) * MIB, draw.between(0.1, 8)
+    size = draw.between(10, 800) * MIB
+    start = draw.between(0.1, 8)
     for i, stage in enumerate(parts.stages):
         if i and (stage.lock or draw.chance(0.5)):
             parts.alter(
@@ -194,7 +201,7 @@ def _throttled_store(draw: Draw, parts: _Parts) -> None:
 
 
 def _trainer_on_cores(draw: Draw, parts: _Parts) -> None:
-    """The trainer computes on the same cores. Other threads there slow it down."""
+    """Lets the trainer compute on the same cores, where other threads slow it down."""
     parts.consumer = {
         "cpu": draw.between(0.1, 1),
         "cores": parts.machine.cores * draw.between(0.05, 0.6),
@@ -269,9 +276,9 @@ def pipeline(
     most_stages: int = 12,
     changing: bool = False,
 ) -> Scenario:
-    """Returns the pipeline of that number. The same arguments always give the same pipeline.
+    """Returns the pipeline of this number. The same arguments always give the same pipeline.
 
-    With `changing`, it runs for longer, and its costs, cores or trainer change twice."""
+    With `changing`, the pipeline runs longer, and its costs, cores or trainer change twice."""
     if split not in SPLITS or number < 0:
         raise ValueError(
             f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0"
@@ -348,25 +355,22 @@ def _drawn_memory(draw: Draw, parts: _Parts, batch_bytes: float) -> float:
 
 
 def _changing(scenario: Scenario, draw: Draw) -> Scenario:
-    """Adds two changes: of a stage's cost, the cores or the trainer's step."""
+    """Returns the scenario with two changes: of a stage's cost, the cores or the trainer's step."""
     kinds = ["cost", "cores", "demand"] if scenario.consumer.step_s else ["cost", "cores"]
     changes = []
     for at in _CHANGES_AT:
         kind = kinds[draw.one_of(len(kinds))]
         if kind == "cost":
             stage = scenario.stages[draw.one_of(len(scenario.stages))]
-            key, value = (
-                f"stages.{stage.name}.cost_s",
-                stage.cost_s * draw.between(2, 5) ** draw.random.choice([-1, 1]),
-            )
+            key = f"stages.{stage.name}.cost_s"
+            value = stage.cost_s * draw.between(2, 5) ** draw.random.choice([-1, 1])
         elif kind == "cores":
             cores = scenario.machine.cores * float(draw.random.choice([0.25, 0.5, 2]))
-            key, value = "machine.cores", max(1.0, round(cores))
+            key = "machine.cores"
+            value = max(1.0, round(cores))
         else:
-            key, value = (
-                "consumer.step_s",
-                scenario.consumer.step_s * float(draw.random.choice([0.4, 0.6, 2])),
-            )
+            key = "consumer.step_s"
+            value = scenario.consumer.step_s * float(draw.random.choice([0.4, 0.6, 2]))
         changes.append(
             ScheduledChange(at=at, key=key, value=value, over=20.0 if draw.chance(1 / 3) else 0.0)
         )

@@ -1,4 +1,4 @@
-"""Runs one policy in one scenario: `run` → `Rollout`. Compares the outcome with the oracle's."""
+"""Runs one policy in one scenario: `run` returns a `Rollout`. `metric` compares it with the run of the oracle."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
-_END_SHARE = 0.2  # of the scenario: the part for `end_score`
-_WINDOW = 10  # intervals over which `worst_score` compares
-_START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` skip
-_SHORT = 0.75  # of the memory limit: from this use on, memory is short
-_FILL = 0.95  # of the memory limit, which the oracle fills by itself
-_LEAN = 2.0  # the same where the governor keeps to the limit
-_BACK = 0.95  # of the reference: recovered
-_MOMENT = 1e-9  # seconds that count as zero
+_END_SHARE = 0.2  # `end_score` counts this last share of the scenario.
+_WINDOW = 10  # `worst_score` compares rates over this many intervals.
+_START = 30  # `worst_score` and `stall` skip this many intervals at the start.
+_SHORT_SHARE = 0.75  # Memory is short from this share of the limit on.
+_FILL = 0.95  # The oracle fills at most this share of the memory limit.
+_FILL_WITH_GOVERNOR = (
+    2.0  # The same share if the oracle relies on the governor to keep to the limit.
+)
+_RECOVERED_SHARE = 0.95  # A rate has recovered at this share of the reference.
+_ZERO_S = 1e-9  # Times up to this many seconds count as zero.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,12 @@ class Rollout:
 
 
 class _Frozen(Policy):
-    """A policy that stops deciding at a moment, to show the result without further tuning."""
+    """A policy that stops deciding at the time `at`, to show the result without further tuning."""
 
     def __init__(self, policy: Policy, at: float) -> None:
         self.name = policy.name
         self._policy = policy
         self._at = at
-        self._last = None
 
     def initial(self, limits: object, knobs: Knobs) -> object:
         self._knobs = knobs
@@ -74,8 +75,9 @@ def run(
     governor: bool = True,
     observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
 ) -> Rollout:
-    """Runs a policy on a new simulator. The policy decides at the start and after every interval, or sooner if it asks
-    for that."""
+    """Returns the outcome of a policy on a new simulator.
+
+    The policy decides at the start and after every interval, or sooner if it asks for that."""
     return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
 
 
@@ -91,34 +93,38 @@ def _drive(
     policy: Policy,
     observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
 ) -> Rollout:
+    """Lets a policy drive a simulator to the end of the scenario."""
     state = policy.initial(scenario.limits, simulator.knobs)
     series = []
     stalls = []
     cpu = []
     workers = []
     changed = []
-    peak, before = 0.0, simulator.snapshot()
-    seen, wait_s = before, 0.0
+    peak = 0.0
+    before = simulator.snapshot()
+    seen = before
+    wait_s = 0.0
     for _ in range(round(scenario.seconds / scenario.interval_s)):
-        left_s, turned = scenario.interval_s, False
-        while left_s > _MOMENT:
-            if wait_s <= _MOMENT:
+        left_s = scenario.interval_s
+        knobs_changed = False
+        while left_s > _ZERO_S:
+            if wait_s <= _ZERO_S:
                 decided, state, reason = policy.decide(seen, state)
                 knobs = scenario.limits.clamp(decided)
                 if knobs != simulator.knobs:
                     simulator.apply(knobs)
-                    turned = True
+                    knobs_changed = True
                 if observe:
                     observe(seen, knobs, reason)
                 wait_s = policy.next_look_s(state) or scenario.interval_s
             step_s = min(left_s, wait_s)
             simulator.advance(step_s)
             seen = simulator.snapshot()
-            left_s = left_s - step_s
-            wait_s = wait_s - step_s
+            left_s -= step_s
+            wait_s -= step_s
         measured = rates(before, seen)
         assert measured is not None, "the simulator's clock moves on"
-        changed.append(turned)
+        changed.append(knobs_changed)
         series.append(measured.rows_per_s)
         stalls.append(measured.stall)
         cpu.append(measured.cpu)
@@ -150,9 +156,9 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
         return _drive(scenario, simulator, ForesightOracle(simulator.true_at, fill=fill))
 
     careful = go(_FILL)
-    if careful.peak_memory < _SHORT and not careful.killed:
+    if careful.peak_memory < _SHORT_SHARE and not careful.killed:
         return careful
-    return max(careful, go(_LEAN), key=lambda o: (not o.killed, o.rows))
+    return max(careful, go(_FILL_WITH_GOVERNOR), key=lambda o: (not o.killed, o.rows))
 
 
 def frozen_rows(
@@ -232,6 +238,6 @@ def _worst(outcome: Rollout, best: Rollout) -> float:
 def _recovery(outcome: Rollout, best: Rollout, change: int) -> float:
     """Returns the intervals after a change until three in a row together reach 0.95 of the oracle's rate."""
     for i in range(change, len(outcome.rates) - 2):
-        if sum(outcome.rates[i : i + 3]) >= _BACK * sum(best.rates[i : i + 3]):
+        if sum(outcome.rates[i : i + 3]) >= _RECOVERED_SHARE * sum(best.rates[i : i + 3]):
             return float(i - change)
     return float(len(outcome.rates) - change)

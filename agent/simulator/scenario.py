@@ -1,7 +1,8 @@
 """A scenario: a simulated pipeline, its changes over time, and the results that a policy must reach.
 
-`sluice.agent.simulator.scenario_json` reads one from a file, `sluice.agent.simulator.random_pipelines` draws random
-ones."""
+`sluice.agent.simulator.scenario_json` reads a scenario from a file. `sluice.agent.simulator.random_pipelines` makes
+random ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sluice.common.errors import UsageError
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
 from sluice.ingest.stage_spec import limits_of
 
-_STEP_S = 0.25  # a ramp's values change this often
+_STEP_S = 0.25  # A gradual change takes a new value this often.
 
 
 class ScenarioError(UsageError):
@@ -26,7 +27,7 @@ class ScenarioError(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """A change of the pipeline: from `at` on, `key` moves to another value within `over` seconds."""
+    """A change of the pipeline. From the time `at` on, `key` moves to `value` within `over` seconds."""
 
     at: float
     key: str
@@ -36,8 +37,9 @@ class ScheduledChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A result that a policy must reach: `metric` between `at_least` and `at_most`. docs/scenarios.md describes the
-    metrics."""
+    """A result that a policy must reach: `metric` is between `at_least` and `at_most`.
+
+    docs/scenarios.md describes the metrics."""
 
     metric: str
     at_least: float = -math.inf
@@ -98,6 +100,7 @@ class Scenario:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def _check_memory(self, truth: TrueCosts, path: str) -> None:
+        """Raises ScenarioError if the memory is too small for one item in each stage."""
         count = len(self.stages)
         least = memory_need(
             truth,
@@ -115,7 +118,7 @@ class Scenario:
             )
 
     def truth_at(self, seconds: float) -> TrueCosts:
-        """Returns the true costs at that moment. It is the same object until something changes."""
+        """Returns the true costs at a moment. The object is the same until something changes."""
         done = tuple(
             min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
             if c.over
@@ -162,7 +165,7 @@ class Scenario:
 
 
 class _Identity:
-    """A scenario as a key, compared by identity. Comparing values would hash every stage each time."""
+    """A scenario as a key, compared by identity. A comparison of values would hash every stage each time."""
 
     __slots__ = ("scenario",)
 
@@ -172,6 +175,7 @@ class _Identity:
 
 @functools.lru_cache(maxsize=4096)
 def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
+    """Returns the true costs after these shares of the changes."""
     scenario = key.scenario
     values: dict[str, float] = {}
     for change, share in zip(scenario.changes, done, strict=True):
@@ -199,6 +203,7 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
 
 
 def value_of(scenario: Scenario, key: str) -> float:
+    """Returns the number at a key such as `stages.read.cost_s` or `machine.cores`."""
     owner, _, name = key.rpartition(".")
     if owner in ("machine", "consumer"):
         return float(getattr(getattr(scenario, owner), name))

@@ -1,4 +1,7 @@
-"""Reads scenarios from JSON, as docs/scenarios.md describes it. Errors name the path of the key: `stages[1].cost_s`."""
+"""Reads scenarios from JSON: `load`. docs/scenarios.md describes the format.
+
+Errors name the path of the key, for example `stages[1].cost_s`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _STAGE = {*_COSTS, "name", "backends", "fusable", "max_workers"}
 
 
 def load(path: str | Path) -> Scenario:
-    """Reads a scenario from a file. Raises ScenarioError, naming the file and the path of the key."""
+    """Returns the scenario of a file. Raises ScenarioError with the file and the path of the key."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,7 +67,7 @@ def shipped() -> list[Scenario]:
 
 
 def parse(values: Any) -> Scenario:
-    """Makes a scenario from parsed JSON."""
+    """Returns the scenario of parsed JSON. Raises ScenarioError with the path of the key."""
     given = _object(values, "", _fields(Scenario) - {"family"})
     for name in ("name", "stages"):
         if name not in given:
@@ -111,6 +114,7 @@ def _stage(values: Any, path: str) -> SimStage:
 
 
 def _object(values: Any, path: str, known: set[str]) -> dict[str, Any]:
+    """Returns a copy of a JSON object that has only `known` keys."""
     if not isinstance(values, dict):
         raise ScenarioError(f"{path or 'scenario'}: is not an object")
     for key in values:
@@ -126,6 +130,7 @@ def _fields(kind: type) -> set[str]:
 
 
 def _part(kind: type, values: Any, path: str) -> Any:
+    """Returns an object of this kind from parsed JSON."""
     given = _object(values, path, _fields(kind))
     for key, value in given.items():
         if isinstance(value, str) and key.endswith(("_bytes", "memory_limit")):
@@ -160,6 +165,7 @@ def _number(values: dict[str, Any], key: str, path: str, default: float) -> floa
 def _changes(
     plain: Scenario, values: Any, path: str, earlier: list[ScheduledChange]
 ) -> list[ScheduledChange]:
+    """Returns the changes of one entry of `changes`, after the `earlier` ones."""
     if not isinstance(values, dict):
         raise ScenarioError(f"{path}: is not an object")
     for key in values:
@@ -169,7 +175,8 @@ def _changes(
             )
     if "at" not in values:
         raise ScenarioError(f"{path}.at: is missing")
-    at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
+    at = _number(values, "at", path, 0)
+    over = _number(values, "over", path, 0)
     if at < 0 or over < 0:
         raise ScenarioError(f"{path}.{'at' if at < 0 else 'over'}: is below 0")
     changes: list[ScheduledChange] = []
@@ -220,6 +227,7 @@ def _base(plain: Scenario, key: str, where: str) -> float:
 
 
 def _condition(values: Any, path: str, plain: Scenario) -> Condition:
+    """Returns a condition from parsed JSON."""
     given = _object(values, path, _fields(Condition))
     if given.get("metric") not in METRICS:
         raise ScenarioError(

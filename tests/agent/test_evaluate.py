@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sluice.agent.evaluate import simulated
-from sluice.agent.evaluate.simulated import EvaluationTask, tasks, work
-from sluice.agent.evaluate.tables import Row, behind, comparison, missed, summary, table
-from sluice.agent.evaluate.yardsticks import Ceiling, made
+from sluice.agent.evaluate.simulated import EvaluationTask, run_task, tasks
+from sluice.agent.evaluate.tables import Row, comparison, lead_over, missed, summary, table
+from sluice.agent.evaluate.yardsticks import Ceiling, make_policy
 from sluice.agent.policies import make
 from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.rollout import Rollout, reference, run
@@ -81,7 +81,7 @@ def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew(
         row("auto", "far", 0.8, family="held out"),
         row("x", "far", 0.9, family="held out", killed=True),
     ]
-    mean, low, high = behind([r for r in rows if r.family == "scenario"], "auto", "x")
+    mean, low, high = lead_over([r for r in rows if r.family == "scenario"], "auto", "x")
     assert mean == pytest.approx(0.2, abs=1e-4)
     assert (low, high) == (0, pytest.approx(0.4)), (
         "of three scenarios, the same one may be drawn three times"
@@ -123,7 +123,7 @@ def test_the_ceiling_of_intunes_actions_knows_the_truth_and_keeps_to_them():
         machine=SimMachine(cores=24),
         stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
     )
-    rows = {name: run(plain, made(name, plain)).rows for name in ("intune-ceiling", "fixed")}
+    rows = {name: run(plain, make_policy(name, plain)).rows for name in ("intune-ceiling", "fixed")}
     assert rows["intune-ceiling"] > rows["fixed"]
 
 
@@ -185,7 +185,7 @@ def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_sam
         return run(*given, governor=governor, **named)
 
     monkeypatch.setattr(simulated, "run", counted)
-    (found,) = work(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
+    (found,) = run_task(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
     best = reference(scenario, seed=3)
     bare = run(scenario, make("fixed"), seed=3, governor=False)
     assert found.bare_score == bare.rows / best.rows
