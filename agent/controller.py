@@ -105,6 +105,7 @@ class Controller:
             self._freeze(error)
 
     def _tick(self) -> None:
+        """Measures, and lets the policy decide if it may."""
         snapshot = self._measure()
         if snapshot is not None and self.frozen is None and not self._starting:
             self._decide(snapshot)
@@ -147,6 +148,7 @@ class Controller:
         return snapshot
 
     def _decide(self, snapshot: Snapshot) -> None:
+        """Asks the policy, and applies and logs its choice."""
         before = self._tunable.knobs
         if self._restart_policy or self._tunable.limits != self._limits:
             self._start_policy(self._tunable.limits, before)
@@ -245,6 +247,7 @@ class Controller:
         return True
 
     def _log_effect(self) -> None:
+        """Logs the rates before and after the last decision."""
         assert self._pending_effect is not None
         sequence, before, predicted = self._pending_effect
         self._pending_effect = None
@@ -289,6 +292,7 @@ class Controller:
             )
 
     def _loader_metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
+        """Returns the rates of one tick for the log."""
         stages = {
             name: {
                 "busy": s.busy,
@@ -333,6 +337,7 @@ class Controller:
             )
 
     def _freeze(self, error: Exception) -> None:
+        """Stops the tuning because of an error, and records that once."""
         if self.frozen is not None:
             return
         self.wait_s = self.interval_s
@@ -406,6 +411,7 @@ def _has_same_effect(before: Knobs, after: Knobs) -> bool:
 
 
 def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
+    """Returns the part of an event that describes the rates. Empty if there are none."""
     if measured is None:
         return {}
     return {
@@ -421,6 +427,7 @@ def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
 def _choice_event(
     before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None
 ) -> dict[str, Any]:
+    """Returns the part of an event that describes a choice of knobs."""
     return {
         "before": before.to_dict(),
         "after": after.to_dict(),

@@ -70,7 +70,7 @@ class Forecast:
         rates: PipelineRates,
         knobs: Knobs,
         limits: Limits,
-        services: Mapping[str, StageCost],
+        costs: Mapping[str, StageCost],
         *,
         other_cpu_s: float,
         demand: float,
@@ -78,7 +78,7 @@ class Forecast:
         settings: PlannerSettings = DEFAULT,
     ) -> Forecast:
         """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
-        known = {name: service for name, service in services.items() if service.points}
+        known = {name: cost for name, cost in costs.items() if cost.points}
         contention = Contention.of(rates, settings)
         without_base = cls(
             knobs=knobs,
@@ -117,9 +117,9 @@ class Forecast:
 
     def capacity(self, name: str, workers: int) -> float:
         """Returns the rows a second that `workers` of a stage are expected to do if the cores stay as loaded as now."""
-        service = self.joined_costs[name]
-        waited_s = (self.slow - 1) * service.cpu_s(workers) if self.slow > 1 else 0.0
-        return workers / (service.busy_s(workers) + waited_s)
+        cost = self.joined_costs[name]
+        waited_s = (self.slow - 1) * cost.cpu_s(workers) if self.slow > 1 else 0.0
+        return workers / (cost.busy_s(workers) + waited_s)
 
     @property
     def contended(self) -> bool:
@@ -234,16 +234,19 @@ class Forecast:
     ) -> Iterator[Choice]:
         """Yields the best choices for lower rates. The last few rows may need more remote cores than they are worth."""
         for name in self.remote_stages:
-            least, most = ranges[name][0], chosen[0].workers[name]
+            least = ranges[name][0]
+            most = chosen[0].workers[name]
             for count in range(least, most, max(1, (most - least) // self.settings.smaller_fleets)):
-                aim = self.capacity(name, count) / self.settings.headroom
-                if aim < chosen[1]:
-                    yield replace(self, demand=aim)._find_best(ranges, fewest=fewest, tight=tight)
+                lower_rate = self.capacity(name, count) / self.settings.headroom
+                if lower_rate < chosen[1]:
+                    yield replace(self, demand=lower_rate)._find_best(
+                        ranges, fewest=fewest, tight=tight
+                    )
 
     def _find_best(self, ranges: Ranges, *, fewest: bool, tight: bool) -> Choice:
         """Returns the choice for `best` without regard to the price of remote cores and with one size of buffers."""
         requests = []
-        for name, service in self.joined_costs.items():
+        for name, cost in self.joined_costs.items():
             least, most = ranges[name]
             most = max(least, min(most, self._most_on_processes(name)))
             current = self.knobs.workers[name]
@@ -252,9 +255,9 @@ class Forecast:
                 and least < current <= most
                 and self.capacity(name, current) >= self.capacity(name, least)
             ):
-                least = current
-            ahead = (
-                self.buffers * self.settings.read_ahead_items * service.item_bytes
+                least = current  # The stage keeps its workers, because a change has a cost.
+            read_ahead_bytes = (
+                self.buffers * self.settings.read_ahead_items * cost.item_bytes
                 if name == self._first_stage
                 else 0.0
             )
@@ -266,7 +269,7 @@ class Forecast:
                     least=least,
                     most=most,
                     capacity=capacity,
-                    worker_bytes=self._worker_bytes(name) + ahead,
+                    worker_bytes=self._worker_bytes(name) + read_ahead_bytes,
                 )
             )
         allocation = self._allocate(requests, self._worker_memory)
@@ -297,19 +300,19 @@ class Forecast:
         """Returns the forecast for a stage on its other back end, where it is not fused with any stage.
 
         If the stage leaves the threads, `freed` maps the cost of each stage that stays there to its new cost."""
-        service = self.separate_costs[name]
-        other = next(b for b in self.limits.backends_of(name) if b != service.backend)
+        cost = self.separate_costs[name]
+        other = next(b for b in self.limits.backends_of(name) if b != cost.backend)
         others = {
             n: freed(s)
             for n, s in self.separate_costs.items()
-            if service.backend == s.backend == "thread"
+            if cost.backend == s.backend == "thread"
         }
         knobs = replace(
             self.knobs,
             backend={**self.knobs.backend, name: other},
             fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])),
         )
-        return self._with_layout(knobs, {**self.separate_costs, **others, name: service.on(other)})
+        return self._with_layout(knobs, {**self.separate_costs, **others, name: cost.on(other)})
 
     def fused(self, name: str) -> Forecast:
         """Returns the forecast for a stage whose work is done by the workers of the stage before it.
@@ -394,6 +397,7 @@ class Forecast:
         return next(iter(self.limits.workers))
 
     def _item_bytes(self, name: str) -> float:
+        """Returns the bytes that a busy worker holds."""
         return self.settings.held_item_ratio * self.joined_costs[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
@@ -402,8 +406,8 @@ class Forecast:
         The value is a lower bound while a process has not been measured. The planner then starts no second one."""
         return (
             sum(
-                service.process_bytes or WORKER_PROCESS_BYTES
-                for n, service in self.separate_costs.items()
+                cost.process_bytes or WORKER_PROCESS_BYTES
+                for n, cost in self.separate_costs.items()
                 if self.limits.head(self.knobs, n) == name
             )
             if self.knobs.backend.get(name) == "process"
@@ -423,6 +427,7 @@ class Forecast:
         return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / process_bytes))
 
     def _worker_bytes(self, name: str) -> float:
+        """Returns the bytes of one more worker."""
         return self._item_bytes(name) + self._process_bytes(name)
 
     def _buffers(self, workers: Workers) -> dict[str, int]:
@@ -452,7 +457,7 @@ def _join_fused(
     separate: Mapping[str, StageCost], knobs: Knobs, limits: Limits
 ) -> Mapping[str, StageCost]:
     """Returns the costs with each fused stage added to the stage whose workers do its work."""
-    joined = {name: service for name, service in separate.items() if name not in knobs.fused}
+    joined = {name: cost for name, cost in separate.items() if name not in knobs.fused}
     for name in separate.keys() - joined.keys():
         head = limits.head(knobs, name)
         if head in joined:

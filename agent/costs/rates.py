@@ -121,6 +121,8 @@ def _idle(before: float | None, after: float | None, seconds: float) -> float | 
 
 
 def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:
+    """Returns the rates of a stage between two snapshots."""
+
     def rate(name: str) -> float:
         return float(max(0.0, getattr(after, name) - getattr(before, name)) / seconds)
 

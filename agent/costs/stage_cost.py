@@ -49,6 +49,7 @@ class Point:
         )
 
     def scaled(self, busy: float, cpu: float) -> Point:
+        """Returns the point with both costs multiplied. Its number of observations starts again."""
         return replace(self, busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
 
 
@@ -139,6 +140,7 @@ class StageCost:
         return observed._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum)
 
     def _switch_backend(self, latest: StageStats) -> StageCost:
+        """Returns the cost after a change of the back end, with the points that were measured there."""
         known = dict(self.other_backends)
         if self.points:
             known[self.backend] = self.points
@@ -237,6 +239,7 @@ class StageCost:
     def from_dict(
         cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT
     ) -> StageCost:
+        """Returns the cost that `to_dict` has written."""
         return cls(
             name=name,
             settings=settings,
@@ -343,6 +346,7 @@ class StageCost:
         return self._between(workers, lambda point: point.busy_s)
 
     def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
+        """Returns a cost at this number of workers, interpolated between the points."""
         if workers in self.points:
             return cost(self.points[workers])
         seen = sorted(self.points)
@@ -375,31 +379,31 @@ class StageCost:
         evenly by ratio, or with a kink that may be larger if the points are further apart. Fewer workers than ever seen
         are worth a try if workers may disturb each other."""
         seen = sorted(self.points)
+        flat = self.settings.flat_share
         top = max(map(self.capacity, seen))
+        good = [n for n in seen if self.capacity(n) >= flat * top]
         # The largest of several equally good numbers counts as the best, so that noise does not choose.
-        good = [n for n in seen if self.capacity(n) >= self.settings.flat_share * top]
         lean, best = good[0], good[-1]
+        target = worth * self.capacity(best)
         hopes: dict[int, float] = {}
         for few, many in itertools.pairwise(seen[: seen.index(best) + 2]):
-            if self.settings.flat_share < self.capacity(few) / self.capacity(
-                many
-            ) < 1 / self.settings.flat_share or (
+            # No number between two is likely to bring more if both bring the same. That also holds below the best
+            # number if costs rise little between the two.
+            if flat < self.capacity(few) / self.capacity(many) < 1 / flat or (
                 many < best and self.busy_s(many) < self.settings.steep_ratio * self.busy_s(few)
             ):
                 continue
             # With fewer workers than this, not even the best curve would bring more.
-            least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
+            least = max(few + 1, math.ceil(target / self.capacity(few) * few))
             count = between(least - 1, many)
-            while count > least and self._capacity_with_kink(
-                few, many, count
-            ) < worth * self.capacity(best):
+            while count > least and self._capacity_with_kink(few, many, count) < target:
                 count = between(least - 1, count)
             if count >= many:
                 continue
             hopes[count] = min(
                 self.unbent(count).capacity(count), self._capacity_with_kink(few, many, count)
             )
-            if hopes[count] < worth * self.capacity(best) and self._has_edge(seen, few, many):
+            if hopes[count] < target and self._has_edge(seen, few, many):
                 del hopes[count]
                 count = max(least, between(few, many))
                 hopes[count] = self.unbent(few).capacity(count)

@@ -110,6 +110,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
 
 
 def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
+    """Returns the figures of a stage over time."""
     loader = run.of("loader")
     looks = run.looks()
     shares = [
@@ -128,6 +129,7 @@ def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
 
 
 def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
+    """Returns the small chart of a stage."""
     first = int(stage.workers[0][1])
     now = int(stage.workers[-1][1])
     unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
@@ -221,6 +223,7 @@ def machine(run: Run, figures: RunOutcome) -> str:
 
 
 def _memory_chart(loader: Sequence[Line], end: float) -> str:
+    """Returns the chart of memory. The note says how often work waited for memory."""
     used = _points(loader, "memory_used")
     limit = _points(loader, "memory_limit")
     memory = [Series(name="in use", points=used, style="area")]

@@ -9,6 +9,7 @@ from sluice.ingest.knobs import Knobs, format_bytes
 
 
 def count(value: float) -> str:
+    """Returns a number with three digits and a unit: `18.5 k`."""
     rounded = float(f"{value:.3g}")
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(rounded) >= size:
@@ -17,10 +18,12 @@ def count(value: float) -> str:
 
 
 def percent(value: float) -> str:
+    """Returns a share as a percentage: `3.4 %`."""
     return f"{100 * value:.{1 if 0.0005 <= value < 0.0995 else 0}f} %"
 
 
 def seconds(value: float) -> str:
+    """Returns a time: `3.5 s`, `2 min 10 s` or `1 h 5 min`."""
     if value < 60:
         return f"{value:.3g} s"
     minutes, rest = divmod(round(value), 60)

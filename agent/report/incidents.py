@@ -75,7 +75,7 @@ class Incident:
     recovered_s: float | None
     """Seconds until the rate `after` was reached for good. None if the run is too short."""
     result: str = ""
-    """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`; empty if too little was measured."""
+    """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`. Empty if too little was measured."""
 
     @property
     def sentence(self) -> str:

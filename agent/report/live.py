@@ -115,7 +115,7 @@ class LiveRun:
 
 
 class LivePages(http.server.ThreadingHTTPServer):
-    """Serves the pages of some runs. `/` is the page of a single run, or a list of all; `/1/` is the first run."""
+    """Serves the pages of some runs. `/` is the page of a single run, or a list of several. `/1/` is the first run."""
 
     daemon_threads = True
 
@@ -131,6 +131,7 @@ class LivePages(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def index(self) -> str:
+        """Returns the page that lists all runs."""
         rows = [
             [f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
             for number, run in self.runs.items()

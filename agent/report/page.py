@@ -44,7 +44,7 @@ def write(run_path: str | os.PathLike[str]) -> Path:
 
 
 def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Path | None:
-    """Writes the report and returns its path. None if it cannot be written; the run is not affected."""
+    """Writes the report and returns its path. If it cannot be written, returns None, and the run is not affected."""
     try:
         return write(run_path)
     except OSError as error:

@@ -148,6 +148,7 @@ class Run:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Run:
+        """Returns the run in a folder. Raises RunError if it cannot be read."""
         path = Path(path)
         if not (path / "config.json").is_file():
             raise RunError(f"{path}: no run folder (it has no config.json)")
@@ -175,7 +176,7 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of a training run; 1 for any other run."""
+        """The number of ranks of a training run. It is 1 for any other run."""
         return _ranks(self.config)
 
     def looks(self) -> list[Line]:
@@ -196,7 +197,7 @@ def _ranks(config: Line) -> int:
 
 
 def _of_all(line: Line, ranks: int) -> Line:
-    """Returns the line with the rates of all ranks. The agent measures the mean of its host; the trainer counts all."""
+    """Returns the line with the rates of all ranks. The agent measures the mean rank, and the trainer counts all."""
     if ranks == 1 or line.get("kind") not in _OF_ONE_RANK:
         return line
     return {**line, **{name: line[name] * ranks for name in _RATES if line.get(name) is not None}}
@@ -219,7 +220,7 @@ def has_run(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a JSON lines file; [] if there is none. An incomplete last line is skipped.
+    """Returns the objects of a JSON lines file, or [] if there is no file. An incomplete last line is skipped.
 
     Any other line that is not an object raises RunError with its number."""
     if not path.exists():
@@ -238,6 +239,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _lock(path: Path) -> TextIO:
+    """Locks the folder and returns the open lock file. Raises RunError if another process has it."""
     file = open(path / LOCK, "a+", encoding="ascii")  # noqa: SIM115  held open for as long as the run lasts
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -291,7 +293,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value for strict JSON. Infinities and NaN become null; paths and other objects become text."""
+    """Returns a value for strict JSON. Infinities and NaN become null. Paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -88,6 +88,7 @@ def incidents_section(incidents: Sequence[Incident]) -> str:
 
 
 def decisions(story: Sequence[DecisionEffect]) -> str:
+    """Returns the section for all decisions."""
     rows = [
         [
             str(c.number),
@@ -114,6 +115,7 @@ def decisions(story: Sequence[DecisionEffect]) -> str:
 
 
 def plan(run: Run) -> str:
+    """Returns the section for the sharding plan. Empty if the run has none."""
     event = next(
         (e for e in reversed([*run.of("plan"), *run.of("start")]) if e.get("plan")), run.config
     )
@@ -185,6 +187,8 @@ def _cells(step: Line, most: float) -> list[str]:
 
 
 def config(run: Run) -> str:
+    """Returns the section for the run's configuration."""
+
     def flat(settings: Line, before: str = "") -> list[list[str]]:
         return [
             row

@@ -97,6 +97,7 @@ class CoreClaims:
             os.ftruncate(self._file, os.pwrite(self._file, json.dumps(wants).encode(), 0))
 
     def _give_up(self, error: OSError) -> None:
+        """Says that the folder cannot be used, and ends the claim."""
         self._say(
             f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}"
         )

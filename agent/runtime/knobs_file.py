@@ -103,6 +103,7 @@ def is_file_name(text: str) -> bool:
 
 
 def _parse_knobs(values: Mapping[str, Any]) -> Knobs:
+    """Returns the knobs of parsed TOML. Raises KnobError with the key."""
     for key in values:
         if key not in NAMES:
             raise KnobError(f"unknown key {key!r}{nearest(key, NAMES)}")

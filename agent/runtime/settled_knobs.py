@@ -161,6 +161,7 @@ class Registry:
         return True
 
     def _entries(self) -> Iterator[RegistryEntry]:
+        """Yields all readable entries."""
         try:
             system, folder = self._open()
             files = _files(system, folder)
@@ -170,9 +171,8 @@ class Registry:
         for info in files:
             try:
                 yield _read(system, info)
-            except (
-                FileNotFoundError
-            ):  # Another job has removed the file, because there were too many.
+            except FileNotFoundError:
+                # Another job has removed the file, because there were too many.
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._say(f"{info.path} is ignored: {_one_line(error)}")
@@ -185,6 +185,7 @@ class Registry:
                 system.delete_file(info.path)
 
     def _open(self) -> tuple[Any, str]:
+        """Returns the file system of the place, and the folder there."""
         from pyarrow import fs
 
         if "://" not in self.place:
@@ -213,6 +214,7 @@ def _files(system: Any, folder: str) -> list[Any]:
 
 
 def _read(system: Any, info: Any) -> RegistryEntry:
+    """Returns the entry of a file. Raises ValueError if the file is not an entry."""
     if (info.size or 0) > _MOST_BYTES:
         raise ValueError(f"{info.size} bytes are too many")
     with system.open_input_stream(info.path) as stream:

@@ -19,6 +19,7 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Starts the thread. Raises RuntimeError if it runs already."""
         if self._thread is not None:
             raise RuntimeError(f"{self._name} runs already")
         self._stop.clear()
