@@ -55,7 +55,7 @@ class Controller:
         self._record = record
         self._observe = observe
         self.interval_s = self.wait_s = interval_s
-        """`wait_s` is the time until the next look."""
+        """`interval_s` is the usual time between looks, and `wait_s` the time until the next one, in seconds."""
         self.ticks = 0
         """The number of snapshots so far."""
         self.decisions = 0
@@ -71,7 +71,7 @@ class Controller:
         self._limits: Limits | None = None
         self._state: Any = None
         self._restart_policy = False
-        """Whether the policy starts from its initial state at the next look, because the first rows have only come."""
+        """Whether the policy starts from its initial state at the next look, because the first rows have just come."""
         self._learned_before = self._learned = learned
         self._change_detector = ChangeDetector()
         self._starting = False

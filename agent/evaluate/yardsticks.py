@@ -25,6 +25,8 @@ ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CeilingState:
+    """The state of `Ceiling`: the present knobs, and the clairvoyant's state."""
+
     limits: Limits
     knobs: Knobs
     goal: OracleState

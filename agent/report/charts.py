@@ -21,6 +21,8 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
+    """The points of one curve."""
+
     name: str
     points: Points
     style: str = "line"

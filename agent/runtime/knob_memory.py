@@ -107,6 +107,7 @@ class KnobMemory:
             if knobs_file.is_file_name(knobs)
             else loader.knobs.parse(knobs)
         )
+        # A run that was killed just now counts more than one that an earlier run has recorded in the registry.
         self._killed = None if self._unfinished is None else self._unfinished.killed()
         if self._killed is None and self.learned is not None and "killed" in self.learned:
             self._killed = Knobs.from_dict(self.learned["killed"])
@@ -121,8 +122,8 @@ class KnobMemory:
         """Returns what was learned, with the knobs at which an earlier run was killed if one was."""
         if self._killed is None:
             return learned
-        nothing = {"other_cpu_s": 0.0, "services": {}, "settled": False}
-        return {**(learned or nothing), "killed": self._killed.to_dict()}
+        nothing_learned = {"other_cpu_s": 0.0, "services": {}, "settled": False}
+        return {**(learned or nothing_learned), "killed": self._killed.to_dict()}
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:

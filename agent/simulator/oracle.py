@@ -23,6 +23,8 @@ _EVERY_S = 3.0  # The time between decisions while the true costs change all the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleState:
+    """The state of an oracle: its last choice, with the true costs and the time of that choice."""
+
     limits: Limits
     knobs: Knobs
     truths: tuple[TrueCosts, ...] = ()
