@@ -296,7 +296,7 @@ def mended_table(_: int) -> dict[str, Any]:
     )
     for one in mended():
         best = reference(one.scenario)
-        outcome = run(one.scenario, made(one.policy, one.scenario))
+        outcome = run(one.scenario, make_policy(one.policy, one.scenario))
         whole, end = score(outcome, best), end_score(outcome, best)
         holds = whole >= one.score and end >= one.end_score
         say(

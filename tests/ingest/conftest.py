@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.etl.table.table import FeatureTable
+from tests.ingest.scene import Scene
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> FeatureTable:
     return small_table(
         tmp_path_factory.mktemp("table") / "clicks", rows=5000, files=3, row_group_rows=256
     )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """Where worker functions of the test hold items."""
+    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()

@@ -1,4 +1,4 @@
-"""A real S3 protocol server on 127.0.0.1 (moto's), behind a door that refuses requests as told."""
+"""A real S3 protocol server on 127.0.0.1 (moto's), behind a server that can refuse requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BODIES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 429: "Too
 
 class _Quiet(WSGIRequestHandler):
     def log(self, *_: object) -> None:
-        """Nobody reads a line per request."""
+        """Prints no line per request."""
 
 
 class S3Server:

@@ -22,21 +22,13 @@ from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformWorker
 from tests.ingest import twin
-from tests.ingest.test_workers import Scene
 from tests.open_loader import open_loader
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
 NAME = "tests.ingest.worker_functions:"
 PROCESS = Knobs(backend={"mine": "process"})
-
-
-@pytest.fixture
-def scene(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def loading(table, function, knobs=PROCESS, **options):
@@ -155,13 +147,13 @@ def test_a_process_is_weighed_and_the_next_one_is_charged_with_that(table, monke
 def test_a_function_without_a_name_stays_in_threads(table):
     with loading(table, lambda columns: None, Knobs()) as loader:
         assert loader.limits.backends_of("mine") == ("thread",)
-        with pytest.raises(KnobError, match="backend of 'mine'"):
+        with raises(KnobError, "'mine'", "'process'", "('thread',)"):
             loader.apply(PROCESS)
 
 
 @pytest.mark.parametrize("name", ["no.such.module:f", NAME + "nothing", "__main__:f", "f"])
-def test_a_name_that_leads_nowhere_is_said_at_once(table, name):
-    with pytest.raises(TransformError, match=r"transform 'mine'.*" + name.partition(":")[0]):
+def test_a_name_that_leads_nowhere_is_refused_at_once(table, name):
+    with raises(TransformError, "'mine'", name.partition(":")[0]):
         loading(table, name, Knobs())
 
 
@@ -192,7 +184,7 @@ def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_torch_has_one_thread_in_a_worker_and_elsewhere_as_many_as_before(table, backend):
+def test_torch_has_one_thread_in_a_worker_and_as_many_as_before_in_others(table, backend):
     before, elsewhere = torch.get_num_threads(), []
     torch.set_num_threads(3)
     try:
@@ -232,10 +224,13 @@ class TestFaults:
     def test_three_deaths_stop_the_run_with_file_row_group_and_signal(self, table, scene):
         with (
             loading(table, NAME + "crash") as loader,
-            pytest.raises(
+            raises(
                 QuarantineError,
-                match=r"parquet row group \d+ rows .*transform 'mine'.*epoch 0, step 0.*SIGSEGV"
-                r".*on_error=quarantine",
+                "row group",
+                "'mine'",
+                "epoch 0, step 0",
+                "SIGSEGV",
+                "on_error=quarantine",
             ) as caught,
         ):
             next(iter(loader))
@@ -359,10 +354,13 @@ class TestRows:
             loading(
                 table, NAME + "fails_on_odd_labels", Knobs(backend={"mine": backend})
             ) as loader,
-            pytest.raises(
+            raises(
                 QuarantineError,
-                match=r"row group \d+ row \d+: transform 'mine' failed: ValueError: "
-                r"a label is 1 .on_error=raise; on_error=quarantine",
+                "row group",
+                "row",
+                "'mine'",
+                "ValueError: a label is 1",
+                "on_error=quarantine",
             ) as caught,
         ):
             next(iter(loader))
@@ -428,7 +426,7 @@ class TestRows:
                     on_error="quarantine", max_rows=20, max_rate=1, quarantine=tmp_path / "aside"
                 ),
             ) as loader,
-            pytest.raises(QuarantineError, match="more than max_rows=20"),
+            raises(QuarantineError, "'mine'", "max_rows=20"),
         ):
             deque(loader, maxlen=0)
 
@@ -438,9 +436,7 @@ def table_column(files, name, rows):
 
 
 @pytest.mark.parametrize("prefetch", [2**20, 2**40])
-def test_batches_on_their_way_to_the_trainer_wait_in_no_more_room_than_finished_ones(
-    table, prefetch
-):
+def test_queues_before_the_trainer_hold_no_more_bytes_than_the_prefetch_limit(table, prefetch):
     """Else a small buffer would hide for long what becomes of a slow stage."""
     with loading(table, NAME + "shifted", Knobs(prefetch_bytes=prefetch)) as loader:
         next(iter(loader))

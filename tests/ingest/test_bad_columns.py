@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +15,7 @@ from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.quarantine import Errors
 from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
@@ -48,52 +45,10 @@ def first(folder, **options):
         return next(iter(opened))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pa.array(np.full(ROWS, 1.5)),
-        pa.array(np.full(ROWS, 1.0), pa.float32()),
-        pa.array([1, 2] * (ROWS // 2), pa.decimal128(5, 1)),
-        pa.array([0] * ROWS, pa.timestamp("s")),
-    ],
-)
-def test_ids_are_whole_numbers(tmp_path, values):
-    written(tmp_path, s=values)
-    with pytest.raises(ColumnError, match=r"column 's' holds .* in the role sparse"):
-        loader(tmp_path)
-
-
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.uint16(), pa.int64(), pa.uint64()])
 def test_whole_numbers_of_any_width_are_ids_as_they_are(tmp_path, kind):
     written(tmp_path, s=pa.array(np.arange(ROWS) % 2).cast(kind))
     assert set(first(tmp_path).values.tolist()) <= {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "shown"),
-    [
-        (
-            "d",
-            np.where(np.arange(ROWS) == 40, 1e300, 1.0),
-            "1e\\+300, which is too large for float32",
-        ),
-        ("s", np.where(np.arange(ROWS) == 40, 2**31, 1), "2147483648, which does not fit int32"),
-        (
-            "s",
-            np.where(np.arange(ROWS) == 40, 2**63, 1).astype(np.uint64),
-            "9223372036854775808, which does not fit",
-        ),
-    ],
-)
-def test_a_value_that_a_batch_cannot_hold_is_named(tmp_path, name, values, shown):
-    written(tmp_path, **{name: pa.array(values)})
-    with (
-        pytest.raises(
-            ColumnError, match=rf"a\.parquet, row group 1, row 8: column '{name}' holds {shown}"
-        ),
-        loader(tmp_path, shuffle=False) as opened,
-    ):
-        list(opened)
 
 
 def test_bags_of_any_whole_numbers_and_half_floats_are_read(tmp_path):
@@ -115,83 +70,6 @@ def test_infinite_and_missing_numbers_stay_what_they_are_where_that_is_asked_for
     batch = first(tmp_path, errors=Errors(finite=False))
     assert batch.dense.isinf().any()
     assert batch.dense.isnan().any()
-
-
-def too_large(columns):
-    return {"d": columns["d"].astype(np.float64) + 1e300}
-
-
-def too_wide(columns):
-    return {"s": columns["s"].astype(np.int64) + 2**31}
-
-
-def leaves(columns):
-    sys.exit(3)
-
-
-def interrupts(columns):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "said"),
-    [
-        (
-            too_large,
-            TransformError,
-            r"'too_large', epoch 0, step \d+: column 'd' came back with 1e\+300, which is too",
-        ),
-        (
-            too_wide,
-            TransformError,
-            r"'too_wide', epoch 0, step \d+: column 's' came back with \d+, which does not fit",
-        ),
-        (leaves, QuarantineError, r"a.parquet row group \d rows .*'leaves' failed: SystemExit: 3"),
-        (
-            interrupts,
-            QuarantineError,
-            r"a.parquet row group \d rows .*'interrupts' failed: KeyboardInterrupt",
-        ),
-    ],
-)
-def test_what_a_function_does_is_said_with_its_place_and_ends_no_program(
-    tmp_path, function, error, said
-):
-    written(tmp_path)
-    with pytest.raises(error, match=said):
-        first(tmp_path, transforms=[Transform(function=function, name=function.__name__)])
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pa.table(
-        [pa.array([0, 1]), pa.array([1.0, 2.0]), pa.array([1, 2]), pa.array([3, 4])],
-        names=["label", "d", "s", "s"],
-    )
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ParquetError, match=r"a\.parquet: several columns are called 's'"):
-        loader(tmp_path)
-
-
-def test_what_was_remembered_of_footers_is_believed_only_with_its_proof(tmp_path):
-    path = written(tmp_path)
-    whole = ParquetFiles.open(tmp_path, ROLES)
-    kept = tmp_path / REMEMBERED
-    for change in (
-        {2: [ROWS // 2]},
-        {2: [ROWS // 2, ROWS]},
-        {4: {"s": 99}},
-        {5: "0" * 32},
-        {5: ""},
-    ):
-        content = json.loads(kept.read_text())
-        for at, value in change.items():
-            content["files"][path.name][at] = value
-        kept.write_text(json.dumps(content))
-        assert ParquetFiles.open(tmp_path, ROLES) == whole
-    content = json.loads(kept.read_text())
-    content["columns"][0][2] = ["s", "float"]
-    kept.write_text(json.dumps(content))
-    assert ParquetFiles.open(tmp_path, ROLES) == whole
 
 
 def test_a_draft_of_what_is_remembered_follows_no_link(tmp_path, monkeypatch):

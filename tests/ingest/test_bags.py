@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.bags import BagError, shuffle_bags
 from sluice.ingest.stages.scatter_kernel import load_compiled
+from tests.raises import raises
 
 load_compiled(bags=True)
 BAG = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4) | st.none()
@@ -65,22 +66,16 @@ def test_rows_come_in_order_with_their_ids(window):
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
+    ("array", "facts"),
     [
-        (
-            pa.array([b"1234", b"12345"], pa.binary()),
-            r"a bag of 5 bytes, .* not a multiple",
-        ),
-        (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
-        (
-            pa.array([[1], [2**31]], pa.list_(pa.int64())),
-            r"ids from 1 to 2147483648, which do not fit int32",
-        ),
-        (pa.array(["x", "y"]), r"a bag of string"),
+        (pa.array([b"1234", b"12345"], pa.binary()), ("5 bytes",)),
+        (pa.array([[1], [None]], pa.list_(pa.int32())), ("1 empty",)),
+        (pa.array([[1], [2**31]], pa.list_(pa.int64())), (1, 2147483648, "int32")),
+        (pa.array(["x", "y"]), ("string",)),
     ],
 )
-def test_what_is_no_bag_is_refused(array, message):
-    with pytest.raises(BagError, match=message) as refused:
+def test_what_is_no_bag_is_refused(array, facts):
+    with raises(BagError, *facts) as refused:
         shuffle_bags({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
     assert (refused.value.column, refused.value.piece) == ("x", 1)
 

@@ -14,6 +14,7 @@ import torch
 from sluice import Errors, Loader, Order
 from sluice.ingest.batch import FORMS, BagColumn, Batch
 from sluice.ingest.errors import LoaderError, LoadingError
+from tests.raises import raises
 
 ROWS = 600
 ROLES = "label=clicked;dense=price,size;sparse=item,shop;id_list=seen"
@@ -85,7 +86,7 @@ def test_columns_have_their_names(files, bags):
             assert torch.equal(same.values, batch.values)
 
 
-def test_a_batch_without_names_says_so():
+def test_a_batch_without_names_has_no_dict():
     none = torch.zeros(3)
     batch = Batch(
         dense=torch.zeros(3, 1),
@@ -97,7 +98,7 @@ def test_a_batch_without_names_says_so():
         epoch=0,
         step=0,
     )
-    with pytest.raises(LoadingError, match="without the names"):
+    with raises(LoadingError, "names"):
         batch.as_dict()
 
 
@@ -152,7 +153,7 @@ def test_a_loader_gives_batches_in_any_form(files, form):
 
 
 def test_what_a_form_gave_is_not_held(files, monkeypatch):
-    """The memory of a batch is used again once nobody has it, so the loader lets go of it before it makes the next."""
+    """The memory of a batch is used again once it is free, so the loader lets go of it before it makes the next."""
     given, gone = [], []
 
     def form(batch):
@@ -171,30 +172,21 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "facts"),
     [
-        (
-            {"as_": "dicts"},
-            "as_='dicts' is none of batch, dict, kjt, numpy, pandas.*did you mean 'dict'",
-        ),
-        (
-            {"as_": "kjt", "order": Order(last="pad")},
-            "batches without weights, and last='pad' needs",
-        ),
+        ({"as_": "dicts"}, ("as_='dicts'", "batch, dict, kjt, numpy, pandas", "'dict'")),
+        ({"as_": "kjt", "order": Order(last="pad")}, ("as_='kjt'", "last='pad'", "weights")),
         (
             {"as_": "kjt", "errors": Errors(on_error="quarantine")},
-            "weights, and on_error='quarantine' needs",
+            ("as_='kjt'", "on_error='quarantine'", "weights"),
         ),
-        ({"as_": None}, "as_=None is none of batch"),
-        ({"live": 0}, "live=0 .* name one with run_dir"),
-        (
-            {"knobs": "read=2"},
-            r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)",
-        ),
+        ({"as_": None}, ("as_=None", "batch, dict, kjt, numpy, pandas")),
+        ({"live": 0}, ("live=0", "run_dir")),
+        ({"knobs": "read=2"}, ("knobs='read=2'", "knobs=Knobs(workers={'read': 2})")),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(files, more, says):
-    with pytest.raises(LoaderError, match=says):
+def test_what_cannot_be_is_refused_at_once(files, more, facts):
+    with raises(LoaderError, *facts):
         _loader(files, **more)
 
 
@@ -203,10 +195,7 @@ def test_weights_of_rows_are_not_left_out_of_batches_for_torchrec(tmp_path):
         pa.table({"y": [0.0, 1.0] * 8, "importance": [0.5] * 16, "x": [1.0] * 16}),
         tmp_path / "a.parquet",
     )
-    with pytest.raises(
-        LoaderError,
-        match=r"'importance' has the weights of rows\. Use as_='batch' and batch\.kjt\(\)",
-    ):
+    with raises(LoaderError, "as_='kjt'", "'importance'", "batch.kjt()"):
         Loader(str(tmp_path), batch_size=16, roles="label=y;dense=x;weight=importance", as_="kjt")
 
 
@@ -218,15 +207,18 @@ def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_
         batch = next(iter(loader))
     assert batch["weight"].tolist() == [70.5] * 16
     for form in (batch.as_dict, batch.numpy, batch.pandas):
-        with pytest.raises(LoadingError, match="column 'weight' is a feature"):
+        with raises(LoadingError, "'weight'", "rename"):
             form()
 
 
 @pytest.mark.parametrize(
-    ("form", "missing", "says"),
-    [("kjt", "torchrec", r"sluice-recsys\[trainer\]"), ("pandas", "pandas", "pip install pandas")],
+    ("form", "missing", "facts"),
+    [
+        ("kjt", "torchrec", ("torchrec", "sluice-recsys[trainer]")),
+        ("pandas", "pandas", ("pip install pandas",)),
+    ],
 )
-def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, missing, says):
+def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, missing, facts):
     own = builtins.__import__
 
     def imported(name, *more):
@@ -236,5 +228,5 @@ def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, mi
 
     with _loader(files, as_=form) as loader:
         monkeypatch.setattr(builtins, "__import__", imported)
-        with pytest.raises(LoadingError, match=says):
+        with raises(LoadingError, *facts):
             next(iter(loader))

@@ -6,7 +6,6 @@ import errno
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -29,13 +28,14 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools.bench_outcome import BenchOutcome, consume
 from tests.agent.run_figures import assert_same_figures
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
 
-def bench(repo, *arguments):
+def bench(repo, words):
     done = subprocess.run(
-        [sys.executable, "-m", "ingest", *map(str, arguments)],
+        [sys.executable, "-m", "ingest", *words.split()],
         cwd=repo,
         capture_output=True,
         text=True,
@@ -48,26 +48,9 @@ def bench(repo, *arguments):
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     code, out, err = bench(
         repo,
-        "bench",
-        table.uri,
-        "--batch-size",
-        160,
-        "--seconds",
-        1.5,
-        "--tuning",
-        "auto",
-        "--knobs",
-        "read=1",
-        "--store-latency-ms",
-        5,
-        "--run-dir",
-        tmp_path / "run",
-        "--udf",
-        "tests.ingest.twin:halve",
-        "--streams",
-        16,
-        "--window-rows",
-        300,
+        f"bench {table.uri} --batch-size 160 --seconds 1.5 --tuning auto --knobs read=1"
+        f" --store-latency-ms 5 --run-dir {tmp_path / 'run'}"
+        " --udf tests.ingest.twin:halve --streams 16 --window-rows 300",
     )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
@@ -138,27 +121,14 @@ def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(
     monkeypatch.setattr(RunFolder, "_write", fails)
     monkeypatch.setattr(page, "write", fails)
     found = main(
-        [
-            "bench",
-            table.uri,
-            "--batch-size",
-            "160",
-            "--epochs",
-            "1",
-            "--run-dir",
-            str(tmp_path / "run"),
-        ]
+        f"bench {table.uri} --batch-size 160 --epochs 1 --run-dir {tmp_path / 'run'}".split()
     )
     assert found["rows"] > 0
     assert found["report"] is None
-    heard = capsys.readouterr().err
-    assert (
-        heard.count(
-            "metrics.jsonl: nothing more is written there (No space left on device); the run goes on"
-        )
-        == 1
-    )
-    assert heard.count("the report cannot be written (No space left on device)") == 1
+    lines = capsys.readouterr().err.splitlines()
+    metrics, report = (line for line in lines if "No space left on device" in line)
+    assert_names(metrics, "metrics.jsonl")
+    assert_names(report, "report")
 
 
 def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
@@ -170,41 +140,27 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
             tmp_path / folder / "c.parquet",
         )
     found = main(
-        [
-            "bench",
-            f"{tmp_path}/a",
-            f"{tmp_path}/b/c.parquet",
-            "--batch-size",
-            "80",
-            "--epochs",
-            "1",
-            "--run-dir",
-            f"{tmp_path}/run",
-        ]
+        (
+            f"bench {tmp_path}/a {tmp_path}/b/c.parquet --batch-size 80 --epochs 1"
+            f" --run-dir {tmp_path}/run"
+        ).split()
     )
     assert found["rows"] == 480
-    told = f"The consumer counted {count(found['rows_per_s'])} rows/s, {percent(found['stall_fraction'])} of its time"
-    assert told in tell(Run.read(tmp_path / "run")), "a run too short to settle has one rate, too"
+    rate, waits = count(found["rows_per_s"]), percent(found["stall_fraction"])
+    # A run too short to settle has one rate.
+    assert_names(tell(Run.read(tmp_path / "run")), f"{rate} rows/s, {waits}")
     assert found["rows_per_s_settled"] == found["rows_per_s"]
     assert found["stall_fraction_settled"] == found["stall_fraction"]
     assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 
-def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):
+def test_rates_of_a_packed_copy_and_of_parquet_are_reported_and_the_order_is_the_same(
+    repo, table, tmp_path
+):
     code, out, err = bench(
         repo,
-        "bench",
-        table.uri,
-        "--batch-size",
-        160,
-        "--seconds",
-        0.5,
-        "--packed",
-        "1GiB",
-        "--packed-folder",
-        tmp_path,
-        "--run-dir",
-        tmp_path / "run",
+        f"bench {table.uri} --batch-size 160 --seconds 0.5 --packed 1GiB"
+        f" --packed-folder {tmp_path} --run-dir {tmp_path / 'run'}",
     )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
@@ -222,29 +178,16 @@ def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, tab
 def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
     code, out, err = bench(
         repo,
-        "bench",
-        f"latency://{table.uri}?error_rate=0.3&latency_ms=1",
-        "--batch-size",
-        160,
-        "--seconds",
-        1.5,
-        "--knobs",
-        "shifted.backend=process,shifted=2",
-        "--on-error",
-        "quarantine",
-        "--udf",
-        "tests.ingest.worker_functions:shifted",
-        "--inject",
-        "kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s",
-        "--quarantine",
-        tmp_path / "aside",
-        "--cache",
-        tmp_path / "cache",
+        f"bench latency://{table.uri}?error_rate=0.3&latency_ms=1 --batch-size 160"
+        " --seconds 1.5 --knobs shifted.backend=process,shifted=2 --on-error quarantine"
+        " --udf tests.ingest.worker_functions:shifted --inject"
+        " kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s"
+        f" --quarantine {tmp_path / 'aside'} --cache {tmp_path / 'cache'}",
     )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     assert found["faults"]["missed"] == ["kill-worker=1@1000s"]
-    assert "fault kill-worker=1@0.1s: sent SIGKILL to" in err
+    assert_names(err, "kill-worker=1@0.1s", "SIGKILL")
     assert found["worker_restarts"] >= 1
     assert found["store"]["retries"] > 0, found["store"]
     assert found["store"]["cache_hits"] > 0
@@ -256,36 +199,19 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
-def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_was_done(
+def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_what_was_done(
     repo, table, tmp_path
 ):
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
     knobs = "read=1,shuffle=1,shifted.backend=process,prefetch_bytes=1MiB"
+    # The worker is killed first: later the planner may have moved the transform out of its process.
     code, out, err = bench(
         repo,
-        "bench",
-        table.uri,
-        "--batch-size",
-        400,
-        "--seconds",
-        15,
-        "--step-ms",
-        20,
-        "--tuning",
-        "planner",
-        "--reader",
-        "arrow",
-        "--udf",
-        "tests.ingest.worker_functions:waits",
-        "--udf",
-        "tests.ingest.worker_functions:shifted",
-        "--knobs",
-        knobs,
-        "--inject",
-        # The worker is killed first: later the planner may have moved the transform out of its process.
-        "kill-worker@0.2s,slow-transform=10@3s,cores=1@10s,cores=2@12s",
-        "--run-dir",
-        tmp_path / "run",
+        f"bench {table.uri} --batch-size 400 --seconds 15 --step-ms 20 --tuning planner"
+        " --reader arrow --udf tests.ingest.worker_functions:waits"
+        f" --udf tests.ingest.worker_functions:shifted --knobs {knobs}"
+        " --inject kill-worker@0.2s,slow-transform=10@3s,cores=1@10s,cores=2@12s"
+        f" --run-dir {tmp_path / 'run'}",
     )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
@@ -301,7 +227,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     assert any("waits 1 → " in turned for one in found["occasions"] for turned in one["did"]), slow
     for event, cores in ((less, "2 to 1"), (more, "1 to 2")):
         assert event["noticed_s"] is not None
-        assert f"the cores at hand went from {cores}" in err
+        assert_names(err, f"from {cores}")
     run = Run.read(tmp_path / "run")
     for fault, occasion in zip(
         [e for e in run.of("fault") if "cores" in e["fault"]],
@@ -342,48 +268,38 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (["bench", "{table}", "--inject", "kil-worker@3s"], "did you mean 'kill-worker'"),
-        (["bench", "latency://{table}"], r"\?latency_ms=50"),
-        (["bench", "latency://{table}?latency=50"], "did you mean 'latency_ms'"),
-        (["bench", "nowhere"], "nowhere"),
-        (["bnech"], "did you mean 'bench'"),
-        (["bench", "{table}", "--tuning", "plannar"], "did you mean 'planner'"),
-        (["bench", "{table}", "--batch-size", "80", "--knobs", "raed=2"], "no stage 'raed'"),
+        ("bench {table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
+        ("bench latency://{table}", ("?latency_ms=50",)),
+        ("bench latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
+        ("bench nowhere", ("nowhere",)),
+        ("bnech", ("'bnech'", "'bench'")),
+        ("bench {table} --batch-size 80 --knobs raed=2", ("'raed'", "'read'")),
+        ("bench {table} --batch-size 80 --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, read,")),
         (
-            ["bench", "{table}", "--batch-size", "80", "--knobs", "xxxx=2"],
-            "known: .*prefetch_bytes, read,",
+            "bench {table} --batch-size 80 --knobs prefech_bytes=2MiB",
+            ("'prefech_bytes'", "'prefetch_bytes'"),
         ),
         (
-            ["bench", "{table}", "--batch-size", "80", "--knobs", "prefech_bytes=2MiB"],
-            "did you mean 'prefetch_bytes'",
+            "bench {table} --batch-size 80 --save-knobs {table}/no/best.toml",
+            ("best.toml", "knobs", "No such file"),
         ),
         (
-            ["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}/no/best.toml"],
-            "best.toml: the knobs cannot",
+            "bench {table} --batch-size 80 --save-knobs {table}",
+            ("knobs", "Is a directory"),
         ),
-        (
-            ["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}"],
-            "the knobs cannot be written: Is a dir",
-        ),
-        (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
-        (["bench", "{table}", "--udf", "nothing"], "write module:function"),
-        (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
-        (
-            ["bench", "{table}", "--roles", "label"],
-            "roles are for plain Parquet files; this table has its own",
-        ),
-        (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
-        (["bench", "{plain}", "--roles", "label=labl"], "did you mean 'label'"),
-        (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
-        (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least"),
+        ("bench {table} --udf nothing", ("--udf", "module:function")),
+        ("bench {table} --seconds 0", ("--seconds", 0.0)),
+        ("bench {table} --roles label", ("roles", "plain Parquet")),
+        ("bench {table} --roles label=label", ("roles", "plain Parquet")),
+        ("bench {table} --batch-size 4000000", ("batch_size 4000000",)),
+        ("bench {table} --batch-size 80 --memory-limit 1MiB", ("memory limit 1 MiB",)),
     ],
 )
-def test_wrong_usage_is_an_error_for_people(table, tmp_path, arguments, message):
-    plain = shutil.copy(table.files_of("train")[0].path, tmp_path / "part.parquet")
-    with pytest.raises(UsageError, match=message):
-        main([a.format(table=table.uri, plain=plain) for a in arguments])
+def test_wrong_usage_is_an_error_for_people(table, arguments, facts):
+    with raises(UsageError, *facts):
+        main(arguments.format(table=table.uri).split())
 
 
 TYPOS = """
@@ -411,30 +327,26 @@ def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
         timeout=120,
         check=True,
     )
-    said = done.stdout.splitlines()
-    assert len(said) == 9
-    for line, text in zip(
-        said,
-        (
-            "did you mean '--roles'",
-            "did you mean 'label'",
-            "did you mean 'label'",
-            "tests.nothing",
-            "column 'I1' holds float in the role sparse",
-            "nowhere.toml",
-            "did you mean 'planner'",
-            "did you mean 'read'",
-            "did you mean 'read'",
-        ),
-        strict=True,
-    ):
-        assert text in line
+    lines = done.stdout.splitlines()
+    facts = (
+        ("--rolse", "'--roles'"),
+        ("'lable'", "'label'"),
+        ("'labl'", "'label'"),
+        ("--udf", "tests.nothing"),
+        ("'I1'", "float", "role sparse"),
+        ("nowhere.toml",),
+        ("'plannar'", "'planner'"),
+        ("'red'", "'read'"),
+        ("'redd'", "'read'"),
+    )
+    for line, named in zip(lines, facts, strict=True):
+        assert_names(line, *named)
 
 
 def test_wrong_usage_exits_2(repo):
-    code, out, err = bench(repo, "bench", "nowhere")
+    code, out, err = bench(repo, "bench nowhere")
     assert (code, out) == (2, "")
-    assert err.startswith("error: nowhere: no such file or folder")
+    assert err.startswith("error: nowhere: ")
     assert err.count("\n") == 1
 
 
@@ -497,4 +409,4 @@ def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsy
 def test_a_knobs_file_for_another_pipeline_is_refused(table, tmp_path):
     (tmp_path / "k.toml").write_text("[workers]\nraed = 2\n")
     with pytest.raises(KnobError, match="did you mean 'read'"):
-        main(["bench", table.uri, "--batch-size", "160", "--knobs", str(tmp_path / "k.toml")])
+        main(f"bench {table.uri} --batch-size 160 --knobs {tmp_path / 'k.toml'}".split())

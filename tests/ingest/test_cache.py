@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.ingest.read.cache import FileCache
+from tests.raises import raises
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = 100_000
@@ -114,7 +115,7 @@ def test_what_lies_under_the_name_of_another_range_is_fetched_anew(tmp_path):
         assert cache.stats()["cache_corrupt"] == 1
 
 
-def test_another_data_set_makes_room_only_when_nobody_reads_it(tmp_path):
+def test_another_data_set_is_evicted_only_when_it_is_not_read(tmp_path):
     limit = 4 * ON_DISK
     with FileCache(tmp_path, limit, "old") as old:
         scan(old, range(4))
@@ -197,5 +198,5 @@ def test_two_ranks_that_fetch_the_same_keep_it_once(tmp_path):
 
 
 def test_a_limit_is_needed(tmp_path):
-    with pytest.raises(ValueError, match="limit_bytes is 0"):
+    with raises(ValueError, "limit_bytes", 0):
         FileCache(tmp_path, 0, "t")

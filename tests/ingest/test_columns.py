@@ -1,4 +1,4 @@
-"""What a column may hold, and what is said of what it may not: column, value, file, row group and row."""
+"""What a column may hold. An error names the column, value, file, row group and row."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.open_loader import open_loader
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -54,23 +55,21 @@ def load(folder: Path, roles=None, **options) -> list:
         return [batch.values.clone() for batch in loader]
 
 
-WHERE = r"part-0.parquet, row group 2, row 1: column "
-
-
 @pytest.mark.parametrize(
-    ("column", "kind", "bad", "message"),
+    ("column", "kind", "bad", "facts"),
     [
-        ("s", pa.int64(), 2**40, r"'s' holds 1099511627776, which does not fit int32"),
-        ("s", pa.int64(), -(2**31) - 1, r"'s' holds -2147483649, which does not fit int32"),
-        ("s", pa.uint64(), 2**64 - 1, r"'s' holds 18446744073709551615, which does not fit int32"),
-        ("s", pa.uint32(), 2**31, r"'s' holds 2147483648, which does not fit int32"),
-        ("d", pa.float64(), 1e300, r"'d' holds 1e\+300, which is too large for float32"),
-        ("d", pa.float64(), -1e39, r"'d' holds -1e\+39, which is too large for float32"),
-        ("label", pa.float64(), 1e300, r"'label' holds 1e\+300"),
+        ("s", pa.int64(), 2**40, (2**40, "int32")),
+        ("s", pa.int64(), -(2**31) - 1, ("-2147483649", "int32")),
+        ("s", pa.uint64(), 2**64 - 1, (2**64 - 1, "int32")),
+        ("s", pa.uint64(), 2**63, (2**63, "int32")),
+        ("s", pa.uint32(), 2**31, (2**31, "int32")),
+        ("d", pa.float64(), 1e300, ("1e+300", "float32")),
+        ("d", pa.float64(), -1e39, ("-1e+39", "float32")),
+        ("label", pa.float64(), 1e300, ("1e+300",)),
     ],
 )
-def test_a_value_that_would_become_another_is_named(tmp_path, column, kind, bad, message):
-    with pytest.raises(ColumnError, match=WHERE + message):
+def test_a_value_that_would_become_another_is_named(tmp_path, column, kind, bad, facts):
+    with raises(ColumnError, "part-0.parquet", "row group 2, row 1", f"'{column}'", *facts):
         load(written(tmp_path, **{column: values(1, bad, kind)}))
 
 
@@ -115,7 +114,7 @@ def test_values_that_fit_are_taken(tmp_path, column, kind, value):
 def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, role, kind, value):
     written(tmp_path, x=values(value, value, kind))
     roles = {**ROLES, role: "x"} if role != "id_list" else {**ROLES, "id_list": "x"}
-    with pytest.raises(ColumnError, match=rf"column 'x' holds .* in the role {role}, which takes "):
+    with raises(ColumnError, "'x'", f"role {role}"):
         BatchLoader(tmp_path, batch_size=80, roles=roles)
 
 
@@ -128,18 +127,18 @@ def test_operators_left_to_the_loader_make_ids_of_any_number():
 
 
 @pytest.mark.parametrize(
-    ("array", "at", "text"),
+    ("array", "at", "facts"),
     [
-        (np.array([0.0, 1.5]), 1, "1.5, which is no whole number"),
-        (np.array([np.nan]), 0, "nan, which is no whole"),
-        (np.array([1.0, 2.0**31]), 1, "2147483648.0, which does not fit int32"),
-        (np.array([0, np.inf], np.float32), 1, "inf, which does not fit"),
-        (np.array(["x"], object), 0, "'x', which is no"),
+        (np.array([0.0, 1.5]), 1, (1.5, "whole")),
+        (np.array([np.nan]), 0, ("nan", "whole")),
+        (np.array([1.0, 2.0**31]), 1, (2.0**31, "int32")),
+        (np.array([0, np.inf], np.float32), 1, ("inf", "int32")),
+        (np.array(["x"], object), 0, ("'x'", "number")),
     ],
 )
-def test_floats_are_ids_only_if_they_are_whole(array, at, text):
+def test_floats_are_ids_only_if_they_are_whole(array, at, facts):
     assert numbers(np.array([3.0, -1.0]), np.int32).tolist() == [3, -1]
-    with pytest.raises(ValueRefused, match=text) as caught:
+    with raises(ValueRefused, *facts) as caught:
         numbers(array, np.int32)
     assert caught.value.at == at
 
@@ -147,13 +146,10 @@ def test_floats_are_ids_only_if_they_are_whole(array, at, text):
 @pytest.mark.parametrize(
     ("bad", "named"), [(-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf")]
 )
-def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, named):
+def test_a_weight_that_is_none_stops_the_run_or_is_quarantined(tmp_path, bad, named):
     written(tmp_path, w=values(1.0, bad, pa.float32()))
     roles = {**ROLES, "weight": "w"}
-    with pytest.raises(
-        QuarantineError,
-        match=rf"part-0.parquet row group 2 row 1: .*'w' holds {named}, which is no",
-    ):
+    with raises(QuarantineError, "part-0.parquet", "row group 2 row 1", "'w'", named, "weight"):
         load(tmp_path, roles, errors=Errors(quarantine=tmp_path / "aside"))
     with BatchLoader(
         tmp_path,
@@ -168,52 +164,36 @@ def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, name
 
 def test_a_fill_that_a_column_cannot_hold_is_named(tmp_path):
     written(tmp_path, s=values(1, None, pa.int32()))
-    with pytest.raises(
-        ColumnError, match=r"row group 2: column 's' has 1 empty values, and 0.5 to fill them is no"
-    ):
+    with raises(ColumnError, "part-0.parquet", "row group 2", "'s'", "1 empty", 0.5, "int32"):
         load(tmp_path, fill=0.5)
 
 
 @pytest.mark.parametrize(
-    ("column", "made", "message"),
+    ("column", "made", "facts"),
     [
-        (
-            "d",
-            lambda a: a.astype(np.float64) * 1e300,
-            r"column 'd' came back with 1e\+300, which is too large for float32",
-        ),
-        (
-            "s",
-            lambda a: a.astype(np.int64) + 2**32,
-            r"column 's' came back with 42949\d+, which does not fit int32",
-        ),
-        (
-            "s",
-            lambda a: a.astype(np.uint32) | np.uint32(2**31),
-            r"column 's' came back with 21474\d+, which does not fit",
-        ),
+        ("d", lambda a: a.astype(np.float64) * 1e300, ("1e+300", "float32")),
+        ("s", lambda a: a.astype(np.int64) * 0 + 2**32, (2**32, "int32")),
+        ("s", lambda a: a.astype(np.uint32) * 0 + np.uint32(2**31), (2**31, "int32")),
     ],
 )
-def test_what_a_function_makes_is_not_cut_to_fit(tmp_path, column, made, message):
-    with pytest.raises(TransformError, match=r"transform 'mine', epoch 0, step 0: " + message):
+def test_what_a_function_makes_is_not_cut_to_fit(tmp_path, column, made, facts):
+    with raises(TransformError, "'mine'", "epoch 0, step 0", f"'{column}'", *facts):
         load(
             written(tmp_path),
             transforms=[("mine", lambda columns: {column: made(columns[column])})],
         )
 
 
-@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), sys.exit])
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("policy", ["raise", "quarantine"])
-def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, end, policy):
+def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, kind, policy):
     def leave(columns):
         if (columns["s"] == BAD).any():
-            if end is sys.exit:
-                end("no")
-            raise end
+            if kind == "SystemExit":
+                sys.exit(3)
+            raise KeyboardInterrupt
 
-    with pytest.raises(
-        QuarantineError, match=r"part-0.parquet row group \d rows? .*'mine' failed: (System|Key)"
-    ):
+    with raises(QuarantineError, "part-0.parquet", "row group 2", "'mine'", kind):
         load(
             written(tmp_path),
             transforms=[Transform("mine", leave)],
@@ -224,7 +204,7 @@ def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, e
 def test_a_module_that_ends_the_program_as_it_is_imported_is_named(tmp_path, monkeypatch):
     (tmp_path / "leaves_at_once.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TransformError, match="transform 'mine': leaves_at_once:f: SystemExit: 3"):
+    with raises(TransformError, "'mine'", "leaves_at_once:f", "SystemExit: 3"):
         load(written(tmp_path), transforms=[Transform("mine", "leaves_at_once:f")])
 
 
@@ -242,12 +222,12 @@ def test_two_columns_of_one_name_are_refused_where_they_are_used(tmp_path):
         names=["label", "d", "s", "s"],
     )
     pq.write_table(twice, tmp_path / "part-0.parquet")
-    with pytest.raises(ParquetError, match=r"part-0.parquet: several columns are called 's'"):
+    with raises(ParquetError, "part-0.parquet", "several", "'s'"):
         BatchLoader(tmp_path, batch_size=80, roles=ROLES)
     file = DataFile(
         path=str(tmp_path / "part-0.parquet"), rows=ROWS, bytes=0, row_group_rows=(ROWS,)
     )
-    with pytest.raises(SourceError, match=r"part-0.parquet: 2 columns are called 's'"):
+    with raises(SourceError, "part-0.parquet", "2 columns", "'s'"):
         RowGroupReader([file], ("label", "s"))
     assert len(load(tmp_path, {"label": "label", "dense": "d"})) == ROWS // 80, (
         "what is not used may be there twice"
@@ -274,11 +254,11 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
         for name in ("good", "text", "wide", "less")
     ]
     groups = RowGroupReader(files, ("label", "d", "s"))
-    for number, message in (
-        (1, r"text.parquet, row group 1: column 's' holds string, in .*good.parquet it holds"),
-        (3, r"less.parquet, row group 1: no column 's'"),
+    for number, facts in (
+        (1, ("text.parquet", "row group 1", "'s'", "string", "good.parquet", "int32")),
+        (3, ("less.parquet", "row group 1", "'s'", "d, label")),
     ):
-        with pytest.raises(SourceError, match=message):
+        with raises(SourceError, *facts):
             groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),)))
     for number in (0, 2):
         assert groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),))).num_rows == 100

@@ -7,6 +7,7 @@ import torch
 
 from sluice.ingest.gpu import DeviceError, OnDevice, on_device
 from sluice.ingest.loader import BatchLoader
+from tests.raises import raises
 
 WORDS = ("dense", "values", "lengths", "label", "weight")
 
@@ -96,11 +97,9 @@ def test_the_state_is_of_the_batch_that_the_consumer_has(table):
 def test_without_a_gpu_the_loader_is_taken_as_it_is(table):
     with BatchLoader(table, batch_size=400) as loader:
         assert on_device(loader, "cpu") is loader
-        with pytest.raises(DeviceError, match="ahead: 0"):
+        with raises(DeviceError, "ahead", 0):
             OnDevice(loader, FakeLane(), ahead=0)
-        with pytest.raises(
-            DeviceError, match=r"device mps: there is no such device here; take cpu"
-        ):
+        with raises(DeviceError, "mps", "cpu"):
             on_device(loader, "mps")
 
 

@@ -22,6 +22,7 @@ from sluice.tools import doctor_checks, headroom_cli
 from sluice.tools.doctor import main
 from sluice.tools.doctor_checks import chunks_with_crc, has_crc
 from sluice.tools.guess_spec import guessed_spec
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -85,11 +86,7 @@ def test_plain_files_without_checksums_are_named_and_no_problem(tidy, tmp_path, 
     parquet(tmp_path / "plain.parquet", checksums=False)
     code, result, text = said(capsys, str(tmp_path))
     assert (code, result["problems"]) == (0, [])
-    assert "– checksums" in text
-    assert "present in 2 of 4 column chunks of 2 files\n" in text
-    assert "plain.parquet has none" in text
-    assert "– columns" in text
-    assert "say which is the label" in text
+    assert_names(text, "– checksums", "2 of 4", "2 files", "plain.parquet", "– columns", "--label")
     assert "✓ checksums" in said(capsys, str(tmp_path / "g*.parquet"))[2]
 
 
@@ -126,11 +123,7 @@ class TestPlainFiles:
     def test_missing_values_are_filled_by_the_guess_of_both(self, tidy, tmp_path, capsys):
         code, _, text = said(capsys, self.written(tmp_path))
         assert code == 0
-        assert "✓ columns" in text
-        assert (
-            "a loader takes 1 label, 1 dense, 1 sparse by its guess; empty values of price become 0"
-            in text
-        )
+        assert_names(text, "✓ columns", "1 label", "1 dense", "1 sparse", "guess", "price become 0")
         found = headroom_cli.main([str(tmp_path), "--batch-size", "80", "--seconds", "0.05"])
         assert found["loading_rows_per_s"] > 0
 
@@ -139,21 +132,20 @@ class TestPlainFiles:
         code, result, _ = said(capsys, folder)
         assert code == 1
         (problem,) = result["problems"]
-        assert "row group 0: column 'label' has 100 empty values" in problem
-        with pytest.raises(ColumnError, match="row group 0: column 'label' has 100 empty values"):
+        assert_names(problem, "row group 0", "'label'", "100 empty")
+        with raises(ColumnError, "row group 0", "'label'", "100 empty"):
             headroom_cli.main([folder, "--batch-size", "80", "--seconds", "0.05"])
 
-    def test_a_spec_of_ones_own_says_what_is_loaded(self, tidy, tmp_path, capsys):
+    def test_a_spec_of_ones_own_decides_what_is_loaded(self, tidy, tmp_path, capsys):
         (tmp_path / "data").mkdir()
         folder, spec = self.written(tmp_path / "data"), tmp_path / "mine.toml"
         spec.write_text(guessed_spec(folder))
-        assert (
-            "1 label, 1 dense, 1 sparse by the spec" in said(capsys, folder, "--spec", str(spec))[2]
-        )
+        text = said(capsys, folder, "--spec", str(spec))[2]
+        assert_names(text, "1 label", "1 dense", "1 sparse", "spec")
         spec.write_text(spec.read_text().replace('op = "fill"', 'op = "fill_mean"'))
         code, result, _ = said(capsys, folder, "--spec", str(spec))
         assert code == 1
-        assert "fill_mean learns from the data" in result["problems"][0]
+        assert_names(result["problems"][0], "fill_mean")
 
 
 def test_a_missing_table_and_a_broken_file(tidy, tmp_path, table, capsys):
@@ -215,7 +207,7 @@ def test_versions_are_compared_by_numbers(low, high):
     assert doctor_checks._number(low) < doctor_checks._number(high)
 
 
-def test_a_small_memory_limit_is_told(monkeypatch):
+def test_a_small_memory_limit_is_reported(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(machine, "memory_limit", lambda: 512 * 2**20)
     findings = {f.what: f for f in doctor_checks.machine(machine)}

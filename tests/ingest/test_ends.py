@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.faults.faults import FaultError, parse
+from sluice.ingest.faults.faults import parse
 from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -23,7 +23,7 @@ from sluice.ingest.row_order import Order
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
-from tests.ingest.test_workers import Scene, assert_gone
+from tests.ingest.scene import assert_gone
 from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
@@ -49,14 +49,6 @@ with on_signal(loader.stacks):
     exec(sys.argv[3])
 """
 WAIT = "consumer.join()"
-
-
-@pytest.fixture
-def scene(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.fixture
@@ -258,10 +250,6 @@ class TestInjection:
             "memory-spike",
         }
         assert injection.injector.missed == []
-
-    def test_a_fault_that_is_none_is_refused(self):
-        with pytest.raises(FaultError, match="did you mean 'kill-worker'"):
-            parse("kil-worker@3s")
 
 
 def test_close_from_many_threads_at_once_is_one_close(table):

@@ -1,4 +1,4 @@
-"""Every row once, in the table's order, whatever happens beside the loader: rows set aside, writers of the table."""
+"""Every row once, in the table's order, while rows are quarantined and others write to the table."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pytest
 
 from sluice.ingest.read.footers import REMEMBERED, FooterError, footers_of, metadata_of
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from tests.raises import raises
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 
@@ -108,11 +109,9 @@ def test_a_name_that_is_no_text_is_the_files_fault(folder):
     at = data.index(b"label")
     data[at] ^= 0x80
     path.write_bytes(data)
-    with pytest.raises(
-        FooterError, match=r"part-0.parquet: its footer cannot be read \(.*; the file is damaged"
-    ):
+    with raises(FooterError, "part-0.parquet", "footer", "UnicodeDecodeError", "damaged"):
         metadata_of(str(path), str(path))
-    with pytest.raises(ParquetError, match=r"part-0.parquet"):
+    with raises(ParquetError, "part-0.parquet"):
         ParquetFiles.open(folder, ROLES)
 
 
@@ -129,6 +128,8 @@ def change(folder, what) -> None:
         lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
         lambda c: c["files"]["part-0.parquet"].__setitem__(2, []),
         lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
+        lambda c: c["files"]["part-0.parquet"].__setitem__(5, "0" * 32),
+        lambda c: c["files"]["part-0.parquet"].__setitem__(5, ""),
         lambda c: c["columns"][0].__setitem__(2, ["s", "double"]),
         lambda c: c["files"].update(
             {"part-0.parquet": [*c["files"]["part-0.parquet"][:2], [7], 0, {}, "0" * 32]}
@@ -153,7 +154,7 @@ def test_another_footer_in_a_file_of_the_same_size_and_time_is_read(folder):
     assert renamed != content
     path.write_bytes(renamed)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(ParquetError, match=r"part-0.parquet: no column 'label'|no column 'label'"):
+    with raises(ParquetError, "part-0.parquet", "'label'"):
         ParquetFiles.open(folder, ROLES)
 
 

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from sluice.ingest.memory.governor import Governor, MemoryLimitError, MemoryReadings
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ class Process:
         self.idle = 0
 
 
-def test_what_nothing_is_charged_for_leaves_less_room():
+def test_uncharged_memory_leaves_less_for_early_work():
     process = Process()
     process.used = 100 + 30
     governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
@@ -133,7 +134,7 @@ def test_worker_processes_and_what_they_share_count():
 
 
 def test_a_limit_below_the_minimum_is_refused_with_the_number_that_would_do():
-    with pytest.raises(MemoryLimitError, match="at least 120 bytes"):
+    with raises(MemoryLimitError, "120 bytes"):
         Governor(limit=119, minimum=20, base=100)
 
 

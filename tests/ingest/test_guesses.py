@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +17,7 @@ from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools.guess_spec import guessed_spec
+from tests.raises import assert_names, raises
 
 ROWS = 4000
 SEEDS = pytest.mark.parametrize("seed", range(5))
@@ -57,9 +56,7 @@ def test_a_column_that_is_there_only_with_positive_rows_is_left_out(tmp_path, se
     )
     found = proposals(facts, ROWS)
     assert found["other"].role == "dense"
-    assert (found["telling"].why.startswith("is there almost only where the label is 1 (")) is bool(
-        missing
-    )
+    assert ("only where the label is 1" in found["telling"].why) is bool(missing)
     assert bool(found["telling"].role or found["telling"].time) is not bool(missing)
 
 
@@ -90,7 +87,7 @@ def test_values_that_tell_the_label_are_judged_on_rows_that_they_were_not_learne
 
 
 @SEEDS
-def test_counts_are_told_from_ids_by_their_shape(tmp_path, seed):
+def test_counts_and_ids_are_distinguished_by_their_shape(tmp_path, seed):
     rng = np.random.default_rng(seed)
     zipf = np.minimum(rng.zipf(1.5, ROWS), 3000)
     columns = {
@@ -121,7 +118,7 @@ def test_counts_are_told_from_ids_by_their_shape(tmp_path, seed):
         ("ID", False),
     ],
 )
-def test_names_say_more_than_shapes(tmp_path, name, is_dense):
+def test_names_count_more_than_shapes(tmp_path, name, is_dense):
     for values in (np.arange(ROWS) % 90, np.random.default_rng(0).geometric(0.1, ROWS)):
         assert is_amount(name, facts_of(tmp_path, **{name: values})[name]) is is_dense
 
@@ -158,7 +155,7 @@ def test_labels_are_known_by_their_words(tmp_path):
         found = proposals(facts_of(tmp_path, x=[1.0, 2.0], **{name: [0, 1]}), 2)
         assert found[name].role == "label"
     assert words_of("userId") == words_of("user_id") == ["user", "id"]
-    with pytest.raises(GuessError, match="say which is the label"):
+    with raises(GuessError, "label, target", "roles=", "--label", "x, label_count"):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
 
 
@@ -220,11 +217,7 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
         folder / "a.parquet",
     )
     text = guessed_spec(tmp_path / "logs")
-    assert (
-        "#   date: only the names of folders have it (date=2026-01-01); write it into the files"
-        in text
-    )
-    assert re.search(r"#   vector: .*a vector; read it as floats, and op = \"bag\"", text)
+    assert_names(text, "#   date:", "date=2026-01-01", "#   vector:", 'op = "bag"')
     spec = Spec.own(text)
     assert {column.name for column in spec.columns} == {
         "click",
@@ -244,7 +237,7 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
             reading=Reading(reader="arrow"),
         ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
-    assert "date (only the names of folders have it" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "date (", "folders")
 
 
 def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
@@ -259,10 +252,9 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
     }
     pq.write_table(pa.table({"click": clicks(rng), **columns}), tmp_path / "a.parquet")
     text = guessed_spec(tmp_path)
-    assert (
-        'name = "views"\nrole = "dense"\nops = [{op = "fill"}, {op = "log", shift = 1, floor = 1}, {op = "sc'
-        in text
-    )
+    views = next(column for column in Spec.own(text).columns if column.name == "views")
+    _, log, scale = views.ops
+    assert (log.name, log.shift, log.floor, scale.name) == ("log", 1, 1, "scale")
     with BatchLoader(
         table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, order=Order(streams=1)
     ) as loader:

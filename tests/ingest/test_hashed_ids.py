@@ -1,4 +1,4 @@
-"""Ids by hashing what plain Parquet holds: the same as the ETL's operator makes, wherever a value lies."""
+"""Ids by hashing what plain Parquet holds: the same as the ETL's operator makes, for each place of a value."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
+from tests.raises import assert_names, raises
 
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
@@ -160,35 +161,32 @@ def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
         "tags": "id_list",
     }
     said = capsys.readouterr().err
-    assert "tags%1000" in said
-    assert "item (a number that differs in nearly every row)" in said
+    assert_names(said, "tags%1000", "item (", "every row")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "facts"),
     [
-        ({"usr": 5}, "there is no column 'usr' .did you mean 'user'"),
-        ({"number": 5}, "'number' holds float; only whole"),
-        ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 4,294,967,293"),
-        ({"user": True}, "True for column"),
-        ({"user": "5"}, "'5' for column"),
-        ({"label": 5}, "is asked for as label"),
+        ({"usr": 5}, ("'usr'", "'user'")),
+        ({"number": 5}, ("'number'", "float", "whole")),
+        ({"user": 0}, ("0 for", "'user'", "1 to 4,294,967,293")),
+        ({"user": True}, (True, "'user'", "1 to 4,294,967,293")),
+        ({"user": "5"}, ("'5'", "'user'", "1 to 4,294,967,293")),
+        ({"label": 5}, ("'label'", "as label")),
     ],
 )
-def test_what_cannot_be_hashed_is_refused(files, wanted, said):
-    with pytest.raises(ParquetError, match=said):
+def test_what_cannot_be_hashed_is_refused(files, wanted, facts):
+    with raises(ParquetError, *facts):
         ParquetFiles.open(files, {"label": "label", "dense": "number"}, wanted)
 
 
-def test_who_asks_for_texts_as_ids_is_told_how_to_have_them(files):
-    with pytest.raises(
-        ColumnError, match=r"'user' holds string .* Loader\(hash={'user': 1_000_000}\)"
-    ):
+def test_texts_as_ids_are_refused_with_the_option_that_hashes_them(files):
+    with raises(ColumnError, "'user'", "string", "Loader(hash={'user': 1_000_000})"):
         BatchLoader(ParquetFiles.open(files, "label=label;dense=number;sparse=user"), batch_size=80)
 
 
 def test_a_feature_table_has_its_own_ids(table):
-    with pytest.raises(ParquetError, match="a feature table has the operator hash in its spec"):
+    with raises(ParquetError, "hash", "feature table"):
         table_of(table, hash={"C1": 5})
 
 
@@ -220,12 +218,10 @@ class TestTimes:
         ]
         said = capsys.readouterr().err
         assert said.count("roles guessed") == 1, "once for a source"
-        assert (
-            "left out: seen_at (looks like a time), bought (looks like a time), left (looks like a time)"
-            in said
-        )
+        assert_names(said, "left out: seen_at (", "bought (", "left (")
+        assert said.count("time)") == 3
 
-    def test_who_asks_for_it_gets_it(self, tmp_path):
+    def test_a_time_column_is_an_id_if_a_role_or_hash_names_it(self, tmp_path):
         pq.write_table(
             pa.table({"click": np.zeros(100, np.int8), "ts": np.arange(100) + 1_600_000_000}),
             tmp_path / "a.parquet",

@@ -13,6 +13,7 @@ import sluice
 from sluice.ingest.__main__ import main
 from sluice.ingest.loader import BatchLoader
 from sluice.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of
+from tests.raises import assert_names, raises
 
 
 class Clock:
@@ -47,26 +48,14 @@ class Endless:
 
 
 @pytest.mark.parametrize(
-    ("load_s", "step_s", "stall", "gain", "verdict"),
+    ("load_s", "step_s", "stall", "gain", "facts"),
     [
-        (0.3, 0.1, 0.75, 3.0, "input-bound: 75% of each step waits; at best +300%"),
-        (
-            0.05,
-            0.1,
-            1 / 3,
-            0.5,
-            "balanced: loading alone keeps up, but together 33% of each step waits; at best +50%",
-        ),
-        (
-            0.001,
-            0.1,
-            0.0099,
-            0.01,
-            "consumer-bound: 1% of each step waits; faster loading brings nothing",
-        ),
+        (0.3, 0.1, 0.75, 3.0, ("input-bound", "75%", "+300%")),
+        (0.05, 0.1, 1 / 3, 0.5, ("balanced", "33%", "+50%")),
+        (0.001, 0.1, 0.0099, 0.01, ("consumer-bound", "1%")),
     ],
 )
-def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, gain, verdict):
+def test_any_iterable_of_batches_gets_a_report_of_what_it_loses(load_s, step_s, stall, gain, facts):
     clock = Clock()
     found = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
     assert found.consumer == pytest.approx(10 / step_s)
@@ -74,7 +63,8 @@ def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, ga
     assert found.together == pytest.approx(10 / (load_s + step_s))
     assert found.stall == pytest.approx(stall, abs=1e-3)
     assert found.gain == pytest.approx(gain)
-    assert str(found).splitlines()[0] == found.verdict == verdict
+    assert str(found).splitlines()[0] == found.verdict
+    assert_names(found.verdict, *facts)
 
 
 def test_a_step_that_takes_no_time_is_all_waiting():
@@ -82,19 +72,14 @@ def test_a_step_that_takes_no_time_is_all_waiting():
     found = sluice.report(Endless(clock, 0.2), clock.step(0.0), seconds=0.0, clock=clock)
     assert found.stall == 1.0
     assert found.loading == pytest.approx(50)
-    assert (
-        found.verdict
-        == "input-bound: 100% of each step waits; the consumer alone takes next to no time"
-    )
-    assert "computing 0%, waiting 100% (100% as loading is slower, 0% in each other's way)" in str(
-        found
-    )
+    assert_names(found.verdict, "input-bound", "100%")
+    assert_names(str(found), "computing 0%", "waiting 100%")
 
 
-def test_an_empty_loader_and_batches_without_rows_are_said():
-    with pytest.raises(HeadroomError, match="the loader gave no batch"):
+def test_an_empty_loader_and_batches_without_rows_are_refused():
+    with raises(HeadroomError, "no batch"):
         report([], seconds=0.1)
-    with pytest.raises(HeadroomError, match="type int has no length"):
+    with raises(HeadroomError, "int"):
         report([1, 2, 3], seconds=0.1)
 
 
@@ -117,65 +102,30 @@ def test_the_table_names_the_stalls_of_a_step():
         foretold={"twice the cores": 60.0},
     )
     lines = str(found).splitlines()
-    assert (
-        lines[0]
-        == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3.2 cores idle"
-    )
-    assert lines[-3] == (
-        "  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
-        "way)"
-    )
-    assert lines[-1].strip() == "predicted for both together, with twice the cores: 60 rows/s"
-    assert lines[-2].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
+    assert_names(lines[0], "input-bound", "50%", "read", "+100%", "3.2 cores")
+    assert_names(lines[-3], "computing 50%", "waiting 50%")
+    assert_names(lines[-2], "3 workers in read", "75 rows/s", "tried: 70")
+    assert_names(lines[-1], "twice the cores", "60 rows/s")
 
 
 @pytest.mark.parametrize(
     ("loading", "together", "stall", "bound", "shares"),
     [
-        (
-            50.0,
-            48.0,
-            0.52,
-            "input-bound: ",
-            "computing 48%, waiting 52% (48% as loading is slower, 4% in",
-        ),
-        (
-            200.0,
-            79.0,
-            0.21,
-            "balanced: ",
-            "computing 79%, waiting 21% (0% as loading is slower, 21% in",
-        ),
-        (
-            200.0,
-            60.0,
-            0.25,
-            "balanced: ",
-            "computing 75% (15% more than alone), waiting 25% (0% as loading",
-        ),
-        (
-            95.0,
-            79.0,
-            0.21,
-            "balanced: loading alone nearly keeps up, ",
-            "computing 79%, waiting 21% (4% as loading is slower, 17% in",
-        ),
-        (
-            60.0,
-            30.0,
-            0.7,
-            "input-bound: ",
-            "computing 30%, waiting 70% (20% as loading is slower, 50% in",
-        ),
-        (200.0, 99.5, 0.005, "consumer-bound: ", "computing 100%"),
+        (50.0, 48.0, 0.52, "input-bound: ", [48, 52, 48, 4]),
+        (200.0, 79.0, 0.21, "balanced: ", [79, 21, 0, 21]),
+        (200.0, 60.0, 0.25, "balanced: ", [75, 15, 25, 0, 25]),
+        (95.0, 79.0, 0.21, "balanced: loading alone nearly ", [79, 21, 4, 17]),
+        (60.0, 30.0, 0.7, "input-bound: ", [30, 70, 20, 50]),
+        (200.0, 99.5, 0.005, "consumer-bound: ", [100]),
     ],
 )
 def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shares):
+    """`shares` are the percentages of the table: of computing, of waiting, and of the causes of waiting."""
     lines = str(
         Headroom(consumer=100.0, loading=loading, together=together, stall=stall)
     ).splitlines()
     assert lines[0].startswith(bound)
-    assert shares in lines[-1]
+    assert [int(share) for share in re.findall(r"(\d+)%", lines[-1])] == shares
     waits = re.findall(r"(\d+)% of each step waits", lines[0])
     assert re.findall(r"waiting (\d+)%", lines[-1]) == (
         waits if bound != "consumer-bound: " else []
@@ -202,15 +152,9 @@ def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
 
 def test_the_command_prints_a_table_and_ends_with_figures(table, capsys):
     found = main(
-        [
-            "headroom",
-            table.uri,
-            "--batch-size",
-            "80",
-            "--seconds",
-            "0.05",
-            "--step",
-            "tests.ingest.twin:halve_batch",
-        ]
+        (
+            f"headroom {table.uri} --batch-size 80 --seconds 0.05"
+            " --step tests.ingest.twin:halve_batch"
+        ).split()
     )
     assert json.loads(json.dumps(found))["verdict"] == capsys.readouterr().err.splitlines()[0]

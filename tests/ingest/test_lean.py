@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.raises import assert_names
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
@@ -59,7 +61,7 @@ def test_plain_parquet_needs_no_extra(files):
     assert result.stdout.strip() == "2048", result.stderr
 
 
-def test_without_petastorm_its_reader_says_what_to_do(files):
+def test_without_petastorm_its_reader_names_the_extra_and_another_reader(files):
     result = load(files, "petastorm")
     assert result.returncode
-    assert "pip install \"sluice-recsys[petastorm]\", or take reader='arrow'" in result.stderr
+    assert_names(result.stderr, "sluice-recsys[petastorm]", "reader='arrow'")

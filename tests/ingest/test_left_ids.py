@@ -85,7 +85,7 @@ def test_numbers_are_stored_and_both_tables_are_whole(tables):
         assert left.record.profile[name]["nulls"] == spark.record.profile[name]["nulls"]
 
 
-def test_costs_are_told_of_either_side(tables):
+def test_costs_are_counted_on_either_side(tables):
     spark, left = tables
     with BatchLoader(left, batch_size=80, reading=Reading(reader="arrow")) as loader:
         assert loader.operators.costs() == []

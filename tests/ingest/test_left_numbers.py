@@ -15,6 +15,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from tests.dlrm import clicks_table
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +48,20 @@ def table(folder: Path, chain: str):
     return clicks_table.write(folder / "t", RAW, text=text_of(chain))
 
 
-@pytest.mark.parametrize("where", CHAINS)
-def test_it_is_an_error_that_names_column_and_value(tmp_path, where):
+@pytest.mark.parametrize(("where", "value"), [("one", "2.0000000000000223e+99"), ("two", "1e+40")])
+def test_it_is_an_error_that_names_column_and_value(tmp_path, where, value):
     made = table(tmp_path, CHAINS[where])
-    said = r"part-00000.parquet,? row group 0.*'x'.*[0-9.]+e\+(40|99), which is too large for float32; clip it"
     with (
         BatchLoader(made, batch_size=80, read_ahead_epochs=1) as loader,
-        pytest.raises((QuarantineError, ColumnError), match=said),
+        raises(
+            (QuarantineError, ColumnError),
+            "part-00000.parquet",
+            "row group 0",
+            "'x'",
+            value,
+            "float32",
+            "clip",
+        ),
     ):
         list(loader)
 
@@ -65,16 +73,13 @@ def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_pa
     files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
     with (
         BatchLoader(files, batch_size=80, read_ahead_epochs=1) as loader,
-        pytest.raises(
-            ColumnError,
-            match=r"a.parquet, row group 0.*'x': 1e\+40, which is too large for float32; clip it",
-        ),
+        raises(ColumnError, "a.parquet", "row group 0", "'x'", "1e+40", "float32", "clip"),
     ):
         list(loader)
 
 
 @pytest.mark.parametrize("where", CHAINS)
-def test_or_its_row_alone_is_set_aside(tmp_path, where):
+def test_or_its_row_alone_is_quarantined(tmp_path, where):
     made, listed = table(tmp_path, CHAINS[where]), tmp_path / "q.jsonl"
     errors = Errors(on_error="quarantine", max_rate=1, quarantine=listed)
     with BatchLoader(made, batch_size=80, read_ahead_epochs=1, errors=errors) as loader:
@@ -82,4 +87,4 @@ def test_or_its_row_alone_is_set_aside(tmp_path, where):
     assert sum(int((batch.weight == 0).sum()) for batch in batches) == 1
     assert all(bool(batch.dense.isfinite().all()) for batch in batches)
     (row,) = [json.loads(line) for line in listed.read_text().splitlines()]
-    assert (row["row"], "too large for float32" in row["reason"]) == (40, True)
+    assert (row["row"], "float32" in row["reason"]) == (40, True)

@@ -183,7 +183,7 @@ def test_processor_time_is_that_of_the_whole_tree_with_children_that_have_ended(
 
 @pytest.mark.parametrize("waited", [False, True])
 def test_a_process_that_has_ended_uses_nothing(waited):
-    """Also one that nobody has waited for, whose number is still taken."""
+    """Also one that was not waited for, whose number is still taken."""
     work = "import time\nwhile time.process_time() < 0.1: pass"  # the kernel counts in hundredths
     ended = subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
@@ -221,7 +221,7 @@ def test_idle_time_is_that_of_the_cores_that_it_may_use(root, monkeypatch):
         {"proc/stat": STAT, **V2, "sys/fs/cgroup/a/cpu.max": "400000 100000"},
     ],
 )  # half of an idle core may be ours
-def test_idle_time_that_is_not_told_or_not_ours_is_none(root, files):
+def test_idle_time_that_is_unknown_or_not_ours_is_none(root, files):
     assert root(files).cores_idle_s() is None
 
 
@@ -286,8 +286,8 @@ def test_a_core_taken_away_is_seen_at_the_next_look():
     assert machine.cores() <= len(allowed)
 
 
-def test_without_proc_psutil_tells_enough(tmp_path):
-    """Nothing raises, and what is told can be reckoned with."""
+def test_without_proc_psutil_is_enough(tmp_path):
+    """Nothing raises, and all counters are usable numbers."""
     machine, ours = Machine(tmp_path), Machine()
     assert machine.cores() == len(os.sched_getaffinity(0))
     assert machine.memory_limit() == psutil.virtual_memory().total

@@ -20,6 +20,7 @@ from sluice.ingest.read.decoding import decoding_of
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
+from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +156,7 @@ def group():
 
 
 def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(group, repo, tmp_path):
-    """One row group of 1.5 M rows, beside a neighbour in the same group that holds 64 MiB."""
+    """One row group of 1.5 M rows. Another process in the same group holds 64 MiB."""
     chance, rows, ballast = np.random.default_rng(0), 1_500_000, 64 * MIB
     pq.write_table(
         pa.table(
@@ -180,10 +181,7 @@ def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(group, repo, tm
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     found = json.loads(done.stdout)
     assert found["refused"] is not None
-    assert all(
-        part in found["refused"]
-        for part in ("for row groups", "for decoding one", "for windows and batches")
-    )
+    assert_names(found["refused"], "row groups", "decoding", "windows", "batches")
     assert found["minimum"] > 64 * MIB + 2 * rows * (1 + 4 * 4 + 4 * 8), (
         "the neighbour, and two decoded row groups"
     )
@@ -253,7 +251,7 @@ def test_version_1_is_charged_by_its_hierarchy(tmp_path):
     assert group.charged() == 2000 - 700
 
 
-def test_a_kernel_that_does_not_tell_its_charge_is_not_guessed_at(tmp_path):
+def test_without_a_charge_by_the_kernel_there_is_no_guess(tmp_path):
     v2(tmp_path, a_b=(5000, {"current": 1}))
     (tmp_path / "sys/fs/cgroup/a/b/memory.current").unlink()
     assert Machine(tmp_path, pid=7).memory_group() is None

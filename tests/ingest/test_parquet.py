@@ -18,6 +18,7 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform, TransformError
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -157,9 +158,7 @@ def test_a_transform_may_cut_bags(tmp_path):
     wrong = [("wrong", lambda arrays: {"b.lengths": arrays["b.lengths"] + 1})]
     with (
         BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader,
-        pytest.raises(
-            TransformError, match=r"'wrong', epoch 0, step 0: column 'b.lengths' .* 64 rows and"
-        ),
+        raises(TransformError, "'wrong'", "epoch 0, step 0", "'b.lengths'", "64 rows"),
     ):
         next(iter(loader))
 
@@ -175,8 +174,7 @@ def test_roles_are_guessed_and_printed(tmp_path, capsys):
         "c": "id_list",
     }
     told = capsys.readouterr().err
-    assert "label: click" in told
-    assert "left out: note (text that differs in nearly every row)" in told
+    assert_names(told, "label: click", "left out: note (text", "every row")
 
 
 def test_a_glob_and_a_list_and_one_file(tmp_path):
@@ -259,9 +257,7 @@ def test_missing_values_are_filled_as_asked(tmp_path):
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
         assert batch.lengths.view(3, -1)[1, :4].tolist() == [1, 0, 1, 0]
-    with pytest.raises(
-        ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"
-    ):
+    with raises(ColumnError, "part-", "'number'", "empty", "fill={'number': 0}"):
         BatchLoader(tmp_path, batch_size=400, roles=ASKED)
     with pytest.raises(ColumnError, match=r"fill: 'nmber' .*did you mean 'number'"):
         BatchLoader(tmp_path, batch_size=400, roles=ASKED, fill={"nmber": 0})
@@ -286,20 +282,20 @@ def test_few_of_many_columns_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "roles", "message"),
+    ("source", "roles", "facts"),
     [
-        ("", {"label": "clik"}, r"roles: there is no column 'clik' \(did you mean 'click'"),
-        ("", {"lable": "click"}, r"'lable' is not a role \(did you mean 'label'"),
-        ("", {"label": "click", "dense": ["click"]}, r"'click' is asked for as label and as dense"),
-        ("no/*.parquet", ASKED, r"no file matches"),
-        ("none", ASKED, r"none: no such file or folder"),
-        ("empty", ASKED, r"empty: no \*.parquet file"),
+        ("", {"label": "clik"}, ("roles", "'clik'", "'click'")),
+        ("", {"lable": "click"}, ("role", "'lable'", "'label'")),
+        ("", {"label": "click", "dense": ["click"]}, ("'click'", "label", "dense")),
+        ("no/*.parquet", ASKED, ("/no/*.parquet", "no file")),
+        ("none", ASKED, ("/none", "no such file")),
+        ("empty", ASKED, ("/empty", "no *.parquet file")),
     ],
 )
-def test_what_cannot_be_loaded_is_said(tmp_path, source, roles, message):
+def test_what_cannot_be_loaded_is_refused(tmp_path, source, roles, facts):
     write(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ParquetError, match=message):
+    with raises(ParquetError, *facts):
         BatchLoader(str(tmp_path / source) if source else tmp_path, batch_size=8, roles=roles)
 
 
@@ -309,16 +305,12 @@ def test_mixed_schemas_are_named(tmp_path):
         pa.table({**columns(3, 0), "number": pa.array(["1", "2", "3"])}),
         tmp_path / "part-9.parquet",
     )
-    with pytest.raises(
-        ParquetError, match=r"part-9.parquet: column 'number' holds string, in .*part-0.parquet it"
-    ):
+    with raises(ParquetError, "part-9.parquet", "'number'", "string", "part-0.parquet", "double"):
         ParquetFiles.open(tmp_path, ASKED)
     pq.write_table(
         pa.table({"click": pa.array([1], pa.int8()), "number": [2.0]}), tmp_path / "part-9.parquet"
     )
-    with pytest.raises(
-        ParquetError, match=r"part-9.parquet: no column 'user', which other files have"
-    ):
+    with raises(ParquetError, "part-9.parquet", "'user'", "input.optional"):
         ParquetFiles.open(tmp_path, ASKED)
     assert (
         len(ParquetFiles.open(tmp_path, {"label": "click", "dense": "number"}).files)
@@ -327,53 +319,41 @@ def test_mixed_schemas_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
         (
             lambda t: (
                 t | {"b": pa.array([{"a": 1}] * len(t["user"]), pa.struct([("a", pa.int32())]))}
             ),
-            r"there is no column 'b' \(did you mean 'b.a'",
+            ("'b'", "'b.a'"),
         ),
-        (
-            lambda t: t | {"number": t["b"]},
-            r"column 'number' holds list.* in the role dense, which takes one number",
-        ),
+        (lambda t: t | {"number": t["b"]}, ("'number'", "list", "role dense")),
     ],
 )
-def test_other_nested_types_are_refused(tmp_path, change, message):
+def test_other_nested_types_are_refused(tmp_path, change, facts):
     write(tmp_path, change)
-    with pytest.raises((ColumnError, ParquetError), match=message):
+    with raises((ColumnError, ParquetError), *facts):
         BatchLoader(tmp_path, batch_size=8, roles=ASKED)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("bag", "kind", "facts"),
     [
-        (
-            lambda t: t | {"b": pa.array([b"12345"] * len(t["user"]), pa.binary())},
-            r"'b' has a bag of 5 bytes",
-        ),
-        (
-            lambda t: t | {"b": pa.array([[2**31]] * len(t["user"]), pa.list_(pa.int64()))},
-            r"'b' has ids from 2147483648",
-        ),
-        (
-            lambda t: t | {"b": pa.array([[None]] * len(t["user"]), pa.list_(pa.int32()))},
-            r"'b' has \d+ empty values",
-        ),
+        (b"12345", pa.binary(), ("5 bytes",)),
+        ([2**31], pa.list_(pa.int64()), (2147483648, "int32")),
+        ([None], pa.list_(pa.int32()), ("empty",)),
     ],
 )
-def test_bags_that_hold_no_ids_are_named(tmp_path, change, message):
-    write(tmp_path, change)
+def test_bags_that_hold_no_ids_are_named(tmp_path, bag, kind, facts):
+    write(tmp_path, lambda table: table | {"b": pa.array([bag] * len(table["user"]), kind)})
     with (
         BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader,
-        pytest.raises(ColumnError, match=message),
+        raises(ColumnError, "'b'", *facts),
     ):
         next(iter(loader))
 
 
 def test_a_split_of_plain_files_is_refused_not_ignored(tmp_path):
     write(tmp_path)
-    with pytest.raises(ParquetError, match="no split 'test': plain Parquet files are one, 'train'"):
+    with raises(ParquetError, "'test'", "'train'"):
         BatchLoader(ParquetFiles.open(tmp_path), batch_size=100, split="test")

@@ -101,7 +101,7 @@ def test_some_of_petastorms_own_tests_pass(tmp_path):
     }
 
 
-def test_a_failure_is_told_with_its_reason(tmp_path):
+def test_a_failure_is_reported_with_its_reason(tmp_path):
     report = tmp_path / "report.xml"
     report.write_text("""<testsuites><testsuite>
         <testcase name="a"/><testcase name="b"><skipped message="no HDFS"/></testcase>

@@ -1,5 +1,5 @@
-"""What is Petastorm's in the loader: its Reader and worker bring every row group; its predicates, selectors, caches,
-schemas and transforms mean what they mean there."""
+"""The loader reads every row group by Petastorm's Reader and worker. Its predicates, selectors, caches, schemas and
+transforms work as in Petastorm."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
+from tests.raises import raises
 
 compat.install()
 
@@ -187,7 +188,7 @@ def test_a_loader_with_a_transform_spec_goes_on_where_it_was_and_asks_for_the_sp
         assert [b.checksum for b in loader] == rest
     with (
         open_loader(clicks, **options) as loader,
-        pytest.raises(Exception, match="made with the transform 'Tr"),
+        raises(LoaderError, "'TransformSpec'", "worked_over", "transforms=[]"),
     ):
         loader.load_state_dict(state)
 
@@ -196,9 +197,9 @@ def test_fields_are_removed_and_selected_without_a_function(clicks):
     selected = TransformSpec(selected_fields=["row", "label"])
     found, _ = loaded(clicks, transforms=[selected], roles={"label": "label", "sparse": "row"})
     assert set(found) == {"row", "label"}
-    with pytest.raises(ParquetError, match="there is no column 'number'"):
+    with raises(ParquetError, "roles", "'number'", "label, row"):
         loaded(clicks, transforms=[selected])
-    with pytest.raises(ParquetError, match="there is no column 'number'"):
+    with raises(ParquetError, "roles", "'number'", "label, row, text"):
         loaded(clicks, transforms=[TransformSpec(removed_fields=["number"])])
 
 
@@ -243,63 +244,56 @@ def test_ids_are_hashed_after_the_transform_spec(clicks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("function", "edits", "facts"),
     [
+        (lambda frame: frame[frame["row"] > 3], None, ("116 rows", 120, "predicate")),
+        (lambda frame: pd.concat([frame, frame]), None, ("240 rows", 120)),
+        (lambda frame: frame["row"], None, ("Series", "DataFrame")),
+        (lambda frame: frame.drop(columns="row"), None, ("number,label,text", "schema")),
+        (lambda frame: frame.assign(more=1), None, ("more", "schema")),
+        (lambda frame: frame["nothing"], None, ("TransformSpec", "KeyError: 'nothing'")),
         (
-            TransformSpec(lambda frame: frame[frame["row"] > 3]),
-            "returned 116 rows for 120.* predicate",
-        ),
-        (TransformSpec(lambda frame: pd.concat([frame, frame])), "returned 240 rows for 120"),
-        (TransformSpec(lambda frame: frame["row"]), "returned Series, not a DataFrame"),
-        (
-            TransformSpec(lambda frame: frame.drop(columns="row")),
-            "do not match required schema columns",
-        ),
-        (TransformSpec(lambda frame: frame.assign(more=1)), "do not match required schema columns"),
-        (
-            TransformSpec(lambda frame: frame["nothing"]),
-            "the function of the TransformSpec failed: KeyError: 'nothing'",
-        ),
-        (
-            TransformSpec(
-                lambda frame: frame.assign(row=frame["row"] + 0.5), [("row", np.int32, (), False)]
-            ),
-            "row group 0: Float value 0.5.* was truncated converting to int32",
+            lambda frame: frame.assign(row=frame["row"] + 0.5),
+            [("row", np.int32, (), False)],
+            ("0.500000", "int32"),
         ),
     ],
 )
-def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(clicks, spec, message):
-    with pytest.raises(SourceError, match=message):
+def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(
+    clicks, function, edits, facts
+):
+    with raises(SourceError, "part-0.parquet", "row group 0", *facts):
         loaded(
-            clicks, transforms=[spec], shuffle=False, streams=1, knobs=Knobs(workers={"read": 1})
+            clicks,
+            transforms=[TransformSpec(function, edits)],
+            shuffle=False,
+            streams=1,
+            knobs=Knobs(workers={"read": 1}),
         )
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "facts"),
     [
         (
             [TransformSpec(removed_fields=["numbr"])],
-            r"removed_fields names 'numbr', .*did you mean 'number'",
+            ("removed_fields", "'numbr'", "'number'"),
         ),
-        (
-            [TransformSpec(selected_fields=["row", "nothing"])],
-            "selected_fields names 'nothing', which is not there",
-        ),
+        ([TransformSpec(selected_fields=["row", "nothing"])], ("selected_fields", "'nothing'")),
         (
             [TransformSpec(edit_fields=[("row", object, (), False)])],
-            "gives 'row' the type <class 'object'>",
+            ("edit_fields", "'row'", "<class 'object'>"),
         ),
-        ([SPEC, SPEC], "only one TransformSpec"),
-        ([Transform("first", np.log1p), SPEC], "give it first"),
+        ([SPEC, SPEC], ("transforms", "only one")),
+        ([Transform("first", np.log1p), SPEC], ("transforms", "first")),
     ],
 )
-def test_a_transform_spec_that_cannot_be_is_refused_at_the_start(clicks, given, message):
-    with pytest.raises(PetastormError, match=message):
+def test_a_transform_spec_that_cannot_be_is_refused_at_the_start(clicks, given, facts):
+    with raises(PetastormError, *facts):
         BatchLoader(clicks, batch_size=80, roles=ROLES, transforms=given)
 
 
-def test_a_row_group_on_which_the_function_fails_can_be_set_aside(clicks, tmp_path):
+def test_a_row_group_on_which_the_function_fails_can_be_quarantined(clicks, tmp_path):
     def function(frame):
         if (frame["row"] == 130).any():
             raise RuntimeError("boom")
@@ -354,9 +348,7 @@ def test_a_predicate_that_chooses_other_rows_each_time_is_an_error(clicks):
         return row % 2 >= asked[int(row.iloc[0])] - 1
 
     options = PetastormOptions(predicate=in_lambda(["row"], first_time))
-    with pytest.raises(
-        SourceError, match="60 rows where 120 are due: a predicate chooses the same rows each time"
-    ):
+    with raises(SourceError, "row group", "60 rows", 120, "predicate"):
         loaded(clicks, petastorm=options)
 
 
@@ -424,9 +416,7 @@ def test_a_schema_that_is_given_must_be_the_files(clicks):
         == loaded(clicks)[1]
     )
     other = Unischema("other", [UnischemaField("number", np.str_, (), None, False)])
-    with pytest.raises(
-        PetastormError, match="column 'number' holds float32, where the schema has str_"
-    ):
+    with raises(PetastormError, "part-0.parquet", "'number'", "float32", "str_"):
         loaded(clicks, petastorm=PetastormOptions(schema=other))
     with pytest.raises(PetastormError, match=r"no column 'rows' \(did you mean 'row'\?\)"):
         loaded(
@@ -438,47 +428,45 @@ def test_a_schema_that_is_given_must_be_the_files(clicks):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "facts"),
     [
-        ({"predicate": in_set({1}, "nothing")}, "predicate: no column 'nothing'"),
+        ({"predicate": in_set({1}, "nothing")}, ("predicate", "'nothing'")),
         (
             {"predicate": "row > 3"},
-            "predicate: 'row > 3' is not a petastorm.predicates.PredicateBase",
+            ("predicate", "'row > 3'", "petastorm.predicates.PredicateBase"),
         ),
         (
             {"rowgroup_selector": SingleIndexSelector("day", [1])},
-            "needs the indexes .'day'., which are pickled",
+            ("rowgroup_selector", "'day'", "pickled"),
         ),
-        ({"cache": object()}, "is not a petastorm.cache.CacheBase"),
+        ({"cache": object()}, ("cache", "petastorm.cache.CacheBase")),
         (
             {"cache": Kept(), "predicate": in_negate(in_set({1}, "row"))},
-            "cache: .*a predicate",
+            ("cache", "predicate"),
         ),
     ],
 )
-def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, message):
-    with pytest.raises(PetastormError, match=message):
+def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, facts):
+    with raises(PetastormError, *facts):
         loaded(clicks, petastorm=PetastormOptions(**options))
 
 
 def test_rows_are_sampled_as_they_are_stored(clicks):
     odd = PetastormOptions(predicate=in_set({"bee"}, "text"))
     for options in ({"petastorm": odd}, {"transforms": [SPEC]}):
-        with pytest.raises(LoaderError, match="rows are sampled as they are stored"):
+        with raises(LoaderError, "sample='number'", "stored"):
             loaded(clicks, sample="number", **options)
 
 
 def test_a_cache_that_unpickles_is_refused(tmp_path):
     cache = LocalDiskCache(str(tmp_path), 10**6, 100)
-    with pytest.raises(PetastormError, match="LocalDiskCache unpickles what lies on the disk"):
+    with raises(PetastormError, "LocalDiskCache", "unpickles", "FileCache"):
         PetastormOptions(cache=cache)
     cache.cleanup()
 
 
 def test_what_is_petastorms_is_refused_of_the_arrow_reader(clicks):
-    with pytest.raises(
-        SourceError, match="rowgroup_selector: this is Petastorm's; take reader='petastorm'"
-    ):
+    with raises(SourceError, "rowgroup_selector", "reader='petastorm'"):
         loaded(clicks, reader="arrow", petastorm=PetastormOptions(rowgroup_selector=Chosen(1)))
-    with pytest.raises(SourceError, match="transform_spec: this is Petastorm's"):
+    with raises(SourceError, "transform_spec", "reader='petastorm'"):
         loaded(clicks, reader="arrow", transforms=[SPEC])

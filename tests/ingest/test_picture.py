@@ -1,11 +1,12 @@
-"""The picture of a run: bars as high as the rate, a line of headroom, letters where something happened."""
+"""The picture of a run: bars as high as the rate, a line of headroom, letters of events, and the line above it."""
 
 from __future__ import annotations
 
 import io
 
-from sluice.tools.terminal import Picture, View
+from sluice.tools.terminal import Picture, View, summary
 from tests.ingest.test_stats import snapshot
+from tests.raises import assert_names
 
 
 def _column(lines, number):
@@ -34,7 +35,7 @@ def test_two_points_are_needed_and_any_width_will_do():
         assert Picture(points=[(1.0, 0.0), (2.0, 0.0)], marks=[(2.0, "A")]).lines(width)
 
 
-def test_what_is_told_is_marked_and_plain_lines_do_where_there_is_no_terminal():
+def test_without_a_terminal_marked_lines_are_printed_as_plain_lines():
     stream = io.StringIO()
     view = View(stream)
     view.tell("before anything is seen", mark=True)
@@ -50,7 +51,7 @@ def test_what_is_told_is_marked_and_plain_lines_do_where_there_is_no_terminal():
     assert lines[-1] == "A. a worker was killed"
 
 
-def test_a_terminal_gets_the_picture_and_what_is_told_stays():
+def test_a_terminal_gets_the_picture_and_marked_lines_stay():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -64,3 +65,10 @@ def test_a_terminal_gets_the_picture_and_what_is_told_stays():
     text = stream.getvalue()
     for word in ("A. a worker was killed", "└─", "╌╌╌", "stage"):
         assert word in text
+
+
+def test_the_line_names_why_work_was_held_back():
+    before = snapshot(at=1.0, held_back=2, held_back_pressure=1)
+    after = snapshot(at=2.0, held_back=9, held_back_pressure=3)
+    assert_names(summary(before, after), "7×", "memory", "5 limit", "2 pressure")
+    assert "held back" not in summary(before, before)

@@ -32,6 +32,7 @@ from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
 from tests.open_loader import open_loader
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ FIRST = datetime.datetime(2024, 1, 1)
 
 
 def log(number: np.ndarray) -> pa.Table:
-    """A click log as services write it. Row n can be told by its `score`, which is n."""
+    """A click log as services write it. The `score` of row n is n."""
     return pa.table(
         {
             "clicked": pa.array(number * 48_271 % 65_537 % 3 == 0),  # no other column tells it
@@ -251,24 +252,21 @@ def test_roles_take_any_type_of_column(clicks):
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "facts"),
     [
-        ("label=clicked;dense=score,score", "'score' is asked for twice, as dense"),
-        ("label=clicked;dense=score;dense=price", "'dense' is given twice"),
-        ("label=clicked;dense=score%10", "'score%10' is asked for as dense; only ids are hashed"),
-        (
-            "label=clicked;dense=score;sparse=device.so%10",
-            "no column 'device.so' .did you mean 'device.os'",
-        ),
-        ("label=clicked;dense=score;sparse=blob%0", "0 for column 'blob' is not a number of ids"),
+        ("label=clicked;dense=score,score", ("'score'", "twice", "dense")),
+        ("label=clicked;dense=score;dense=price", ("'dense'", "twice")),
+        ("label=clicked;dense=score%10", ("'score%10'", "dense", "hashed")),
+        ("label=clicked;dense=score;sparse=device.so%10", ("'device.so'", "'device.os'")),
+        ("label=clicked;dense=score;sparse=blob%0", ("hash: 0", "'blob'", "1 to 4,294,967,293")),
     ],
 )
-def test_roles_that_cannot_be_are_refused(clicks, roles, said):
-    with pytest.raises(ParquetError, match=said):
+def test_roles_that_cannot_be_are_refused(clicks, roles, facts):
+    with raises(ParquetError, *facts):
         table_of(clicks, roles)
 
 
-def test_a_time_says_how_it_becomes_a_feature(clicks):
+def test_a_time_is_refused_with_the_way_to_make_it_a_feature(clicks):
     with pytest.raises(ColumnError, match=r"'ts' holds timestamp.*`sluice guess` writes a spec"):
         BatchLoader(table_of(clicks, "label=clicked;dense=score,ts"), batch_size=32)
 
@@ -289,7 +287,7 @@ def test_an_exact_name_beats_a_pattern(clicks):
     ).hash == {"country": 9}
 
 
-def test_what_nobody_asked_for_is_named_once(clicks, capsys):
+def test_columns_without_a_role_are_named_once(clicks, capsys):
     for _ in range(2):
         ParquetFiles.open(
             str(clicks),
@@ -300,20 +298,17 @@ def test_what_nobody_asked_for_is_named_once(clicks, capsys):
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "facts"),
     [
-        (
-            "label=clicked;dense=price",
-            r"part-0.parquet, row group 0: column 'price' has 19 empty values; .*fill=",
-        ),
+        ("label=clicked;dense=price", ("'price'", "19 empty", "fill={'price': 0}")),
         (
             "label=clicked;dense=score;sparse=user_id",
-            r"part-0.parquet, row group \d, row \d+: column 'user_id' holds -7\d*, which does not fit int32.*hash=",
+            ("row 0", "'user_id'", -7 * 10**15, "int32", "hash={'user_id': 1_000_000}"),
         ),
     ],
 )
-def test_values_are_looked_at_before_the_first_batch(clicks, roles, said):
-    with pytest.raises(ColumnError, match=said):
+def test_values_are_looked_at_before_the_first_batch(clicks, roles, facts):
+    with raises(ColumnError, "part-0.parquet", "row group 0", *facts):
         BatchLoader(table_of(clicks, roles), batch_size=32)
 
 
@@ -328,41 +323,29 @@ class TestSpecs:
         )
 
     @pytest.mark.parametrize(
-        ("old", "new", "said"),
+        ("old", "new", "facts"),
         [
             (
                 '{op = "hash", size = 50}',
                 '{op = "categorify"}',
-                "mine.toml: column 'country': categorify learns from the",
+                ("mine.toml", "'country'", "categorify"),
             ),
-            (
-                'format = "parquet"',
-                'format = "json"',
-                "input.format is 'json', and a loader reads parquet",
-            ),
-            (
-                '"day:float"',
-                '"dya:float"',
-                "no column 'dya', which its input.columns name .did you mean 'day'",
-            ),
-            (
-                '"tags:texts"',
-                '"tags:floats"',
-                r"column 'tags' holds list<.*string>, which is not read as floats",
-            ),
+            ('format = "parquet"', 'format = "json"', ("input.format", "'json'", "parquet")),
+            ('"day:float"', '"dya:float"', ("input.columns", "'dya'", "'day'")),
+            ('"tags:texts"', '"tags:floats"', ("'tags'", "list<element: string>", "floats")),
             (
                 '[[column]]\nname = "clicked"',
                 '[sample]\nnegatives = 0.5\n[[column]]\nname = "clicked"',
-                "sample. changes",
+                ("mine.toml", "[sample]"),
             ),
-            ('split_by = "user_id"', "", "a row's split hashes all its columns"),
+            ('split_by = "user_id"', "", ("table.split_by", "table.key", "split = {train = 1}")),
         ],
     )
-    def test_what_only_a_job_can_do_is_refused(self, clicks, old, new, said):
+    def test_what_only_a_job_can_do_is_refused(self, clicks, old, new, facts):
         changes = [(old, new)]
         if "dya" in new:
             changes.append(('from = "day"', 'from = "dya"'))
-        with pytest.raises(ColumnError, match=said):
+        with raises(ColumnError, *facts):
             self.changed(clicks, *changes)
 
     def test_a_split_that_is_not_there_is_refused(self, clicks):
@@ -376,8 +359,10 @@ class TestSpecs:
             ('name = "user_id"', 'name = "user_id"\nfrom = "is_new"'),
         ]
         label = ('name = "clicked"', 'name = "clicked"\nfrom = "user_id"')
-        said = r"row group \d.*: column 'user_id' holds -?\d+, and a label is 0"
-        with self.changed(clicks, *others, label) as loader, pytest.raises(ColumnError, match=said):
+        with (
+            self.changed(clicks, *others, label) as loader,
+            raises(ColumnError, "part-1.parquet", "row group", "'user_id'", "label"),
+        ):
             next(iter(loader))
 
     def test_a_split_by_time_reads_only_the_row_groups_on_the_bound(self, clicks, monkeypatch):
@@ -422,7 +407,7 @@ class TestSpecs:
         assert len(versions) == 3
 
     def test_a_spec_stands_alone(self, clicks):
-        with pytest.raises(ParquetError, match="give either spec, or roles and hash"):
+        with raises(ParquetError, "spec", "roles", "hash"):
             table_of(clicks, "label=clicked", spec=Spec.own(SPEC))
 
 
@@ -438,10 +423,15 @@ def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, valu
             batch_size=40,
             transforms=[Transform("far", far)],
         ) as loader,
-        pytest.raises(
+        raises(
             TransformError,
-            match=rf"transform 'far', epoch 0, step 0: column 'user_id' came back with "
-            rf"id {value} \(number {at}\), but its cardinality is 12, so ids go from 0 to 11",
+            "'far'",
+            "epoch 0, step 0",
+            "'user_id'",
+            f"id {value}",
+            f"number {at}",
+            "cardinality is 12",
+            "0 to 11",
         ),
     ):
         list(loader)
@@ -518,14 +508,11 @@ def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(
     assert sorted(row["score"] for row in positive) == list(range(300))
     assert 350 < len(rows) - len(positive) < 550, "about half of the other 900"
     assert {(row["liked"], row["w"]) for row in rows} == {(1, 1.0), (0, 2.0)}
-    for wrong, said in (
-        (
-            text + "[negatives]\ncolumn = 'country'\n",
-            r"\[negatives\].* need a label that is an input",
-        ),
-        (text.replace('op = "compare", to = "< 300"', 'op = "standardise"'), "cannot make a label"),
+    for wrong, fact in (
+        (text + "[negatives]\ncolumn = 'country'\n", "[negatives]"),
+        (text.replace('op = "compare", to = "< 300"', 'op = "standardise"'), "standardise"),
     ):
-        with pytest.raises(SpecError, match=said):
+        with raises(SpecError, "'liked'", fact):
             Spec.parse(wrong)
 
 
@@ -535,31 +522,30 @@ def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path,
         pa.table({"bought": pa.array(["no", "yes"] * 8).cast(kind), "x": [1.0] * 16}),
         tmp_path / "a.parquet",
     )
-    said = r"the label 'bought' holds texts \(no, yes\): .* `sluice guess --label 'bought == yes'`"
     for asked in (
         lambda: guessed_spec(tmp_path, "bought"),
         lambda: table_of(tmp_path, "label=bought"),
     ):
-        with pytest.raises(ParquetError, match=said):
+        with raises(ParquetError, "'bought'", "no, yes", "sluice guess --label 'bought == yes'"):
             asked()
     assert Spec.own(guessed_spec(tmp_path, "bought == yes")).label == "bought"
 
 
 @pytest.mark.parametrize(
-    ("label", "said"),
+    ("label", "facts"),
     [
-        ("score >= many", "must be one of .* and a number"),
-        ("country != de", "which can only be compared by =="),
-        ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)"),
+        ("score >= many", ("'score >= many'", "number")),
+        ("country != de", ("'country'", "string", "==")),
+        ("scor >= 4", ("'scor'", "'score'")),
     ],
 )
-def test_a_comparison_that_cannot_be_is_refused(clicks, label, said):
-    with pytest.raises(ParquetError, match=said):
+def test_a_comparison_that_cannot_be_is_refused(clicks, label, facts):
+    with raises(ParquetError, *facts):
         ParquetFiles.open(clicks, f"label={label};dense=price")
 
 
 def as_stored(spec: str) -> str:
-    """A guessed spec without its scales of numbers, by which rows are told in these tests."""
+    """A guessed spec without its scales, as these tests find rows by their numbers."""
     return re.sub(r", \{op = \"scale\", minus[^}]*\}", "", spec)
 
 
@@ -610,10 +596,12 @@ class TestGuesses:
             assert set(loader.dense_names) == {"price", "score", "is_new", "device.size.width"}
             assert set(loader.sparse_names) == {"user_id", "country", "device.os", "items", "tags"}
             assert next(iter(loader))["price"][0] == 0
-        said = capsys.readouterr().err
-        assert "country%1000" in said
-        assert "empty values of price, is_new, device.size.width become 0" in said
-        assert "left out: ts (a time), day (a time), blob (binary)" in said
+        assert_names(
+            capsys.readouterr().err,
+            "country%1000",
+            "price, is_new, device.size.width become 0",
+            "left out: ts (a time), day (a time), blob (binary)",
+        )
 
     def test_what_is_no_number_among_floats_is_filled_as_a_spec_fills_it(self, tmp_path, capsys):
         values = [1.0, np.nan, np.inf, 4.0, None, -np.inf, 7.0, 8.0]
@@ -637,7 +625,7 @@ class TestGuesses:
                 assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
                 assert batch["nan"].tolist() == [1, 0, 0, 4] * 2
                 assert batch["none"].tolist() == [2] * 8
-            assert "empty values of nan, x become 0" in capsys.readouterr().err
+            assert_names(capsys.readouterr().err, "nan, x become 0")
             with BatchLoader(
                 tmp_path / f"{name}.parquet",
                 batch_size=8,
@@ -662,9 +650,13 @@ class TestGuesses:
             tmp_path / "a.parquet",
         )
         text = guessed_spec(tmp_path)
-        assert "#   event: text that differs in nearly every row" in text
-        assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text
-        assert 'split_by = "site"\nsplit = {train = 0.8, validation = 0.1, test = 0.1}' in text
+        assert "#   event: text" in text
+        spec = Spec.own(text)
+        label, site = spec.columns
+        assert (label.name, site.name, site.role) == ("y", "site", "sparse")
+        assert site.ops == (Hash(size=1000),)
+        assert spec.table.split_by == ("site",)
+        assert spec.table.split == {"train": 0.8, "validation": 0.1, "test": 0.1}
 
     def test_columns_that_are_not_the_same_in_every_file_are_proposed_as_far_as_they_can_be_loaded(
         self, tmp_path, capsys
@@ -688,18 +680,14 @@ class TestGuesses:
             assert (loader.dense_names, loader.sparse_names) == (("price",), ("user_id", "n"))
             assert next(iter(loader))["price"].tolist() == [1, 2, 1.5, 2]
         said = capsys.readouterr().err
-        assert (
-            "left out: odd (of several types), site (not in every file, which a spec can say), shop (not in every "
-            "file, which a spec can say))"
-        ) in said
+        assert_names(said, "left out: odd (of several types), site (not in every file", "shop (")
         assert said.count("left out") == 1
         guess_spec.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
         spec, said = capsys.readouterr()
         assert (
             'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
         )
-        assert "# double, 1 to 2, 3 different among 4\n[[column]]" in spec
-        assert "# string, not in every file, 2 different among 2\n" in spec
+        assert_names(spec, "# double, 1 to 2", "# string, not in every file")
         assert not said, "the spec says it"
         batch = first_batch(tmp_path, spec)
         assert batch["price"].tolist() == [1, 2, 1.5, 2]
@@ -747,7 +735,7 @@ class TestGuesses:
         ]  # 1 is what is missing
 
     @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}, {"label": "bought"}])
-    def test_who_names_the_label_alone_has_the_rest_guessed(self, tmp_path, capsys, roles):
+    def test_with_the_label_named_alone_the_rest_is_guessed(self, tmp_path, capsys, roles):
         at = pa.array([datetime.datetime(2025, 1, 1)] * 4, pa.timestamp("s", "Asia/Tokyo"))
         pq.write_table(
             pa.table(
@@ -765,10 +753,8 @@ class TestGuesses:
         ) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
             assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
-        assert (
-            "roles guessed (label: bought; dense: x; sparse: u%1000; empty values of x become 0"
-            in capsys.readouterr().err
-        )
+        facts = ("label: bought", "dense: x", "sparse: u%1000", "x become 0")
+        assert_names(capsys.readouterr().err, *facts)
         with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
             BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
         with BatchLoader(
@@ -780,7 +766,7 @@ class TestGuesses:
         assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
 
     @pytest.mark.parametrize("unit", [1, 1000, 10**6, 10**9])
-    def test_times_as_numbers_are_split_and_told_by_the_clock_in_any_unit(self, tmp_path, unit):
+    def test_times_as_numbers_in_any_unit_split_rows_and_give_hours(self, tmp_path, unit):
         first = int(FIRST.replace(tzinfo=datetime.UTC).timestamp())
         pq.write_table(
             pa.table(
@@ -794,7 +780,7 @@ class TestGuesses:
         )
         text = guessed_spec(tmp_path)
         assert ('{op = "scale", by = ' in text) is (unit > 1)
-        assert "#   never: no value was seen" in text
+        assert "#   never: " in text
         hours = first_batch(tmp_path, text, 30)["at_hour"].tolist()
         assert hours == [2 + n % 24 for n in range(30)]
         with BatchLoader(
@@ -834,13 +820,11 @@ class TestGuesses:
             tmp_path / "a.parquet",
         )
         text = guessed_spec(tmp_path)
-        assert "#   words: list<element: dictionary<" in text
-        assert "#   visits: list<element: struct<" in text
-        assert "# double, 0 to 2.5, 2 different among 2" in text
+        assert_names(text, "#   words: list<", "#   visits: list<", "# double, 0 to 2.5")
 
     def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
         pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
-        with pytest.raises(ParquetError, match="say which is the label"):
+        with raises(ParquetError, "roles=", "--label", "bought, user_id"):
             guess_spec.main([str(tmp_path)])
         guess_spec.main([str(tmp_path), "--label", "bought"])
         assert 'name = "bought"\nrole = "label"' in capsys.readouterr().out

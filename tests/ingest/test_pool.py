@@ -13,12 +13,13 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed, Pool
 from tests.ingest.twin import eventually
+from tests.raises import raises
 
 WAIT_S = 60.0
 
 
 class Clock:
-    """A clock that stands still until told otherwise."""
+    """A clock that a test moves."""
 
     def __init__(self):
         self.now = 0.0
@@ -164,7 +165,7 @@ def test_an_error_comes_in_its_place(make):
 
     pool = make(range(10), work, workers=4, limit_bytes=10)
     assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="three"):
+    with raises(ValueError, "three"):
         next(pool)
 
 
@@ -175,7 +176,7 @@ def test_an_error_of_the_input_comes_after_what_was_taken(make):
 
     pool = make(upstream(), lambda n: n, workers=3, limit_bytes=10)
     assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
-    with pytest.raises(OSError, match="gone"):
+    with raises(OSError, "gone"):
         next(pool)
 
 
@@ -187,11 +188,11 @@ def test_an_error_passes_through_the_pools_after_it(make):
 
     last = make(make(make(range(10), work), lambda n: n), lambda n: n)
     assert [next(last), next(last)] == [0, 1]
-    with pytest.raises(ValueError, match="two"):
+    with raises(ValueError, "two"):
         next(last)
 
 
-def test_closing_wakes_whoever_waits(make):
+def test_closing_wakes_a_waiting_consumer(make):
     never = threading.Event()
 
     def upstream():
@@ -217,7 +218,7 @@ def test_closing_wakes_whoever_waits(make):
 
 
 def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
-    """Somebody may hold it for long: Petastorm's Reader lies in a circle of references."""
+    """A pool may be held for long: Petastorm's Reader lies in a circle of references."""
 
     class Rows:
         pass

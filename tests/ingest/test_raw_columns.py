@@ -28,6 +28,7 @@ from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
+from tests.raises import raises
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
 FEATURES = (
@@ -213,20 +214,19 @@ def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_pie
     assert calls == dict.fromkeys(loader.operators.stored, len(reads))
 
 
-def test_an_operator_that_fails_is_told_with_its_column_and_row_group(tables, monkeypatch):
+def test_an_operator_that_fails_is_named_with_its_column_and_row_group(tables, monkeypatch):
     def fails(self, name, values):
         raise SystemExit("no such word")
 
     monkeypatch.setattr(Operators, "_of_stored", fails)
-    told = r"parquet, row group \d+: the operators of column '\w+' failed: SystemExit: no such word"
     with (
         BatchLoader(tables[1], batch_size=BATCH, reading=Reading(reader="arrow")) as loader,
-        pytest.raises(ColumnError, match=told),
+        raises(ColumnError, "parquet", "row group", "column", "SystemExit: no such word"),
     ):
         next(iter(loader))
 
 
-def test_costs_are_told_of_each_column(tables):
+def test_costs_are_counted_for_each_column(tables):
     with BatchLoader(tables[1], batch_size=BATCH, reading=Reading(reader="arrow")) as loader:
         for _ in loader:
             pass
@@ -236,7 +236,7 @@ def test_costs_are_told_of_each_column(tables):
     assert all(c["bytes_before"] > 0 for c in costs.values())
 
 
-def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
+def test_a_row_group_that_cannot_be_read_is_quarantined(tables, tmp_path):
     path = Path(tables[1].files_of("train")[0].path)
     whole = path.read_bytes()
     try:
@@ -254,7 +254,7 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
         path.write_bytes(whole)
 
 
-def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
+def test_the_raw_spec_of_criteo_differs_only_in_the_side_that_applies_it(repo):
     etl, left = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "criteo_raw"))
     assert [(c.name, c.ops, c.role, c.width) for c in left.columns] == [
         (c.name, c.ops, c.role, c.width) for c in etl.columns
@@ -275,7 +275,7 @@ def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
 
 
 @pytest.mark.slow
-def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
+def test_the_benchmark_takes_turns_and_reports_the_cost_of_each_column(tables):
     found = online_operators.measured(
         {"etl": tables[0], "loader": tables[1]}, 2, Knobs(workers={"read": 1, "shuffle": 1})
     )
@@ -285,7 +285,7 @@ def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
     )
     assert found["loader"]["rows_per_s"] > 0
     test = tuple(replace(f, split="train") for f in tables[1].files_of("test"))
-    with pytest.raises(RuntimeError, match="the tables differ"):
+    with raises(RuntimeError, "order hashes"):
         online_operators.measured(
             {"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs()
         )

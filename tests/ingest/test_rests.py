@@ -16,7 +16,7 @@ from tests.agent.fake import FakePipeline, FakeStage
 
 
 class RestingPipeline(FakePipeline):
-    """A pipeline whose trainer rests as it is told to."""
+    """A pipeline whose trainer rests when the test asks for it."""
 
     def __init__(self, *stages, **more):
         super().__init__(list(stages), **more)

@@ -50,7 +50,7 @@ def test_the_narrowest_of_stages_cores_and_consumer_bounds_the_rate(case, bound)
     )
 
 
-def test_rows_that_come_from_elsewhere_cost_their_bytes():
+def test_rows_of_remote_workers_cost_their_bytes():
     one, few = replace(pace(), row_bytes=0.0), replace(pace(), row_bytes=1e6)
     assert few.with_remote(4).cpu_s - one.with_remote(4).cpu_s == pytest.approx(1e6 * RECEIVED_S)
 

@@ -20,6 +20,7 @@ from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, RowsPlan, drawn_rows, evenly
 from sluice.ingest.stages.quarantine import Errors
 from tests.open_loader import open_loader
+from tests.raises import raises
 
 ROWS, GROUP = 3000, 120
 WEIGHTS = np.where(
@@ -54,7 +55,7 @@ def rows_of(source, epochs=1, **options):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_item_comes_as_often_as_its_share_says_rounded(seed):
+def test_each_item_comes_as_often_as_its_rounded_share(seed):
     random = np.random.default_rng(seed)
     weights = random.choice([0.0, 0.5, 1.0, 7.25], 40) * random.integers(0, 2, 40)
     weights[random.integers(40)] = 3.0
@@ -81,7 +82,7 @@ def test_draws_are_the_same_for_ever():
     ]
 
 
-def test_a_row_comes_as_often_as_its_weight_says(clicks):
+def test_a_row_comes_in_proportion_to_its_weight(clicks):
     epochs = 30
     counts = np.zeros(ROWS)
     for batches, _ in rows_of(clicks, epochs, knobs=Knobs(workers={"read": 2})):
@@ -123,7 +124,7 @@ def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
         assert loader.order_hash == order
     with (
         BatchLoader(clicks, batch_size=120) as loader,
-        pytest.raises(PlanError, match="another order of rows"),
+        raises(PlanError, "another order", "weights"),
     ):
         loader.load_state_dict(state)
 
@@ -141,34 +142,22 @@ def test_a_loaders_order_names_the_column(clicks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "facts"),
     [
-        ({"sample": "chances"}, SourceError, "no column 'chances'.*did you mean 'chance'"),
-        ({"shuffle": False}, PlanError, "sampled by weight come in a shuffled order"),
+        ({"sample": "chances"}, SourceError, ("part-0.parquet", "'chances'", "'chance'")),
+        ({"shuffle": False}, PlanError, ("sampled", "shuffle")),
         (
             {"errors": Errors(on_error="quarantine")},
             LoaderError,
-            "sample='chance' with on_error='quarantine'",
+            ("sample='chance'", "on_error='quarantine'"),
         ),
-        (
-            {"sample": "minus"},
-            SourceError,
-            "row group 0: column 'minus' has empty, negative or infinite values",
-        ),
-        ({"sample": "empty"}, SourceError, "row group 0: column 'empty' has empty"),
-        (
-            {"sample": "text"},
-            SourceError,
-            "column 'text' holds .*string.*sampled by a column of numbers",
-        ),
-        (
-            {"sample": "zero"},
-            PlanError,
-            "the weights of rows must be finite, 0 or more, and not all 0",
-        ),
+        ({"sample": "minus"}, SourceError, ("row group 0", "'minus'", "negative")),
+        ({"sample": "empty"}, SourceError, ("row group 0", "'empty'", "empty")),
+        ({"sample": "text"}, SourceError, ("part-0.parquet", "'text'", "string")),
+        ({"sample": "zero"}, PlanError, ("weights", "all 0")),
     ],
 )
-def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, message):
+def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, facts):
     rows = np.arange(240)
     pq.write_table(
         pa.table(
@@ -189,5 +178,5 @@ def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, message
         "batch_size": 120,
         "roles": {"label": "label", "sparse": "row"},
     } | options
-    with pytest.raises(error, match=message):
+    with raises(error, *facts):
         open_loader(tmp_path, **options)

@@ -1,4 +1,4 @@
-"""A share of the cores: by a control group where one can be made, by affinity elsewhere."""
+"""A share of the cores: by a control group where one can be made, by affinity otherwise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from sluice.ingest.faults.core_limit import CoreShare
 from sluice.ingest.machine import Machine
+from tests.raises import assert_names
 
 CORES = os.sched_getaffinity(0)
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
@@ -25,7 +26,7 @@ def test_all_threads_and_children_are_pinned_and_let_go_again(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         before = Machine().cores()
-        assert share.set(0.5) == f"1 core instead of {before:g}"
+        assert_names(share.set(0.5), "1 core", f"{before:g}")
         assert Machine().cores() == 1.0
         everywhere = (os.getpid(), thread.native_id, child.pid)
         assert [len(os.sched_getaffinity(n)) for n in everywhere] == [1, 1, 1]
@@ -58,7 +59,7 @@ def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, 
     if folder:
         (tmp_path / f"sluice-{os.getpid()}").touch()  # version 2 is not there
     share = CoreShare(tmp_path)
-    assert share.set(0.5).startswith("a quota of 0.5 cores instead of")
+    assert_names(share.set(0.5), "quota", "0.5 cores")
     group = tmp_path / folder / f"sluice-{os.getpid()}"
     assert (group / limit).read_text() == text
     family = set(
@@ -95,7 +96,7 @@ def test_a_group_that_is_busy_for_a_moment_goes_all_the_same(tmp_path, monkeypat
 
 
 def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
-    """They have one group, and whoever leaves it last removes it."""
+    """They have one group. The last one that leaves it removes it."""
     make, gone = os.mkdir, os.rmdir
 
     def filled(path, *more, **how):
@@ -114,10 +115,9 @@ def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
     first, second = (CoreShare(tmp_path, launcher=77) for _ in range(2))
     cores = Machine().cores()
     for share in (first, second):
-        assert share.set(0.5) == f"a quota of 0.5 cores instead of {cores:g}"
-    assert [share.set(cores) for share in (first, second)] == [
-        f"a quota of {cores:g} cores instead of 0.5"
-    ] * 2
+        assert_names(share.set(0.5), "quota", "0.5 cores", f"{cores:g}")
+    for share in (first, second):
+        assert_names(share.set(cores), "quota", f"{cores:g} cores", 0.5)
     [group] = tmp_path.glob("sluice-*")
     assert (group / "cpu.max").read_text() == f"{round(cores * 100_000)} 100000"
     first.restore()

@@ -23,6 +23,7 @@ from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
 from sluice.ingest.stages.completed_windows import CompletedWindows
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask
 from tests.open_loader import open_loader
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def load(table, reader="arrow", **options):
 def test_a_missing_file_is_named(own, reader):
     path = own.files_of("train")[1].path
     os.remove(path)
-    with pytest.raises(SourceError, match=f"{path}: No such file"):
+    with raises(SourceError, path, "No such file"):
         load(own, reader)
 
 
@@ -52,7 +53,7 @@ def test_a_missing_file_is_named(own, reader):
 def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
     path = own.files_of("train")[0].path
     os.truncate(path, os.path.getsize(path) - 100)
-    with pytest.raises(SourceError, match=f"{path}: .* the file was truncated or replaced"):
+    with raises(SourceError, path, "bytes", "truncated"):
         BatchLoader(own, batch_size=80, reading=Reading(reader=reader))
 
 
@@ -66,7 +67,7 @@ def test_a_flipped_bit_is_found_and_its_row_group_named(own, reader):
         byte = data.read(1)[0]
         data.seek(place)
         data.write(bytes([byte ^ 1]))
-    with pytest.raises(SourceError, match=f"{file.path}, row group 2: .*(?i:crc)"):
+    with raises(SourceError, file.path, "row group 2", "CRC"):
         load(own, reader)
 
 
@@ -75,9 +76,7 @@ def test_a_file_of_other_rows_is_refused(own):
     groups = RowGroupReader(
         [replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"]
     )
-    with pytest.raises(
-        SourceError, match=r"row group 0: 256 rows where the table has 255; the file was replaced"
-    ):
+    with raises(SourceError, "row group 0", "256 rows", 255, "replaced"):
         groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
 
 
@@ -116,7 +115,7 @@ def test_hostile_metadata_is_never_unpickled(own, tmp_path):
     assert not marker.exists()
 
 
-def test_petastorm_says_nothing(own, capfd):
+def test_petastorm_prints_nothing(own, capfd):
     load(own, "petastorm")
     assert capfd.readouterr() == ("", "")
 
@@ -175,13 +174,9 @@ def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
     chunk = block.chunks[0]
     assert sorted(chunk.ids[:2, 0, 0].tolist()) == [3, 2**31 - 1]
     assert sorted(chunk.floats[:2, 1, 0].tolist()) == [0, 1]
-    with pytest.raises(
-        ColumnError, match=r"one.parquet, row group 0: column 'd' has 1 empty values"
-    ):
+    with raises(ColumnError, "one.parquet", "row group 0", "'d'", "1 empty"):
         gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
-    with pytest.raises(
-        ColumnError, match=r"row group 0, row 1: column 's' holds 2147483648, which does not fit"
-    ):
+    with raises(ColumnError, "row group 0, row 1", "'s'", 2147483648, "int32"):
         gather(files_with(tmp_path, **{**good, "s": pa.array([3, 2**31])}), columns)
-    with pytest.raises(SourceError, match=r"one.parquet: no column 's'"):
+    with raises(SourceError, "one.parquet", "'s'", "d, y"):
         gather(files_with(tmp_path, d=good["d"], y=good["y"]), columns)

@@ -16,6 +16,7 @@ from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
 from sluice.ingest.read.slow_store import Disturbance
 from tests.ingest.s3 import S3Server, with_bucket
+from tests.raises import raises
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
 GROUPS = 10
@@ -102,7 +103,7 @@ def test_s3_is_read_in_ranges(bucket):
     assert read(store).equals(TABLE)
     assert len(bucket.ranges) == GROUPS + 1, "the footer, then one request for each row group"
     assert read(store, "s3://data/table/part-0.parquet").equals(TABLE), "a path in full will do"
-    with pytest.raises(FileNotFoundError, match=r"data/table/part-1\.parquet"):
+    with raises(FileNotFoundError, "data/table/part-1.parquet"):
         store.open("part-1.parquet")
 
 
@@ -128,9 +129,7 @@ def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
         "s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4)
     )
     bucket.refuse(1.0, 503)
-    with pytest.raises(
-        DeliveryError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"
-    ):
+    with raises(DeliveryError, "s3://data/table/part-0.parquet", "opening", "4 times", 503):
         store.open("part-0.parquet")
     assert bucket.refused == 4
 
@@ -138,7 +137,7 @@ def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
 def test_wrong_keys_are_not_tried_again(bucket):
     store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=FakeClock())
     bucket.refuse(1.0, 403)
-    with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
+    with raises(PermissionError, "AWS_ACCESS_KEY_ID"):
         store.open("part-0.parquet")
     assert bucket.refused == 1
 
@@ -197,9 +196,7 @@ def test_an_error_inside_parquet_stays_ours(folder):
     with store.open("part-0.parquet") as file:
         parquet = pq.ParquetFile(file)
         store.disturbed._how = Disturbance(error_rate=1.0)
-        with pytest.raises(
-            DeliveryError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"
-        ):
+        with raises(DeliveryError, "part-0.parquet", "reading bytes", "3 times"):
             parquet.read_row_group(2)
     assert store.stats()["gave_up"] == 1
 
@@ -263,28 +260,27 @@ def test_closing_ends_a_wait(folder):
 
 
 @pytest.mark.parametrize(
-    ("uri", "text"),
+    ("uri", "facts"),
     [
-        ("latency:///x?eror_rate=1", "unknown option 'eror_rate' (did you mean 'error_rate'?)"),
-        ("latency:///x?error_rate=2", "error_rate: 2.0 is not a share"),
-        ("latency:///x?latency_ms=slow", "latency_ms=slow"),
-        ("latency:///x?latency_ms=-1", "below 0"),
-        ("latency:///x?bandwidth=fast", "bandwidth=fast"),
-        ("latency:///x?oops", "name=value"),
-        ("latency://", "no path"),
-        ("file://x", "file:///path"),
-        ("s3://bucket?regoin=x", "did you mean 'region'?"),
-        ("nowhere://x", "nowhere://"),
+        ("latency:///x?eror_rate=1", ("'eror_rate'", "'error_rate'")),
+        ("latency:///x?error_rate=2", ("error_rate", 2.0)),
+        ("latency:///x?latency_ms=slow", ("latency_ms=slow",)),
+        ("latency:///x?latency_ms=-1", ("latency_ms", "below 0")),
+        ("latency:///x?bandwidth=fast", ("bandwidth=fast",)),
+        ("latency:///x?oops", ("name=value",)),
+        ("latency://", ("no path",)),
+        ("file://x", ("file:///path",)),
+        ("s3://bucket?regoin=x", ("'regoin'", "'region'")),
+        ("nowhere://x", ("nowhere://",)),
     ],
 )
-def test_wrong_uris_say_what_is_wrong(uri, text):
-    with pytest.raises(ValueError) as caught:
+def test_wrong_uris_are_refused_by_name(uri, facts):
+    with raises(ValueError, *facts):
         RemoteFiles.at(uri)
-    assert text in str(caught.value)
 
 
 def test_a_disturbance_is_checked():
-    with pytest.raises(ValueError, match="short_rate"):
+    with raises(ValueError, "short_rate", -0.1):
         Disturbance(short_rate=-0.1)
 
 
@@ -311,9 +307,7 @@ def test_no_attempt_begins_after_the_deadline():
         clock.time += 0.5
         raise TimeoutError("slow")
 
-    with pytest.raises(
-        DeliveryError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"
-    ):
+    with raises(DeliveryError, "part-3", "4 times", "9.0 s", "TimeoutError: slow"):
         retrier.call(fail, "part-3")
     assert began == [0, 1.5, 4, 8.5]
     assert (retrier.retries, retrier.gave_up) == (3, 1)
@@ -321,7 +315,7 @@ def test_no_attempt_begins_after_the_deadline():
 
 @pytest.mark.parametrize("bad", [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": -1}])
 def test_a_policy_is_checked(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
+    with raises(ValueError, next(iter(bad))):
         RetryPolicy(**bad)
 
 

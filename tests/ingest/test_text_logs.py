@@ -17,6 +17,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.plain import text_logs
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on, rows_of
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ FIRST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 def plays(part: int) -> list[dict]:
-    """Rows of which each can be told by its `length`."""
+    """Rows, each with its own `length`."""
     return [
         {
             "at": FIRST + datetime.timedelta(minutes=60 * part + n / 7, microseconds=n % 3),
@@ -109,7 +110,7 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
     )
     rejected, rows = job(tmp_path, text, str(folder), seen[2])
     assert (rejected, len(rows)) == ({}, 2 * ROWS)
-    assert "# Texts that name no zone are read as times in UTC" in text
+    assert_names(text, "zone", "UTC")
     assert sorted(row["row"] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
     ids = {
         plays(0)[n]["artist"]: next(row for row in rows if row["row"] == n + 0.5)[seen[1]]
@@ -127,9 +128,8 @@ def test_objects_of_json(tmp_path):
         lines = [*lines[:-1], lines[-1][:40]] if part else lines
         (tmp_path / f"{part}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
-    assert "#   seen: no value was seen" in text
     assert "zone" not in text, "its times name theirs"
-    assert "#   scores: list<item: double>, which a job cannot turn into ids" in text
+    assert_names(text, "#   seen:", "#   scores: list<item: double>")
     rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"), "length")
     assert rejected == {"not a JSON object": 1}
     assert len(rows) == 2 * ROWS - 1
@@ -193,20 +193,20 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "fact"),
     [
-        ("a;b\n1;2\n".encode("utf-16"), "the file is UTF-16"),
-        (b"[1, 2,\n3]\n", "of 2 lines are no object"),
-        (b"one\ntwo three\n", "the file is neither Parquet"),
-        (b"a,b\n", "only a header"),
-        (b"\n\n", "has no lines"),
-        (b"x" * 200_000 + b"\n", "is neither Parquet"),
+        ("a;b\n1;2\n".encode("utf-16"), "UTF-16"),
+        (b"[1, 2,\n3]\n", "2 of 2 lines"),
+        (b"one\ntwo three\n", "Parquet"),
+        (b"a,b\n", "header"),
+        (b"\n\n", "no lines"),
+        (b"x" * 200_000 + b"\n", "Parquet"),
     ],
 )
-def test_what_is_no_log_is_refused_by_name(tmp_path, content, said):
+def test_what_is_no_log_is_refused_by_name(tmp_path, content, fact):
     (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"a\.csv: .*{said}"):
+    with raises(UsageError, "a.csv", fact):
         guessed_spec(str(tmp_path))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n" * 99)[:-20])
-    with pytest.raises(UsageError, match=r"b\.csv\.gz: cannot be read"):
+    with raises(UsageError, "b.csv.gz", "damaged"):
         guessed_spec(str(tmp_path / "b.csv.gz"))

@@ -19,6 +19,7 @@ from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
 from tests.ingest import twin
+from tests.raises import raises
 
 JOINED = frozenset({"shuffle"})
 
@@ -71,7 +72,7 @@ class TestOrder:
         broken = done[2].windows[0][0]
         done[2].windows[0] = broken, ColumnError("this one")
         came = []
-        with pytest.raises(ColumnError, match="this one"):
+        with raises(ColumnError, "this one"):
             came.extend(windows.in_order(iter(done)))
         assert len(came) == broken
 
@@ -108,7 +109,7 @@ def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
 
 
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
-def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
+def test_the_loader_reads_each_planned_row_group_once(table, fused):
     came = []
     with BatchLoader(
         table,

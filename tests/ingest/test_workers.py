@@ -29,58 +29,14 @@ from sluice.ingest.process.worker import (
     WorkerProcess,
 )
 from tests.ingest import worker_functions
+from tests.ingest.scene import assert_gone
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
 NAME = "tests.ingest.worker_functions:"
 ROOT = Path(__file__).resolve().parents[2]
 A = {"a": np.arange(5.0)}
-
-
-class Scene:
-    """Where worker functions tell what they do. Both pipes stay open for reading and writing: nobody waits for a
-    partner to open one."""
-
-    def __init__(self, path):
-        for name in ("held", "go"):
-            os.mkfifo(path / name)
-        self.path = path
-        self._held, self._go = (os.open(path / name, os.O_RDWR) for name in ("held", "go"))
-
-    def holders(self, count=1):
-        """The processes that hold an item now: returns once `count` lines say so."""
-        text = b""
-        while text.count(b"\n") < count:
-            text += os.read(self._held, 1)
-        return [int(number) for number in text.split()]
-
-    def go(self):
-        os.write(self._go, b".")
-
-    @property
-    def attempts(self):
-        return (self.path / "attempts").stat().st_size
-
-    def close(self):
-        os.close(self._held)
-        os.close(self._go)
-
-
-def assert_gone(watched):
-    """The processes behind these descriptors end within two seconds, as promised."""
-    for descriptor in watched:
-        gone = select.poll()
-        gone.register(descriptor, select.POLLIN)
-        assert gone.poll(2000), "a process outlives its owner"
-        os.close(descriptor)
-
-
-@pytest.fixture
-def scene(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 class Calls:
@@ -207,7 +163,7 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
         worker.call({"kind": np.zeros(0, np.uint8)})
         pid, held = worker.pid, worker.shared_bytes
         for _ in range(3):
-            with pytest.raises(FunctionError, match="part-0 row group 3") as caught:
+            with raises(FunctionError, "part-0 row group 3") as caught:
                 worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
         error = caught.value
         assert error.type == type_
@@ -222,21 +178,21 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
 def test_what_cannot_cross_is_named():
     with (
         WorkerProcess(NAME + "double") as worker,
-        pytest.raises(TypeError, match="'words' is of dtype object"),
+        raises(TypeError, "'words'", "object"),
     ):
         worker.call({"words": np.array(["a", None], object)})
 
 
 @pytest.mark.parametrize("name", ["double", "__main__:f", "a:b:c", "a:f()"])
 def test_a_function_must_be_named_in_full(name):
-    with pytest.raises(ValueError, match="module:function"):
+    with raises(ValueError, f"'{name}'", "module:function"):
         WorkerProcess(name)
 
 
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
     with (
         WorkerProcess(NAME + "nothing") as worker,
-        pytest.raises(FunctionError, match="cannot start") as e,
+        raises(FunctionError, NAME + "nothing", "start") as e,
     ):
         worker.start()
     assert "AttributeError" in e.value.kinds
@@ -284,7 +240,7 @@ def test_all_workers_killed_at_once(scene):
 
 
 def test_every_item_killed_once_arrives_once(scene):
-    """Three threads with a worker each share twelve items; whoever holds an item for the first time is killed."""
+    """Three threads with a worker each share twelve items; the first worker that holds an item is killed."""
     items, budget = iter(range(12)), RestartBudget()
     lock, results = threading.Lock(), []
 
@@ -310,17 +266,17 @@ def test_every_item_killed_once_arrives_once(scene):
     assert budget.used == 12
 
 
-def test_what_a_worker_said_before_it_died_counts():
+def test_what_a_worker_sent_before_it_died_counts():
     child = Child(NAME + "double", time.monotonic)
     try:
-        said = select.poll()
-        said.register(child._sock, select.POLLIN)
-        assert said.poll(60_000)
+        sent = select.poll()
+        sent.register(child._sock, select.POLLIN)
+        assert sent.poll(60_000)
         watched = os.pidfd_open(child.process.pid)
         child.kill()
         assert_gone([watched])
         assert child.receive(10)["kind"] == "ready"
-        with pytest.raises(Died, match="SIGKILL"):
+        with raises(Died, "SIGKILL"):
             child.receive(10)
     finally:
         child.close()
@@ -343,7 +299,7 @@ def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene)
 
 def test_three_deaths_name_the_item_the_signal_and_the_stack(scene):
     with WorkerProcess(NAME + "crash") as worker:
-        with pytest.raises(WorkerCrashed, match=r"part-1 row group 2.*3 times.*SIGSEGV") as caught:
+        with raises(WorkerCrashed, "part-1 row group 2", "3 times", "SIGSEGV") as caught:
             worker.call(A, "part-1 row group 2")
         assert "in crash" in caught.value.stack
         assert scene.attempts == 3
@@ -357,9 +313,8 @@ def test_a_worker_that_hangs_is_ended_and_its_stack_told(scene):
         assert scene.holders() == [worker.pid]
         error = call.wait().error
     assert isinstance(error, WorkerCrashed)
-    assert "part-9" in str(error)
-    assert "still at it after 0.3 s" in str(error)
-    assert "in stuck_in_native_code" in error.stack
+    assert_names(str(error), "part-9", "0.3 s")
+    assert "stuck_in_native_code" in error.stack
 
 
 def test_a_stopped_worker_that_comes_back_delivers_no_second_result(scene):
@@ -396,9 +351,7 @@ def test_the_restart_budget_is_a_sliding_window():
     budget.take("a")
     now[0] = 30
     budget.take("b")
-    with pytest.raises(
-        RestartsExhausted, match="more than 2 workers died within 60 s; the last: part-7: killed"
-    ):
+    with raises(RestartsExhausted, "2 workers", "60 s", "part-7: killed by SIGKILL"):
         budget.take("part-7: killed by SIGKILL")
     now[0] = 60
     budget.take("c")
@@ -409,7 +362,7 @@ def test_workers_that_keep_dying_are_not_replaced_for_ever(scene):
     budget = RestartBudget(limit=4, clock=lambda: 0.0)
     with (
         WorkerProcess(NAME + "crash", deaths=100, budget=budget) as worker,
-        pytest.raises(RestartsExhausted, match="more than 4 workers died"),
+        raises(RestartsExhausted, "4 workers"),
     ):
         worker.call(A)
     assert scene.attempts == 5
@@ -540,9 +493,7 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
         worker.call({"count": np.array([2])})
         pid = worker.pid
         small_files()
-        with pytest.raises(
-            SharedMemoryError, match=r"no shared memory for \d.* MiB .*backend=thread"
-        ):
+        with raises(SharedMemoryError, "shared memory", "MiB", "backend=thread"):
             worker.call(columns)
         assert sum(charges) == worker.shared_bytes
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]

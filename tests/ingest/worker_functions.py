@@ -77,7 +77,7 @@ def hold_first(columns):
 
 
 def hold_each_once(columns):
-    """Each item's first attempt holds it: attempts are told apart by a file per item."""
+    """Each item's first attempt holds it: attempts are distinguished by a file per item."""
     mark = _folder() / f"seen-{int(columns['item'][0])}"
     if not mark.exists():
         mark.touch()
@@ -188,7 +188,7 @@ def interrupt_parent(columns):
 
 
 def shifted(columns):
-    """What a batch should come out as, whoever calls."""
+    """The columns that each back end must return."""
     columns["I1"] += 1
     return {"C1": columns["C1"] ^ 1}
 

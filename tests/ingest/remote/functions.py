@@ -1,4 +1,4 @@
-"""Functions that workers elsewhere call in tests."""
+"""Functions that remote workers call in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders of one job that ask the same workers: each unit is made once, and nobody waits for who dies or lags."""
+"""Loaders of one job that ask the same workers: each unit is made once, and no loader waits for a dead or slow one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def known(shared, loaders, kin="job 0/1"):
     shared._kept.clear()
 
 
-def test_a_unit_is_made_once_for_all_and_kept_no_longer_than_somebody_may_want_it():
+def test_a_unit_is_made_once_for_all_loaders_and_dropped_after_the_last():
     shared, making = SharedUnits(2**20), Making()
     known(shared, "abc")
     for loader in "bca":
@@ -84,7 +84,7 @@ def test_who_lags_costs_no_more_than_the_limit_and_makes_its_own():
     assert making.made == [*(f"u{n}" for n in range(9)), "u0"]
 
 
-def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_again():
+def test_two_loaders_at_once_get_one_unit_or_both_get_the_error_which_is_not_kept():
     shared, made, found, fails = SharedUnits(2**20), [], [], [True]
 
     def make():
