@@ -1,8 +1,26 @@
-"""Shows that no feature holds what it must not: `audit_table`, and `audit_spec`, which makes a table first.
+"""Finds leaks: features that contain information which they would not have at serving time.
 
-The features of a table's rows are recomputed in memory, from the raw input and by the code of a job, and compared with
-those in the table. Then the input is changed in ways that no feature may follow: labels are flipped, later rows are
-left out.
+`audit_table` audits a table by the raw input that it was made from. `audit_spec` makes a table first, and audits it.
+
+The audit computes the features again, changes the input in a way that must not change them, and compares. An example:
+three rows of one user, and two features made of the user's labels.
+
+    row  user  label  mean of all rows  mean of the other rows
+      1  ann       1              2/3                     1/2
+      2  ann       0              2/3                       1
+      3  ann       1              2/3                     1/2
+
+The audit flips the label of row 1 from 1 to 0, and computes both features of row 1 again. The mean of all rows becomes
+1/3: this feature contains the row's own label, and that is a leak. The mean of the other rows is still 1/2: no leak.
+
+The audit makes these changes, one at a time:
+
+- One label is flipped. That row must keep its features.
+- All labels are flipped, and no operator learns again. All rows must keep their features.
+- The labels of the test split are flipped, or its rows are removed. Training rows must keep their features, and
+  operators must learn the same.
+- The rows after a moment are removed, or the labels from that moment on are flipped. Rows up to that moment must keep
+  their features.
 """
 
 from __future__ import annotations
@@ -14,7 +32,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +54,7 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Learned, Spec
@@ -46,24 +65,30 @@ from sluice.etl.table.table import FeatureTable, TableError
 Mask = npt.NDArray[np.bool_]
 Columns = dict[str, pa.Array]
 EngineFor = Callable[[Job], Engine]
-FLIPS, _PIVOTS = 50, 3
+FLIPS = 50
+"""How many rows get their label flipped, one at a time."""
+_MOMENTS = 3
+"""How many moments divide the rows into earlier and later ones, one at a time."""
 _MOST_ROWS = 2_000_000
-"""How many rows meet each other in one pass, in all worlds together."""
-_ROW, _WORLD, _BY, _FILE, _LINE = (
-    f"_audit_{name}" for name in ("row", "world", "by", "file", "line")
-)
+"""The most rows that one run of dedup, joins and histories reads, with all changed inputs together."""
+_ROW = "_audit_row"
+_CHANGE = "_audit_change"
+_BY = "_audit_by"
+_FILE = "_audit_file"
+_LINE = "_audit_line"
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
 LABEL = "made from the label"
-_ANEW = "make the table anew from all of its input, with --mode overwrite --refit"
+_REMAKE = "make the table again from all of its input, with --mode overwrite --refit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A feature that holds what it must not."""
+    """A feature that contains information which it must not have."""
 
     column: str
     operator: str
     holds: str
+    """The information, for example "its own label"."""
     file: str = ""
     line: int = 0
     before: str = ""
@@ -71,7 +96,7 @@ class Leak:
 
     @property
     def text(self) -> str:
-        """The text for a person."""
+        """The leak as one line for a person."""
         seen = (
             f": {self.before} becomes {self.after} in {self.file}, line {self.line}"
             if self.file
@@ -81,7 +106,7 @@ class Leak:
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """How to remove the leak."""
         if self.operator == LABEL:
             return "take the label out of what it is made from"
         if ":" in self.operator:
@@ -89,96 +114,100 @@ class Leak:
         if "split" in self.holds:
             return "learn from the training split alone, and cut the splits by time or by what relates rows"
         if self.operator.startswith("[["):
-            return f"order rows by another column than the label, and {_ANEW}"
-        return _ANEW
+            return f"order rows by another column than the label, and {_REMAKE}"
+        return _REMAKE
 
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """What an audit did and found."""
+    """The results of an audit."""
 
     version: int
     table_rows: int
     rows: int = 0
-    """The rows of the table that were recomputed from the input: of others nothing is said."""
+    """The number of the table's rows that were recomputed from the input. Only these were audited."""
     tried: dict[str, int] = field(default_factory=dict)
-    """What was looked for, and in how many changed inputs."""
+    """For each kind of leak, the number of changed inputs that looked for it."""
     leaks: list[Leak] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def has(self, column: str, holds: str) -> bool:
+        """Returns whether this leak of a column was found already."""
+        return any((leak.column, leak.holds) == (column, holds) for leak in self.leaks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A change of the input's rows, and the rows whose features it must leave as they are."""
+class Change:
+    """A change of the input, and the rows that must keep their features in spite of it."""
 
-    holds: str
-    """What a feature that changes holds, in words."""
+    leak: str
+    """The information that a feature contains if it changes: `Leak.holds`."""
     flipped: Mask
     """The rows whose labels are flipped."""
-    gone: Mask
+    removed: Mask
     """The rows that are left out."""
-    still: Mask
-    learns: Callable[[Learned], bool] = lambda _: False
-    """Whether an operator learns anew from the changed rows; others keep what they learned."""
-    relates: bool = True
-    """Whether rows meet other rows anew in joins and histories."""
+    keeps_features: Mask
+    """The rows whose features must not change."""
     keeps_states: bool = False
-    """Whether what operators learn must stay as it is, too."""
-    until: Mapping[str, Any] = field(default_factory=dict)
-    """For columns of time, the last time of which side tables hold rows."""
+    """Whether operators must learn the same as before."""
+    learns_again: Callable[[Learned], bool] = lambda _: False
+    """Returns whether an operator learns from the changed rows. The others keep what they learned."""
+    runs_rules: bool = True
+    """Whether joins and histories run again on the changed rows."""
+    side_ends: Mapping[str, Any] = field(default_factory=dict)
+    """By the time column of a join, the last time of the side table's rows. Later ones are left out."""
 
 
-class Relations:
-    """Applies a spec's rules between rows, in several worlds at once."""
+class RuleRunner:
+    """Runs dedup, joins and histories of a spec. Joins and histories run on several inputs in one pass, because a pass
+    of the engine takes seconds."""
 
     def __init__(self, engine_for: EngineFor, folder: Path) -> None:
         self._engine_for, self._folder = engine_for, folder
         self._numbers = itertools.count()
 
-    def distinct(self, rows: pa.Table, spec: Spec) -> pa.Table:
+    def drop_duplicates(self, rows: pa.Table, spec: Spec) -> pa.Table:
         """Returns the rows that `dedup` keeps."""
         if spec.rows.dedup is None:
             return rows
         by = spec.rows.dedup.by or tuple(spec.input.columns)
-        return self._pass(rows, spec, RowRules(dedup=replace(spec.rows.dedup, by=by)))
+        return self._run(rows, spec, RowRules(dedup=replace(spec.rows.dedup, by=by)))
 
-    def of(
-        self, spec: Spec, worlds: Sequence[tuple[pa.Table, Mapping[str, Any]]]
+    def add_columns(
+        self, spec: Spec, inputs: Sequence[tuple[pa.Table, Mapping[str, Any]]]
     ) -> Iterator[pa.Table]:
-        """Yields the rows of each world with the columns that joins and histories add. A world is its rows, and the
-        last times of side tables."""
+        """Yields the rows of each input with the columns that joins and histories add. An input is its rows, and the
+        `side_ends` of its change."""
         rows = pa.concat_tables(
-            part.append_column(_WORLD, pa.array(np.full(part.num_rows, number)))
-            for number, (part, _) in enumerate(worlds)
+            part.append_column(_CHANGE, pa.array(np.full(part.num_rows, number)))
+            for number, (part, _) in enumerate(inputs)
         )
         if spec.rows.joins:
-            ends = [until for _, until in worlds]
-            rows = self._pass(
-                rows,
-                spec,
-                RowRules(joins=tuple(self._apart(join, ends) for join in spec.rows.joins)),
-            )
+            ends = [side_ends for _, side_ends in inputs]
+            joins = tuple(self._cut_side_table(join, ends) for join in spec.rows.joins)
+            rows = self._run(rows, spec, RowRules(joins=joins))
         rest = list(spec.rows.histories)
         while rest:
             ready = list[History]()
-            while (
-                rest and rest[0].by in rows.column_names
-            ):  # worlds are kept apart by other values of `by`
+            # A history may be collected by a column that an earlier history adds, and so needs a later run.
+            while rest and rest[0].by in rows.column_names:
                 name = f"{_BY}{len(ready)}"
                 codes = (
                     rows[rest[0].by].combine_chunks().dictionary_encode().indices.cast(pa.int64())
                 )
+                # Rows of different inputs get different values of `by`, so that they do not share a history.
                 rows = rows.append_column(
-                    name, pc.add(pc.multiply(codes, len(worlds)), rows[_WORLD])
+                    name, pc.add(pc.multiply(codes, len(inputs)), rows[_CHANGE])
                 )
                 ready.append(replace(rest.pop(0), by=name))
-            rows = self._pass(rows, spec, RowRules(histories=tuple(ready)))
-        for number in range(len(worlds)):
-            yield rows.filter(pc.equal(rows[_WORLD], number))
+            rows = self._run(rows, spec, RowRules(histories=tuple(ready)))
+        for number in range(len(inputs)):
+            yield rows.filter(pc.equal(rows[_CHANGE], number))
 
-    def _pass(self, rows: pa.Table, spec: Spec, rules: RowRules) -> pa.Table:
+    def _run(self, rows: pa.Table, spec: Spec, rules: RowRules) -> pa.Table:
+        """Returns the rows after the rules. The engine reads them from a Parquet file, as a job does."""
         path = self._folder / f"{next(self._numbers)}.parquet"
         pq.write_table(rows, path)
         source = Input(
@@ -197,11 +226,8 @@ class Relations:
             inputs=(str(path),),
             store=TableStore(self._folder / "no-table"),
         )
-        engine = self._engine_for(job)
-        try:
+        with contextlib.closing(self._engine_for(job)) as engine:
             found = engine.sample(rows.num_rows)
-        finally:
-            engine.close()
         return pa.table(
             {
                 name: values
@@ -212,84 +238,96 @@ class Relations:
             }
         )
 
-    def _apart(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
-        """Returns the join with a side table for each world, without the side rows that are too late for it."""
+    def _cut_side_table(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
+        """Returns the join with a copy of its side table for each input, without the rows that are too late for it."""
         from sluice.etl.spark.joins import write_until
 
         path = str(self._folder / f"{next(self._numbers)}")
-        write_until(join, [end.get(join.time or "") for end in ends], _WORLD, path)
-        return replace(join, path=path, format="parquet", on=(*join.on, _WORLD), fields=())
+        write_until(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
+        return replace(join, path=path, format="parquet", on=(*join.on, _CHANGE), fields=())
 
 
-class Recomputed:
-    """A job's part of the table, recomputed from the input's rows."""
+class TablePart:
+    """The rows of a table that one job wrote, recomputed from the input.
+
+    Several arrays have one entry for each kept row: a row of the input that dedup, filters and the sample keep. The
+    features have more entries, because the drawn negatives follow the kept rows."""
 
     def __init__(
-        self, table: FeatureTable, rows: pa.Table, relations: Relations, free: Mask
+        self, table: FeatureTable, rows: pa.Table, rules: RuleRunner, available: Mask
     ) -> None:
-        """Only the `free` rows can be this job's."""
-        self.table, self._relations = table, relations
-        self._free = free
+        """`available` are the rows of the input that no earlier job wrote. Only these can be this job's."""
+        self.table, self._rules = table, rules
+        self._available = available
         self.spec = replace(table.spec(), identity=table.record.identity)
         self.state = table.state() or FittedState()
-        self._count, self._rows = rows.num_rows, relations.distinct(rows, self.spec)
-        whole = self._rows
+        self._rows = rules.drop_duplicates(rows, self.spec)
+        joined = self._rows
         if self.spec.rows.relational:
-            whole = next(relations.of(self.spec, [(self._rows, {})]))
-        kept, _ = selected(self.spec, Parsed(_columns(whole), whole.num_rows, []))
-        self.numbers = kept[_ROW].to_numpy()
-        """The number of each row that filters and the sample leave."""
-        self.columns = kept
-        self.origin, self._drawn = np.arange(len(self.numbers)), Columns()
+            joined = next(rules.add_columns(self.spec, [(joined, {})]))
+        self.columns, _ = selected(self.spec, Parsed(_columns(joined), joined.num_rows, []))
+        self.row_numbers = self.columns[_ROW].to_numpy()
+        """The number of each kept row in the input."""
+        keys = row_keys(self.columns, self.spec)
+        self.made_from = np.arange(len(self.row_numbers))
+        """For each row with features, the kept row that it was made from: itself, or a negative's positive row."""
+        self._negatives = Columns()
         if self.spec.rows.negatives:
-            drawn, self.origin = self.spec.rows.negatives.drawn(
-                kept, self.spec.label, row_keys(kept, self.spec), self.state["rows/negatives/0"]
+            drawn, self.made_from = self.spec.rows.negatives.drawn(
+                self.columns, self.spec.label, keys, self.state["rows/negatives/0"]
             )
-            self._drawn = {name: values.slice(len(self.numbers)) for name, values in drawn.items()}
-        self.split = split_of(kept, row_keys(kept, self.spec), self.spec)
+            self._negatives = {
+                name: values.slice(len(self.row_numbers)) for name, values in drawn.items()
+            }
+        self.splits = split_of(self.columns, keys, self.spec)
 
-    def in_worlds(self, worlds: Sequence[World]) -> Iterator[Columns]:
-        """Yields the columns of its rows in each world, with nulls in removed rows."""
-        related = self.spec.rows.relational
-        meeting = [
+    def apply_changes(self, changes: Sequence[Change]) -> Iterator[Columns]:
+        """Yields the columns of the kept rows after each change. They are null in removed rows if joins and histories
+        run again."""
+        has_rules = self.spec.rows.relational
+        inputs = [
             (
-                pa.table(self._flipped(world, _columns(self._rows))).filter(
-                    pa.array(~world.gone[self._rows[_ROW].to_numpy()])
+                pa.table(self._flip_labels(change, _columns(self._rows))).filter(
+                    pa.array(~change.removed[self._rows[_ROW].to_numpy()])
                 ),
-                world.until,
+                change.side_ends,
             )
-            for world in worlds
-            if world.relates and related
+            for change in changes
+            if change.runs_rules and has_rules
         ]
-        met = self._relations.of(self.spec, meeting) if meeting else iter(())
-        for world in worlds:
-            if not (world.relates and related):
-                yield self._flipped(world, self.columns)
+        joined = self._rules.add_columns(self.spec, inputs) if inputs else iter(())
+        for change in changes:
+            if not (change.runs_rules and has_rules):
+                yield self._flip_labels(change, self.columns)
                 continue
-            found, place = next(met), np.full(self._count, -1)
-            place[found[_ROW].to_numpy()] = np.arange(found.num_rows)
-            at = place[self.numbers]
-            yield _columns(found.select(list(self.columns)).take(pa.array(at, mask=at < 0)))
+            found = next(joined)
+            index = np.full(len(change.removed), -1)
+            index[found[_ROW].to_numpy()] = np.arange(found.num_rows)
+            index = index[self.row_numbers]
+            yield _columns(found.select(list(self.columns)).take(pa.array(index, mask=index < 0)))
 
-    def _flipped(self, world: World, columns: Columns) -> Columns:
-        made = pc.fill_null(self.spec.labels(columns).cast(pa.int8()), -1).to_numpy(
+    def _flip_labels(self, change: Change, columns: Columns) -> Columns:
+        """Returns the columns with flipped labels. The raw value of the other label comes from a row that has it."""
+        labels = pc.fill_null(self.spec.labels(columns).cast(pa.int8()), -1).to_numpy(
             zero_copy_only=False
         )
-        flipped, take = world.flipped[columns[_ROW].to_numpy()], np.arange(len(made))
+        flipped, source = change.flipped[columns[_ROW].to_numpy()], np.arange(len(labels))
         for label in (0, 1):
-            if (flipped & (made == label)).any():
-                other = np.flatnonzero(made == 1 - label)
+            chosen = flipped & (labels == label)
+            if chosen.any():
+                other = np.flatnonzero(labels == 1 - label)
                 if not len(other):
                     raise InputError(
                         f"all rows have the same label, {label}: an audit needs rows of both"
                     )
-                take[flipped & (made == label)] = other[0]
-        labels = columns[self.spec.label].take(pa.array(take))
-        return {**columns, self.spec.label: labels}
+                source[chosen] = other[0]
+        return {**columns, self.spec.label: columns[self.spec.label].take(pa.array(source))}
 
-    def values(self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]) -> Columns:
-        """Returns some columns of the table for its rows, and then for their drawn negatives."""
-        features, columns, extras = self._ready(columns, state)
+    def compute(
+        self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]
+    ) -> Columns:
+        """Returns the wanted columns of the table for the kept rows, and after them for the drawn negatives."""
+        features, columns, extras = self._prepare(columns, state)
         return {
             column.name: stored(
                 features.run(column, column.left_to_spark, columns, extras), self.spec, column
@@ -297,44 +335,40 @@ class Recomputed:
             for column in wanted
         }
 
-    def _ready(
+    def _prepare(
         self, columns: Columns, state: FittedState
     ) -> tuple[Features, Columns, Mapping[str, pa.Array]]:
-        keys = row_keys(columns, self.spec)
-        split, folds = split_of(columns, keys, self.spec), fold_keys(columns, keys, self.spec)
-        if self._drawn:
+        """Returns the arguments of `Features.run`: the operators, the columns with drawn negatives, and the extras."""
+        features, keys = Features(self.spec, state, ahead=False), row_keys(columns, self.spec)
+        splits, folds = split_of(columns, keys, self.spec), fold_keys(columns, keys, self.spec)
+        if self._negatives:
             columns = {
-                name: pa.concat_arrays([values, self._drawn[name]])
+                name: pa.concat_arrays([values, self._negatives[name]])
                 for name, values in columns.items()
             }
-        features = Features(self.spec, state, ahead=False)
-        return (
-            features,
-            columns,
-            features.extras(columns, keys[self.origin], split[self.origin], folds[self.origin]),
-        )
+        source = self.made_from
+        extras = features.extras(columns, keys[source], splits[source], folds[source])
+        return features, columns, extras
 
-    def blame(
+    def find_cause(
         self, column: ColumnSpec, row: int, *sides: tuple[Columns, FittedState]
     ) -> tuple[str, str, str]:
-        """Returns the first operator, or rule on rows, after which a column's value in a row differs on two sides, and
-        both values after the last."""
+        """Returns why a feature of a row differs between two inputs, each with its states. The results are the first
+        operator or rule whose result differs, and the feature's value on either side."""
         steps, chains = column.left_to_spark, list[list[str]]()
-        for features, columns, extras in (self._ready(*side) for side in sides):
+        for features, columns, extras in (self._prepare(*side) for side in sides):
             chains.append(
                 [
                     repr(features.run(column, steps[:number], columns, extras)[row].as_py())
                     for number in range(len(steps) + 1)
                 ]
             )
-        differ = [one != other for one, other in zip(*chains, strict=True)]
-        return (
-            self._step(column, differ.index(True) if any(differ) else len(steps)),
-            chains[0][-1],
-            chains[1][-1],
-        )
+        differs = [one != other for one, other in zip(*chains, strict=True)]
+        step = differs.index(True) if any(differs) else len(steps)
+        return self._name_step(column, step), chains[0][-1], chains[1][-1]
 
-    def _step(self, column: ColumnSpec, number: int) -> str:
+    def _name_step(self, column: ColumnSpec, number: int) -> str:
+        """Returns the name of an operator of a column, counted from 1. Step 0 is the rule that makes its source."""
         op = column.ops[max(0, number - 1)] if column.ops else None
         if isinstance(op, Python):
             return op.function
@@ -348,21 +382,21 @@ class Recomputed:
                 return f"[[join]] {join.path}"
         return LABEL
 
-    def learned(self, columns: Columns, gone: Mask, wanted: Iterable[str]) -> dict[str, pa.Table]:
-        """Returns what the operators of these keys learn from the rows that remain."""
-        wanted = set(wanted)
+    def learn(self, columns: Columns, removed: Mask, keys: Iterable[str]) -> dict[str, pa.Table]:
+        """Returns what the operators with these state keys learn from the rows that are not removed."""
+        keys = set(keys)
         spec = replace(
             self.spec,
             columns=tuple(
                 column
                 for column in self.spec.columns
-                if column.role == "label" or any(key in wanted for key, _, _ in column.fitted)
+                if column.role == "label" or any(key in keys for key, _, _ in column.fitted)
             ),
         )
-        there = pa.array(self.learners & ~gone[self.numbers])
-        columns = {name: values.filter(there) for name, values in columns.items()}
+        remaining = pa.array(self.learned_from & ~removed[self.row_numbers])
+        columns = {name: values.filter(remaining) for name, values in columns.items()}
         tables: dict[str, Any] = {
-            key: table for key, table in self.state.tables.items() if key not in wanted
+            key: table for key, table in self.state.tables.items() if key not in keys
         }
         for level in range(spec.levels):
             counts = CountsOfRows(
@@ -376,222 +410,240 @@ class Recomputed:
                 .aggregate([("count", "sum")])
                 .rename_columns(COUNTS.names)
             )
-            for number, one in enumerate(spec.fitted):
-                if one.level == level and one.key in wanted:
-                    mine = sums.of(number)
-                    enough = pc.greater_equal(mine["count"], one.op.least)
-                    tables[one.key] = one.op.learn(
-                        mine.filter(enough) if one.op.least > 1 else mine
-                    )
-        return {key: tables[key] for key in wanted}
+            for number, learned in enumerate(spec.fitted):
+                if learned.level == level and learned.key in keys:
+                    values = sums.of(number)
+                    if learned.op.least > 1:
+                        values = values.filter(pc.greater_equal(values["count"], learned.op.least))
+                    tables[learned.key] = learned.op.learn(values)
+        return {key: tables[key] for key in keys}
 
     @cached_property
-    def mine(self) -> Mask:
-        """Which of the rows are in this job's files, with the recomputed features."""
-        store, splits = TableStore(self.table.uri), np.array([*self.spec.table.split, ""])
-        there = [
+    def written(self) -> Mask:
+        """Which of the kept rows this job wrote to its files.
+
+        Files have another order than the input, so rows are compared by the texts of their values. Equal rows are
+        counted: if the files have two of three equal rows, the first two match. A row with drawn negatives matches only
+        if the files have all of them, too."""
+        splits = np.array([*self.spec.table.split, ""])
+        computable = [
             column for column in self.spec.columns if set(column.sources) <= self.columns.keys()
         ]
-        values = self.values(self.columns, self.state, there)
-        held = Counter[tuple[str, ...]]()
+        values = self.compute(self.columns, self.state, computable)
+        left = self._count_rows_in_files(list(values))
+        """How often each text is in the files and has not matched yet."""
+        texts: list[list[tuple[str, ...]]] = [[] for _ in self.row_numbers]
+        for row, text in zip(
+            self.made_from, _row_texts(values, splits[self.splits][self.made_from]), strict=True
+        ):
+            texts[row].append(text)
+        matches = np.zeros(len(texts), bool)
+        for row in np.flatnonzero(self._available[self.row_numbers]):
+            if all(left[text] > 0 for text in texts[row]):
+                matches[row] = True
+                left.subtract(texts[row])
+        return matches
+
+    def _count_rows_in_files(self, names: list[str]) -> Counter[tuple[str, ...]]:
+        """Counts the rows of this job's files by their text: some columns, and the split."""
+        store, counts = TableStore(self.table.uri), Counter[tuple[str, ...]]()
         for file in self.table.record.files:
             with store.fs.open_input_file(store.path(file.path)) as opened:
-                held.update(
-                    _texts(
-                        _columns(pq.read_table(opened, columns=list(values))),
-                        [file.split] * file.rows,
-                    )
-                )
-        with_drawn: list[list[tuple[str, ...]]] = [[] for _ in self.numbers]
-        for row, text in zip(
-            self.origin, _texts(values, splits[self.split][self.origin]), strict=True
-        ):
-            with_drawn[row].append(text)
-        found = np.zeros(len(self.numbers), bool)
-        for number, texts in enumerate(with_drawn):
-            found[number] = self._free[self.numbers[number]] and all(
-                held[text] > 0 for text in texts
-            )
-            if found[number]:
-                held.subtract(texts)
-        return found
+                columns = _columns(pq.read_table(opened, columns=names))
+                counts.update(_row_texts(columns, [file.split] * file.rows))
+        return counts
 
     @cached_property
-    def learners(self) -> Mask:
-        """Which of the rows this job learned from, including those whose features it then rejected."""
-        keys, learners = row_keys(self.columns, self.spec), self.mine.copy()
+    def learned_from(self) -> Mask:
+        """Which of the kept rows this job learned from, including those whose features it then rejected."""
+        keys, learned_from = row_keys(self.columns, self.spec), self.written.copy()
         late = Features(self.spec, self.state, ahead=False).late_unfit(
-            self.columns, keys, self.split, fold_keys(self.columns, keys, self.spec)
+            self.columns, keys, self.splits, fold_keys(self.columns, keys, self.spec)
         )
         for rejected in late.values():
-            learners[rejected] = True
-        return learners
+            learned_from[rejected] = True
+        return learned_from
 
 
 def _columns(table: pa.Table) -> Columns:
-    table = table.combine_chunks()
-    return {
-        name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+    return {name: join_chunks(table[name]) for name in table.column_names}
 
 
-def _texts(columns: Columns, *more: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """Returns each row as texts, which are equal if all values are equal to the last bit."""
-    return zip(*(map(repr, values.to_pylist()) for values in columns.values()), *more, strict=False)
-
-
-def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) -> Iterator[World]:
-    """Yields the changes of the input that show what one part's features hold."""
-    spec, split = part.spec, np.full(rows, -1)
-    mine, none = np.zeros(rows, bool), np.zeros(rows, bool)
-    mine[part.numbers[part.mine]] = True
-    split[part.numbers] = part.split
-    drawn = draw.permutation(np.flatnonzero(mine))
-    for row in drawn[: min(flips, max(1, _MOST_ROWS // rows)) if spec.rows.relational else flips]:
-        one = np.arange(rows) == row
-        yield World(
-            holds="its own label",
-            flipped=one,
-            gone=none,
-            still=one,
-            learns=lambda learned: _by_label(learned, spec),
-        )
-    yield World(
-        holds="its own label, with all flipped at once",
-        flipped=mine,
-        gone=none,
-        still=mine,
-        relates=False,
+def _row_texts(columns: Columns, splits: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yields each row as texts. Two texts are equal if the values are equal to the last bit."""
+    return zip(
+        *(map(repr, values.to_pylist()) for values in columns.values()), splits, strict=False
     )
-    names = list(spec.table.split)
-    for number, name in enumerate(names):
-        others = split == number
+
+
+def _make_changes(
+    part: TablePart, count: int, flips: int, draw: np.random.Generator
+) -> Iterator[Change]:
+    """Yields the changes that show leaks in one part of a table. The input has `count` rows."""
+    spec, written = part.spec, np.zeros(count, bool)
+    written[part.row_numbers[part.written]] = True
+    splits = np.full(count, -1)
+    splits[part.row_numbers] = part.splits
+    drawn = draw.permutation(np.flatnonzero(written))
+    change = partial(Change, flipped=np.zeros(count, bool), removed=np.zeros(count, bool))
+    if spec.rows.relational:
+        flips = min(flips, max(1, _MOST_ROWS // count))
+    for row in drawn[:flips]:
+        one = np.arange(count) == row
+        yield change(
+            leak="its own label",
+            flipped=one,
+            keeps_features=one,
+            learns_again=lambda learned: _uses_label(learned, spec),
+        )
+    yield change(
+        leak="its own label, with all flipped at once",
+        flipped=written,
+        keeps_features=written,
+        runs_rules=False,
+    )
+    yield from _change_other_splits(spec, splits, written, change)
+    if spec.table.unlabelled:
+        # A row without a label is in the last split. As in serving, its features may use all that was learned.
+        written = written & (splits != len(spec.table.split) - 1)
+    yield from _change_later_rows(part, written, drawn[:_MOMENTS], change)
+
+
+def _change_other_splits(
+    spec: Spec, splits: npt.NDArray[np.int_], written: Mask, change: partial[Change]
+) -> Iterator[Change]:
+    """Yields changes of the splits that are not the training split. Training rows must not depend on them."""
+    training = written & (splits == list(spec.table.split).index(spec.table.training))
+    for number, name in enumerate(spec.table.split):
+        others = splits == number
         if name == spec.table.training or not others.any():
             continue
-        training = mine & (split == names.index(spec.table.training))
-        yield World(
-            holds=f"labels of split {name!r}",
+        yield change(
+            leak=f"labels of split {name!r}",
             flipped=others,
-            gone=none,
-            still=training,
-            learns=lambda _: True,
+            keeps_features=training,
             keeps_states=True,
+            learns_again=lambda _: True,
         )
-        yield World(
-            holds=f"rows of split {name!r}",
-            flipped=none,
-            gone=others,
-            still=training,
-            relates=False,
-            learns=lambda learned: not learned.op.of_all_splits,
+        yield change(
+            leak=f"rows of split {name!r}",
+            removed=others,
+            keeps_features=training,
             keeps_states=True,
+            learns_again=lambda learned: not learned.op.of_all_splits,
+            runs_rules=False,
         )
-    past = any("time" in op.needs for column in spec.columns for op in column.ops)
-    times = [
-        *([spec.table.split_time or ""] if past else []),
+
+
+def _change_later_rows(
+    part: TablePart, written: Mask, rows: Iterable[int], change: partial[Change]
+) -> Iterator[Change]:
+    """Yields changes of the input after the moment of each of these rows. Earlier rows must not depend on them."""
+    ranks = _rank_times(part, len(written))
+    if not len(ranks):
+        return
+    for row in rows:
+        now = ranks[:, [row]]
+        change_now = partial(
+            change,
+            keeps_features=written & (ranks <= now).all(axis=0),
+            learns_again=lambda learned: "time" in learned.op.needs,
+        )
+        kept_row = int(np.flatnonzero(part.row_numbers == row)[0])
+        yield change_now(
+            leak="rows of later moments",
+            removed=(ranks > now).all(axis=0),
+            side_ends={
+                join.time: part.columns[join.time][kept_row].as_py()
+                for join in part.spec.rows.joins
+                if join.time
+            },
+        )
+        yield change_now(
+            leak="labels of the same moment, or later ones", flipped=(ranks >= now).all(axis=0)
+        )
+
+
+def _rank_times(part: TablePart, count: int) -> npt.NDArray[np.int_]:
+    """Returns the rank of each row of the input in each column that orders rows by time: an array for each column.
+
+    The rank of a missing time is 0, and that of a row which is not kept is -1."""
+    spec = part.spec
+    uses_past = any("time" in op.needs for column in spec.columns for op in column.ops)
+    names = [
+        *([spec.table.split_time or ""] if uses_past else []),
         *(history.order for history in spec.rows.histories),
         *(join.time for join in spec.rows.joins if join.time),
     ]
-    if not times:
-        return
-    ranks = np.full((len(times), rows), -1)
-    for number, name in enumerate(times):
+    ranks = np.full((len(names), count), -1)
+    for number, name in enumerate(names):
         values = part.columns[name]
         if pa.types.is_floating(values.type):
-            values = pc.if_else(pc.is_nan(values), np.inf, values)  # as Spark sorts it
+            # Spark sorts NaN as the largest number.
+            values = pc.if_else(pc.is_nan(values), np.inf, values)
         rank = pc.rank(values, "ascending", tiebreaker="dense").to_numpy()
-        ranks[number, part.numbers] = np.where(
+        ranks[number, part.row_numbers] = np.where(
             values.is_valid().to_numpy(zero_copy_only=False), rank, 0
         )
-    if (
-        spec.table.unlabelled
-    ):  # such a row is treated as a server treats it, by all that is known in the end
-        mine &= split != len(names) - 1
-    for row in drawn[:_PIVOTS]:
-        mark, place = ranks[:, [row]], int(np.flatnonzero(part.numbers == row)[0])
-        still = mine & _all(ranks <= mark)
-        until = {
-            join.time: part.columns[join.time][place].as_py()
-            for join in spec.rows.joins
-            if join.time
-        }
-        yield World(
-            holds="rows of later moments",
-            flipped=none,
-            gone=_all(ranks > mark),
-            still=still,
-            until=until,
-            learns=lambda learned: "time" in learned.op.needs,
-        )
-        yield World(
-            holds="labels of the same moment, or later ones",
-            flipped=_all(ranks >= mark),
-            gone=none,
-            still=still,
-            learns=lambda learned: "time" in learned.op.needs,
-        )
+    return ranks
 
 
-def _by_label(learned: Learned, spec: Spec) -> bool:
+def _uses_label(learned: Learned, spec: Spec) -> bool:
     """Returns whether an operator learns from labels."""
     return "label" in learned.op.needs or any(
         spec.label in column.sources for column, _ in learned.users
     )
 
 
-def _all(of_each_time: Mask) -> Mask:
-    return np.asarray(of_each_time.all(axis=0))
-
-
 class _Versions:
-    """The versions of a table up to one, as parts that are made when they are needed."""
+    """The versions of a table up to the audited one. Each is opened and recomputed when it is first needed."""
 
-    def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations) -> None:
-        self.table, self._relations = table, relations
+    def __init__(self, table: FeatureTable, rows: pa.Table, rules: RuleRunner) -> None:
+        self.table, self._rules = table, rules
         self._tables = {table.version: (table, rows)}
-        self._parts: dict[int, Recomputed] = {}
+        self._parts: dict[int, TablePart] = {}
 
-    def table_of(self, version: int) -> tuple[FeatureTable, pa.Table]:
-        """Returns a version, and the rows with the column names of its spec."""
+    def open(self, version: int) -> tuple[FeatureTable, pa.Table]:
+        """Returns a version, and the input's rows with the column names and types of its spec."""
         if version not in self._tables:
-            later, rows = self.table_of(version + 1)
+            later, rows = self.open(version + 1)
             table = FeatureTable.open(later.uri, version, allow_code=later.permission)
-            was, had = later.spec().input.was, table.spec().input.columns
+            old_names, columns = later.spec().input.was, table.spec().input.columns
             rows = rows.rename_columns(
-                [name if name in had else was.get(name, name) for name in rows.column_names]
+                [
+                    name if name in columns else old_names.get(name, name)
+                    for name in rows.column_names
+                ]
             )
-            for name, kind in had.items():
+            for name, kind in columns.items():
                 if name in rows.column_names:
                     number = rows.column_names.index(name)
                     rows = rows.set_column(number, name, rows[name].cast(ARROW_TYPES[kind]))
             self._tables[version] = table, rows
         return self._tables[version]
 
-    def part(self, version: int) -> Recomputed:
+    def part(self, version: int) -> TablePart:
+        """Returns the rows that the job of a version wrote."""
         if version not in self._parts:
-            table, rows = self.table_of(version)
-            free, live = (
-                np.ones(rows.num_rows, bool),
-                [record.version for record in self.table.records.values()],
-            )
+            table, rows = self.open(version)
+            available = np.ones(rows.num_rows, bool)
+            live = [record.version for record in self.table.records.values()]
             for earlier in sorted(live) if version in live else ():
                 if earlier < version:
                     part = self.part(earlier)
-                    free[part.numbers[part.mine]] = False
-            self._parts[version] = Recomputed(table, rows, self._relations, free)
+                    available[part.row_numbers[part.written]] = False
+            self._parts[version] = TablePart(table, rows, self._rules, available)
         return self._parts[version]
 
-    def learned_at(self, version: int, key: str) -> int:
-        """Returns the version that learned what a later one applies."""
+    def find_first(self, version: int, key: str) -> int:
+        """Returns the first of the versions in a row that have the same state of `key` as this one."""
         with contextlib.suppress(TableError, StateError):
-            while version and self._state(version - 1, key) == self._state(version, key):
+            while version and self._digest(version - 1, key) == self._digest(version, key):
                 version -= 1
         return version
 
-    def _state(self, version: int, key: str) -> str:
-        """Returns the digest of what a version learned."""
-        table, _ = self.table_of(version)
+    def _digest(self, version: int, key: str) -> str:
+        table, _ = self.open(version)
         state = table.state() or FittedState()
         return _digest(state[key]) if key in state.tables else ""
 
@@ -608,8 +660,10 @@ def audit_table(
     flips: int = FLIPS,
     seed: int = 0,
 ) -> Audit:
-    """Audits a version of a table by the inputs that it was made from. Raises an InputError if these inputs do not give
-    all of its rows and learned states, because nothing can then be said of the others."""
+    """Returns the leaks of a version of a table, from the inputs that it was made from. Raises an InputError if these
+    inputs do not give all of its rows and learned states, because the others cannot be audited.
+
+    `flips` is the number of rows whose labels are flipped one at a time. `seed` draws these rows."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         raise InputError(
             "an audit reads its input with the local engine, which this installation lacks"
@@ -621,141 +675,159 @@ def audit_table(
     rows = rows.drop_columns([_FILE, _LINE]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     audit, draw = Audit(version=table.version, table_rows=table.rows), np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
-        versions = _Versions(table, rows, Relations(engine_for, Path(folder)))
+        versions = _Versions(table, rows, RuleRunner(engine_for, Path(folder)))
         lost: list[str] = []
         for record in sorted(table.records.values(), key=lambda record: record.version):
             part = versions.part(record.version)
-            if not part.mine.any():
+            if not part.written.any():
                 continue
-            worlds = list(_worlds(part, len(places), flips, draw))
-            lost += _audit_part(part, versions, audit, places, worlds)
-            audit.rows += int(part.mine[part.origin].sum())
-            for world in worlds:
-                audit.tried[world.holds] = audit.tried.get(world.holds, 0) + 1
+            changes = list(_make_changes(part, len(places), flips, draw))
+            lost += _audit_part(part, versions, audit, places, changes)
+            audit.rows += int(part.written[part.made_from].sum())
+            for change in changes:
+                audit.tried[change.leak] = audit.tried.get(change.leak, 0) + 1
     if not audit.leaks and (lost or audit.rows < table.rows):
-        what = (
+        missing = (
             f"what {' and '.join(sorted(set(lost)))} learned cannot be learned again"
             if lost
             else f"only {audit.rows:,} of {table.rows:,} rows can be recomputed"
         )
         raise InputError(
-            f"{table.uri}: {what} from {', '.join(inputs)}, so that nothing can be said of version "
-            f"{table.version}; name all files that it was made from, or {_ANEW}"
+            f"{table.uri}: version {table.version} cannot be audited, because {missing} from "
+            f"{', '.join(inputs)}; name all files that it was made from, or {_REMAKE}"
         )
     return audit
 
 
-def _sources(
-    part: Recomputed, versions: _Versions, count: int
-) -> tuple[dict[str, Recomputed], list[str]]:
-    """Returns the part that learned each state which can be learned again, bit for bit. For the others that depend on
-    labels or times, it returns their names."""
-    found, lost = dict[str, Recomputed](), []
-    for one in part.spec.fitted:
+def _find_learners(
+    part: TablePart, versions: _Versions, count: int
+) -> tuple[dict[str, TablePart], list[str]]:
+    """Returns the part whose rows give each state again, bit for bit. If no part gives the state of an operator that
+    depends on labels or times, its name is in the second result."""
+    found, lost = dict[str, TablePart](), []
+    for learned in part.spec.fitted:
         # A small state may equal an older version's by chance. So the part's own rows are tried first.
-        source = next(
+        learner = next(
             (
-                learner
-                for learner in _possible_sources(part, versions, one.key)
-                if _learns_again(learner, part, one.key, count)
+                candidate
+                for candidate in _possible_learners(part, versions, learned.key)
+                if _learns_the_same(candidate, part, learned.key, count)
             ),
             None,
         )
-        if source is not None:
-            found[one.key] = source
-        elif "time" in one.op.needs or _by_label(one, part.spec):
-            lost.append(f"{one.op.name} of column {one.users[0][0].name!r}")
+        if learner is not None:
+            found[learned.key] = learner
+        elif "time" in learned.op.needs or _uses_label(learned, part.spec):
+            lost.append(f"{learned.op.name} of column {learned.users[0][0].name!r}")
     return found, lost
 
 
-def _possible_sources(part: Recomputed, versions: _Versions, key: str) -> Iterator[Recomputed]:
-    """Yields the parts that may have learned the state of `key`: the part itself, and the first version with the same
-    state."""
+def _possible_learners(part: TablePart, versions: _Versions, key: str) -> Iterator[TablePart]:
+    """Yields the parts that may have learned the state of `key`: the part itself, and that of the first version with
+    the same state."""
     yield part
-    first = versions.learned_at(part.table.version, key)
+    first = versions.find_first(part.table.version, key)
     if first != part.table.version:
         with contextlib.suppress(TableError, StateError):
             yield versions.part(first)
 
 
-def _learns_again(learner: Recomputed, part: Recomputed, key: str, count: int) -> bool:
+def _learns_the_same(learner: TablePart, part: TablePart, key: str, count: int) -> bool:
     """Returns whether the rows of `learner` give the state that `part` applies, bit for bit."""
     try:
-        again = learner.learned(learner.columns, np.zeros(count, bool), [key])[key]
+        again = learner.learn(learner.columns, np.zeros(count, bool), [key])[key]
         return _digest(again) == _digest(part.state[key])
     except (TableError, StateError, KeyError, OSError, pa.ArrowException):
-        return False  # what it was learned from is not there any more
+        # The input does not have the columns or rows that the state was learned from.
+        return False
 
 
 def _audit_part(
-    part: Recomputed, versions: _Versions, audit: Audit, places: pa.Table, worlds: Sequence[World]
+    part: TablePart,
+    versions: _Versions,
+    audit: Audit,
+    places: pa.Table,
+    changes: Sequence[Change],
 ) -> list[str]:
-    """Adds the leaks of one part of a version. Returns the operators that cannot be audited."""
-    sources, lost = _sources(part, versions, len(places))
-    features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
+    """Adds the leaks of one part to `audit`. Returns the operators that cannot be audited."""
+    learners, lost = _find_learners(part, versions, len(places))
     if saw_others(part.state, part.spec):
         holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
         audit.leaks += [
-            Leak(column=one.users[0][0].name, operator=one.op.name, holds=holds)
-            for one in part.spec.fitted
-            if not one.op.of_all_splits
+            Leak(column=learned.users[0][0].name, operator=learned.op.name, holds=holds)
+            for learned in part.spec.fitted
+            if not learned.op.of_all_splits
         ]
-    base, parts = (part.columns, part.state), list({part, *sources.values()})
-    as_it_is, known = (
-        part.values(*base, features),
-        {(leak.column, leak.holds) for leak in audit.leaks},
-    )
-    for world, *changed in zip(worlds, *(one.in_worlds(worlds) for one in parts), strict=True):
-        columns, tables = dict(zip(parts, changed, strict=True)), dict[str, Any](part.state.tables)
-        for source in parts:
-            tables |= source.learned(
-                columns[source],
-                world.gone,
-                [
-                    one.key
-                    for one in part.spec.fitted
-                    if sources.get(one.key) is source and world.learns(one)
-                ],
-            )
-        after = columns[part], FittedState(tables=tables)
-        still = part.mine[part.origin] & world.still[part.numbers[part.origin]]
-        for column, values in zip(features, part.values(*after, features).values(), strict=True):
-            if (column.name, world.holds) in known or values.equals(as_it_is[column.name]):
+    features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
+    parts, original = list({part, *learners.values()}), (part.columns, part.state)
+    values = part.compute(*original, features)
+    for change, *columns in zip(
+        changes, *(one.apply_changes(changes) for one in parts), strict=True
+    ):
+        changed = dict(zip(parts, columns, strict=True))
+        after = changed[part], _learn_again(part, learners, change, changed)
+        checked = (part.written & change.keeps_features[part.row_numbers])[part.made_from]
+        changed_values = part.compute(*after, features)
+        for column in features:
+            if audit.has(column.name, change.leak):
                 continue
-            rows = np.flatnonzero(still & (_reprs(values) != _reprs(as_it_is[column.name])))
-            if len(rows):
-                known.add((column.name, world.holds))
-                place = int(part.numbers[part.origin[rows[0]]])
-                operator, *seen = part.blame(column, int(rows[0]), base, after)
-                audit.leaks.append(
-                    Leak(
-                        column=column.name,
-                        operator=operator,
-                        holds=world.holds,
-                        before=seen[0],
-                        after=seen[1],
-                        file=places[_FILE][place].as_py(),
-                        line=places[_LINE][place].as_py(),
-                    )
+            differs = _find_differences(values[column.name], changed_values[column.name])
+            rows = np.flatnonzero(checked & differs)
+            if not len(rows):
+                continue
+            operator, *seen = part.find_cause(column, int(rows[0]), original, after)
+            place = int(part.row_numbers[part.made_from[rows[0]]])
+            audit.leaks.append(
+                Leak(
+                    column=column.name,
+                    operator=operator,
+                    holds=change.leak,
+                    before=seen[0],
+                    after=seen[1],
+                    file=places[_FILE][place].as_py(),
+                    line=places[_LINE][place].as_py(),
                 )
-        for one in part.spec.fitted if world.keeps_states else ():
-            name = one.users[0][0].name
-            if (name, world.holds) not in known and _digest(after[1][one.key]) != _digest(
-                part.state[one.key]
+            )
+        for learned in part.spec.fitted if change.keeps_states else ():
+            name = learned.users[0][0].name
+            if not audit.has(name, change.leak) and _digest(after[1][learned.key]) != _digest(
+                part.state[learned.key]
             ):
-                known.add((name, world.holds))
-                audit.leaks.append(Leak(column=name, operator=one.op.name, holds=world.holds))
+                audit.leaks.append(Leak(column=name, operator=learned.op.name, holds=change.leak))
     return lost
 
 
-def _reprs(values: pa.Array) -> npt.NDArray[np.object_]:
-    return np.array([repr(value) for value in values.to_pylist()], object)
+def _learn_again(
+    part: TablePart,
+    learners: Mapping[str, TablePart],
+    change: Change,
+    changed: Mapping[TablePart, Columns],
+) -> FittedState:
+    """Returns what the operators of a part apply after a change. Each state is learned by its learner."""
+    tables = dict[str, Any](part.state.tables)
+    for learner, columns in changed.items():
+        keys = [
+            learned.key
+            for learned in part.spec.fitted
+            if learners.get(learned.key) is learner and change.learns_again(learned)
+        ]
+        tables |= learner.learn(columns, change.removed, keys)
+    return FittedState(tables=tables)
+
+
+def _find_differences(values: pa.Array, others: pa.Array) -> Mask:
+    """Returns where two columns differ. Values are compared by their texts, so that NaN equals NaN."""
+    if values.equals(others):
+        return np.zeros(len(values), bool)
+    texts = (map(repr, column.to_pylist()) for column in (values, others))
+    return np.array([one != other for one, other in zip(*texts, strict=True)], bool)
 
 
 def audit_spec(
     spec: Spec, inputs: Sequence[str], engine_for: EngineFor, *, flips: int = FLIPS, seed: int = 0
 ) -> Audit:
-    """Audits the table that a spec makes of these inputs, in a folder that is removed again."""
+    """Returns the leaks of the table that a spec makes of these inputs. The table is made in a folder that is removed
+    afterwards."""
     with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
         job = Job(
             spec=spec,

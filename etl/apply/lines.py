@@ -107,7 +107,7 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
     return found
 
 
-def in_order(
+def merge_rows(
     first: pa.Table,
     places: Sequence[int] | npt.NDArray[np.intp],
     second: pa.Table,
@@ -185,7 +185,7 @@ class Delimited:
             [dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema
         )
         read = np.setdiff1d(np.arange(len(lines)), [*there, *(number for number, _ in rejected)])
-        return in_order(table, read, more, there), rejected
+        return merge_rows(table, read, more, there), rejected
 
     def _read(
         self, lines: pa.Array, types: Mapping[str, pa.DataType]
@@ -202,7 +202,7 @@ class Delimited:
             )
             for name, kind in list(types.items())[width:]:
                 some = some.append_column(name, pa.nulls(len(numbers), kind))
-            table = in_order(table, places, some, numbers)
+            table = merge_rows(table, places, some, numbers)
             places = np.sort(np.concatenate([places, numbers]))
         kept = set(itertools.chain(*short.values()))
         return table, [(number, FIELDS) for number, _ in wrong if number not in kept]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, History
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
@@ -49,7 +50,7 @@ class _Tail:
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
         missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
         found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
-        return found.combine_chunks() if found.num_chunks != 1 else found.chunk(0)
+        return join_chunks(found)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Turns raw lines into typed columns: `InputParser`. A line that does not parse is rejected with a reason, never
-dropped."""
+"""`InputParser`: turns raw input into typed columns. A row that does not parse is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.json_lines import JsonObjects, fits, has_infinity
-from sluice.etl.apply.lines import FIELDS, Delimited, in_order
+from sluice.etl.apply.lines import FIELDS, Delimited, merge_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
-__all__ = ["ABOUT_ROWS", "INFINITY", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
+__all__ = ["ADDED_COLUMNS", "INFINITY", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
 WRONG = {
@@ -35,30 +34,34 @@ WRONG = {
 }
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-ABOUT_ROWS = ("_bad", "_file", "_from", "_at", *TIES)
-_SPACE = " \t"  # spaces around a number are not part of it
+ADDED_COLUMNS = ("_bad", "_file", "_from", "_at", *TIES)
+"""Columns that Spark's reader adds to those of the input: what is wrong with a row, and where it comes from."""
+_SPACE = " \t"
+"""The characters that may surround a number."""
 _PLAIN = {
     "int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$",
     "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
     "text": r"^[\x00-\x7f]*$",
 }
-"""Patterns of cells of bytes that surely convert."""
+"""For each type, a pattern of cells that certainly convert to it."""
 INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
-"""Cells that name an infinity. Any other cell that is read as one holds a number that is too large."""
+"""A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """One parsed batch: its good rows as columns, and the rejected ones."""
+    """A parsed batch: its good rows as columns, and its rejected rows."""
 
     columns: dict[str, pa.Array]
     rows: int
+    """The number of good rows."""
     rejected: list[tuple[int, str]]
-    """The number of the row in the batch, and the reason. There are few reasons: they name a column, not a value."""
+    """The number of each rejected row in the batch, and the reason. A reason names a column but no value, so there are
+    few different ones."""
 
 
 class InputParser:
-    """Reads batches of one spec's input: a `line` column (each line with its end), or the columns themselves."""
+    """Parses batches of one spec's input. A batch has a column `line` (each line with its end), or columns of cells."""
 
     def __init__(self, spec: Spec) -> None:
         self.types = spec.input.read_as
@@ -76,41 +79,43 @@ class InputParser:
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
-        self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
-
-    def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
-        """Splits a batch into good rows and rejects; `places` are those of all its rows, if the spec has a column of
-        them."""
-        names = batch.schema.names
-        if "line" in names:
-            parsed = self._lines(self._in_utf8(batch["line"]))
-        elif "_broken" in names:
-            parsed = self._records(batch)
-        else:
-            parsed = self._without_bad(batch)
-        parsed = self._with_splits(self._with_good_labels(self._with_times(parsed)))
-        if places is not None:
-            parsed.columns[self._spec.input.place or ""] = pa.array(
-                np.delete(places, [n for n, _ in parsed.rejected])
-            )
-        return self._with_good_numbers(parsed)
-
-    def _in_utf8(self, lines: pa.Array) -> pa.Array:
-        """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
-        name = self._spec.input.encoding
-        return (
-            lines
-            if name == "utf-8"
-            else pa.array(
-                [
-                    line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass")
-                    for line in lines.to_pylist()
-                ],
-                lines.type,
-            )
+        self._parse_lines = (
+            self._parse_json if spec.input.format == "json" else self._parse_delimited
         )
 
-    def _csv_lines(self, lines: pa.Array) -> Parsed:
+    def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
+        """Returns the good and the rejected rows of a batch. `places` has the values of the column `input.place` for
+        all rows of the batch, if the spec has that column."""
+        names = batch.schema.names
+        if "line" in names:
+            parsed = self._parse_lines(self._encode_as_utf8(batch["line"]))
+        elif "_broken" in names:
+            parsed = self._parse_cells_of_bytes(batch)
+        else:
+            parsed = self._reject_marked(batch)
+        parsed = self._reject_bad_labels(self._parse_times(parsed))
+        parsed = self._reject_without_split(parsed)
+        if places is not None:
+            parsed.columns[self._spec.input.place or ""] = pa.array(
+                np.delete(places, [row for row, _ in parsed.rejected])
+            )
+        return self._reject_bad_numbers(parsed)
+
+    def _encode_as_utf8(self, lines: pa.Array) -> pa.Array:
+        """Returns the lines in UTF-8. Bytes that are invalid in the input's encoding become invalid UTF-8."""
+        name = self._spec.input.encoding
+        if name == "utf-8":
+            return lines
+        return pa.array(
+            [
+                line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass")
+                for line in lines.to_pylist()
+            ],
+            lines.type,
+        )
+
+    def _parse_delimited(self, lines: pa.Array) -> Parsed:
+        """Parses lines of csv or tsv. Arrow parses them together unless a line or a cell needs a closer look."""
         irregular = self._delimited.find_irregular(lines)
         if not irregular.any():
             try:
@@ -120,43 +125,40 @@ class InputParser:
             else:
                 if not has_infinity(table):
                     return Parsed(self._columns(table), table.num_rows, rejected)
-        return self._cell_by_cell(*self._delimited.cut(lines, irregular), len(lines))
+        return self._parse_cells(*self._delimited.cut(lines, irregular), len(lines))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
-        return {name: _whole(table[name]) for name in self.types}
+        return {name: join_chunks(table[name]) for name in self.types}
 
-    def _records(self, batch: pa.RecordBatch) -> Parsed:
-        """Parses cells that were cut already, as bytes; `_broken` is the text of a record with too few or too many."""
-        whole = pc.is_null(batch["_broken"])
-        rejected = [
-            (int(number), FIELDS)
-            for number in np.flatnonzero(~whole.to_numpy(zero_copy_only=False))
-        ]
-        cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(whole)
-        return self._cell_by_cell(cells, rejected, batch.num_rows)
+    def _parse_cells_of_bytes(self, batch: pa.RecordBatch) -> Parsed:
+        """Parses rows that the reader has cut into cells. If a row has too few or too many cells, its `_broken` is not
+        null."""
+        complete = pc.is_null(batch["_broken"])
+        rejected = [(row, FIELDS) for row in _find_false(complete)]
+        cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(complete)
+        return self._parse_cells(cells, rejected, batch.num_rows)
 
-    def _cell_by_cell(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
-        """Finds each cell that cannot be converted, in the rare batch that has one."""
+    def _parse_cells(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
+        """Parses the cells of a batch of `count` rows; `table` lacks the rejected ones. Finds each cell that cannot be
+        converted."""
         numbers = np.setdiff1d(np.arange(count), [number for number, _ in rejected])
-        reasons: dict[int, str] = {}
-        columns = {}
+        columns, reasons = {}, dict[int, str]()
         for name, kind in self.types.items():
-            cells = _whole(table[name])
-            if (
-                kind == "float" and self._spec.input.decimal == ","
-            ):  # a point is no part of such a number
+            cells = join_chunks(table[name])
+            if kind == "float" and self._spec.input.decimal == ",":
+                # The decimal mark is the comma, so a number with a point must fail.
                 cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".")
-            values, bad = _converted(cells, kind)
-            columns[name] = values
-            for place in bad:
-                reasons.setdefault(place, f"{name}: {self._wrong[kind]}")
+            columns[name], bad = _convert_cells(cells, kind)
+            for row in bad:
+                reasons.setdefault(row, f"{name}: {self._wrong[kind]}")
         good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
-        rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
+        rejected += [(int(numbers[row]), reason) for row, reason in reasons.items()]
         return Parsed(
             {name: values.take(good) for name, values in columns.items()}, len(good), rejected
         )
 
-    def _json_lines(self, lines: pa.Array) -> Parsed:
+    def _parse_json(self, lines: pa.Array) -> Parsed:
+        """Parses lines of JSON objects. Arrow parses the regular ones together."""
         irregular = self._objects.find_irregular(lines)
         try:
             table = self._objects.read(lines.filter(pa.array(~irregular)))
@@ -173,127 +175,122 @@ class InputParser:
             else:
                 rows[number] = found
         more = pa.Table.from_pylist(list(rows.values()), self.schema)
-        table = in_order(table, np.flatnonzero(~irregular), more, list(rows))
+        table = merge_rows(table, np.flatnonzero(~irregular), more, list(rows))
         return Parsed(self._columns(table), table.num_rows, rejected)
 
-    def _without_bad(self, batch: pa.RecordBatch) -> Parsed:
-        """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its
-        type."""
-        names = [name for name in batch.schema.names if name not in ABOUT_ROWS]
-        if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
-            return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
-        bad = batch["_bad"].to_pylist()
-        good = pc.is_null(batch["_bad"])
-        return Parsed(
-            {name: batch[name].filter(good) for name in names},
-            bad.count(None),
-            [
-                (number, f"{name}: {WRONG[self.types[name]]}")
-                for number, name in enumerate(bad)
-                if name is not None
-            ],
-        )
+    def _reject_marked(self, batch: pa.RecordBatch) -> Parsed:
+        """Rejects the rows in which `_bad` is not null: it names the first column whose value does not fit its type."""
+        names = batch.schema.names
+        columns = {name: batch[name] for name in names if name not in ADDED_COLUMNS}
+        parsed = Parsed(columns, batch.num_rows, [])
+        if "_bad" not in names:
+            return parsed
+        marks = batch["_bad"]
 
-    def _with_good_labels(self, parsed: Parsed) -> Parsed:
+        def describe(row: int) -> str:
+            name = marks[row].as_py()
+            return f"{name}: {WRONG[self.types[name]]}"
+
+        return _reject(parsed, pc.is_null(marks), describe)
+
+    def _reject_bad_labels(self, parsed: Parsed) -> Parsed:
         label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
         missing = pc.is_null(label)
         good = pc.or_(good, missing) if self._spec.table.unlabelled else good
-        return _but(
+        return _reject(
             parsed,
             good,
-            lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}",
+            lambda row: f"{self.label}: {'missing' if missing[row].as_py() else 'neither 0 nor 1'}",
         )
 
-    def _with_good_numbers(self, parsed: Parsed) -> Parsed:
-        """Sets the rows aside of which a number could not be published, as far as that is known before anything is
-        learned, and before rows meet others."""
+    def _reject_bad_numbers(self, parsed: Parsed) -> Parsed:
+        """Rejects the rows with a number that could not be published. It checks the columns that neither learn nor
+        depend on other rows. The other columns are checked when they are computed."""
         for column in self._numbers:
             if parsed.rows and all(name in parsed.columns for name in column.sources):
                 bad = early_unfit(column, parsed.columns)
                 if len(bad):
-                    parsed = _but(parsed, pa.array(~bad), partial(_always, reason(column)))
+                    parsed = _reject(parsed, pa.array(~bad), reason(column))
         return parsed
 
-    def _with_splits(self, parsed: Parsed) -> Parsed:
-        """Sets the rows aside that a split by time cannot place; one without a label has a split of its own."""
+    def _reject_without_split(self, parsed: Parsed) -> Parsed:
+        """Rejects the rows without a time if splits are cut by time. Rows without a label have a split of their own."""
         name = self._spec.table.split_time
         if name is None or name not in parsed.columns:
             return parsed
         good = pc.invert(pc.is_null(as_number(parsed.columns[name]), nan_is_null=True))
         if self._spec.table.unlabelled:
             good = pc.or_(good, pc.is_null(self._spec.labels(parsed.columns)))
-        return _but(parsed, good, lambda _: f"{name}: {NO_SPLIT}")
+        return _reject(parsed, good, f"{name}: {NO_SPLIT}")
 
-    def _with_times(self, parsed: Parsed) -> Parsed:
-        """Reads the times that are texts; a row with a text that is no time is rejected."""
+    def _parse_times(self, parsed: Parsed) -> Parsed:
+        """Converts times that are texts to numbers. Rejects the rows with a text that is not a time."""
         for name, op in self._spec.input.times.items():
-            if pa.types.is_string(
-                (texts := parsed.columns[name]).type
-            ):  # rows that met others were read before
+            texts = parsed.columns[name]
+            # After joins and histories, the times are numbers already.
+            if pa.types.is_string(texts.type):
                 found = op.apply(texts, None)
                 parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
-
-                parsed = _but(parsed, good, partial(_always, f"{name}: {NO_TIME}"))
+                parsed = _reject(parsed, good, f"{name}: {NO_TIME}")
         return parsed
 
 
-def _but(parsed: Parsed, good: pa.Array, reason: Callable[[int], str]) -> Parsed:
-    """Sets the rows aside that are not `good`, each with its reason."""
+def _reject(parsed: Parsed, good: pa.Array, reason: str | Callable[[int], str]) -> Parsed:
+    """Returns the batch without the rows that are not `good`, which are now rejected, too."""
     if pc.all(good).as_py() is not False:
         return parsed
     numbers = np.setdiff1d(
-        np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected]
+        np.arange(parsed.rows + len(parsed.rejected)), [number for number, _ in parsed.rejected]
     )
-    bad = [
-        (int(numbers[i]), reason(i))
-        for i in np.flatnonzero(~good.to_numpy(zero_copy_only=False)).tolist()
+    rejected = [
+        (int(numbers[row]), reason if isinstance(reason, str) else reason(row))
+        for row in _find_false(good)
     ]
     return Parsed(
         {name: values.filter(good) for name, values in parsed.columns.items()},
-        parsed.rows - len(bad),
-        parsed.rejected + bad,
+        parsed.rows - len(rejected),
+        parsed.rejected + rejected,
     )
 
 
-def _always(text: str, _place: int) -> str:
-    return text
+def _find_false(flags: pa.Array) -> list[int]:
+    return np.flatnonzero(~flags.to_numpy(zero_copy_only=False)).tolist()
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    if column.num_chunks:
-        return pa.concat_arrays(column.chunks)
-    return pa.array([], column.type)
-
-
-def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
-    """The values converted to a type, null where that fails, and the rows where it fails."""
+def _convert_cells(cells: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
+    """Returns the values of a column, and the rows whose cell cannot be converted: their value is null. Arrow converts
+    all cells together if it can. Otherwise the unusual ones are converted one by one."""
     try:
-        text = column.cast(pa.string())
-        values = text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+        values = _cast(cells, kind)
         if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
             return values, []
     except pa.ArrowInvalid:
         pass
-    plain = pc.fill_null(pc.match_substring_regex(column, _PLAIN[kind]), True)
-    text = pc.if_else(plain, column, None).cast(pa.string())
-    values = text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
-    places = np.flatnonzero(~plain.to_numpy(zero_copy_only=False)).tolist()
-    found: list[Any] = []
-    bad = []
-    for place in places:
+    plain = pc.fill_null(pc.match_substring_regex(cells, _PLAIN[kind]), True)
+    converted, bad = list[Any](), list[int]()
+    for row in _find_false(plain):
         try:
-            found.append(_one(column[place].as_py(), kind))
+            converted.append(_convert_cell(cells[row].as_py(), kind))
         except ValueError:
-            found.append(None)
-            bad.append(place)
-    return pc.replace_with_mask(values, pc.invert(plain), pa.array(found, ARROW_TYPES[kind])), bad
+            converted.append(None)
+            bad.append(row)
+    return pc.replace_with_mask(
+        _cast(pc.if_else(plain, cells, None), kind),
+        pc.invert(plain),
+        pa.array(converted, ARROW_TYPES[kind]),
+    ), bad
 
 
-def _one(cell: bytes, kind: str) -> Any:
+def _cast(cells: pa.Array, kind: str) -> pa.Array:
+    """Converts all cells together. Raises ArrowInvalid if one is not UTF-8 or not of that type."""
+    text = cells.cast(pa.string())
+    return text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+
+
+def _convert_cell(cell: bytes, kind: str) -> Any:
+    """Converts one cell. Raises a ValueError if it is not of that type, or too large a number."""
     text = cell.decode()
     if kind == "text":
         return text

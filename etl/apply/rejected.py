@@ -19,7 +19,7 @@ from sluice.common.errors import InputError
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lines import are_headers, strip_end
-from sluice.etl.apply.parse import ABOUT_ROWS, InputParser, Parsed
+from sluice.etl.apply.parse import ADDED_COLUMNS, InputParser, Parsed
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Spec
 
@@ -132,7 +132,7 @@ def texts_of(
 
 def _text(row: dict[str, Any]) -> tuple[str, str | None]:
     """A row as text, and its bytes in base64 if they are not text."""
-    row = {name: value for name, value in row.items() if name not in ABOUT_ROWS}
+    row = {name: value for name, value in row.items() if name not in ADDED_COLUMNS}
     if "line" in row:
         content = strip_end(row["line"])
     elif "_broken" in row:

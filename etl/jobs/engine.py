@@ -16,6 +16,7 @@ from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Sketch
@@ -58,16 +59,13 @@ class Sums:
 
 def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, pa.Array]:
     """Returns the first rows of an input's parts. Takes no more parts than needed."""
-    held: list[pa.Table] = []
+    tables: list[pa.Table] = []
     for part in parts:
-        held.append(pa.table(dict(part)))
-        if sum(table.num_rows for table in held) >= rows:
+        tables.append(pa.table(dict(part)))
+        if sum(table.num_rows for table in tables) >= rows:
             break
-    whole = pa.concat_tables(held).slice(0, rows).combine_chunks() if held else pa.table({})
-    return {
-        name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        for name, column in zip(whole.column_names, whole.columns, strict=True)
-    }
+    table = pa.concat_tables(tables).slice(0, rows) if tables else pa.table({})
+    return {name: join_chunks(table[name]) for name in table.column_names}
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BROADCAST_BYTES, _SALTS = 32 * 2**20, 4096
-_SPARK = {
+SPARK_TYPES = {
     "int": "bigint",
     "float": "double",
     "text": "string",
@@ -67,7 +67,10 @@ def side_table(spark: SparkSession, join: Join) -> DataFrame:
     side = read_side(spark, join)
     return side.select(
         *[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
-        *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
+        *[
+            side[name].try_cast(SPARK_TYPES[kind]).alias(name)
+            for name, kind in join.columns.items()
+        ],
         *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else []),
     ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
 
@@ -79,7 +82,7 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
 
     side, kinds = (
         read_side(spark, join),
-        {name: _SPARK[kind] for name, kind in join.columns.items()},
+        {name: SPARK_TYPES[kind] for name, kind in join.columns.items()},
     )
     kinds |= {join.their_time: "double"} if join.their_time else {}
     lost = {

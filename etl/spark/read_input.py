@@ -28,7 +28,7 @@ from sluice.etl.apply.input_checks import (
     zstd_fault,
 )
 from sluice.etl.apply.parse import INFINITY
-from sluice.etl.spark.joins import joined_by, relate
+from sluice.etl.spark.joins import SPARK_TYPES, joined_by, relate
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
@@ -38,13 +38,6 @@ from sluice.etl.table.foreign_tables import files_of_delta
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SPARK_TYPES = {
-    "int": "bigint",
-    "float": "double",
-    "text": "string",
-    "texts": "array<string>",
-    "floats": "array<double>",
-}
 _SAFE = {
     "int": ("tinyint", "smallint", "int", "bigint"),
     "text": ("string",),
@@ -415,13 +408,8 @@ def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
         try:
             if file.endswith(".zst"):
                 return zstd_fault(read, size)
-            head = bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, HEAD)))
-            stream.seek(max(0, size - TAIL))
-            return fault(
-                file,
-                head,
-                bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, TAIL))),
-            )
+            tail = min(size, TAIL)
+            return fault(file, read(0, min(size, HEAD)), read(size - tail, tail))
         finally:
             stream.close()
 

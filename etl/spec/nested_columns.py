@@ -45,7 +45,9 @@ def _columns(name: str, column: Any) -> Iterator[tuple[str, Any]]:
         yield from _columns(f"{name}.{inner.name}", pc.struct_field(column, [number]))
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Returns a column as one array."""
+def join_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Returns a column as one array. Copies nothing if it has one chunk."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.etl.spec.input_values import ARROW_TYPES
-from sluice.etl.spec.nested_columns import whole
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Making, Recipe
@@ -98,7 +98,7 @@ class MadeColumns:
             pieces = (
                 [(chunk,) for chunk in columns[0].chunks]
                 if len(columns) == 1
-                else [tuple(whole(column) for column in columns)]
+                else [tuple(join_chunks(column) for column in columns)]
             )
             try:
                 made[recipe.name] = pa.chunked_array(

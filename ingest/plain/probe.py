@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.etl.ops.chain import lacks, reading, step
-from sluice.etl.spec.nested_columns import flattened, parts, whole
+from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
@@ -133,7 +133,7 @@ def probe(
 def _join_parts(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
     """Joins parts of a column into one array, in the type of the first part that has one."""
     kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
-    return whole(
+    return join_chunks(
         pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)
     )
 
@@ -231,7 +231,7 @@ class _FileLook:
         table = flattened(pa.Table.from_batches(batches))
         kept = {}
         for name in names:
-            one, values = self._facts[name], whole(table.column(name))
+            one, values = self._facts[name], join_chunks(table.column(name))
             if name in self._common:
                 values = values.cast(self._common[name], safe=False)
             if values.null_count and (name not in self._known or pa.types.is_nested(values.type)):
@@ -417,7 +417,7 @@ def _first_rows(path: str, names: list[str]) -> pa.Table:
 
 def _unreadable_share(recipe: Recipe, rows: pa.Table) -> tuple[float, str]:
     """Returns the unreadable share of the values that are not missing, and the first unreadable value."""
-    stored = [whole(rows.column(name)) for name in recipe.sources]
+    stored = [join_chunks(rows.column(name)) for name in recipe.sources]
     columns = [typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)]
     values = (
         columns[0]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.spec.nested_columns import flattened, whole
+from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
@@ -61,7 +61,7 @@ class RowSelection:
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns
         there = {
-            name: whole(stored.column(name))
+            name: join_chunks(stored.column(name))
             if name in stored.column_names
             else pa.nulls(stored.num_rows)
             for name in self.sources

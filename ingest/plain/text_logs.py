@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.spec.nested_columns import flattened, whole
+from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.ingest.plain.guess import time_formats
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
@@ -105,7 +105,9 @@ class TextSample:
             except UnicodeEncodeError:
                 others[name] = "texts that are not Unicode (half of a surrogate pair)"
                 continue
-            for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
+            for part, values in zip(
+                found.column_names, map(join_chunks, found.columns), strict=True
+            ):
                 if pa.types.is_struct(values.type):
                     others[part] = "objects without members"
                 elif pa.types.is_list(values.type) and not (
