@@ -240,10 +240,10 @@ class RuleRunner:
 
     def _cut_side_table(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
         """Returns the join with a copy of its side table for each input, without the rows that are too late for it."""
-        from sluice.etl.spark.joins import write_until
+        from sluice.etl.spark.joins import write_side_tables
 
         path = str(self._folder / f"{next(self._numbers)}")
-        write_until(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
+        write_side_tables(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
         return replace(join, path=path, format="parquet", on=(*join.on, _CHANGE), fields=())
 
 

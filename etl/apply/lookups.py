@@ -91,7 +91,7 @@ class Serving:
 
 
 def joined(columns: list[pa.Array]) -> pa.Array:
-    """Returns the key of each row, as `sluice.etl.spark.joins.newest_of` writes it."""
+    """Returns the key of each row, as `sluice.etl.spark.joins.newest_side_rows` writes it."""
     if len(columns) == 1:
         return columns[0]
     for character, code in ESCAPED.items():

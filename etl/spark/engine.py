@@ -21,7 +21,7 @@ from sluice.etl.ops import Fitted
 from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import refuse_unread, side_table
+from sluice.etl.spark.joins import check_side_table, select_side_columns
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
@@ -72,10 +72,13 @@ class SparkEngine(Engine):
             check_rejects(self._spark, self.job.rejects)
         self._raw.check_headers()
         for join in self.spec.rows.joins:
-            refuse_unread(self._spark, join, self.job.accept_nulls)
+            check_side_table(self._spark, join, self.job.accept_nulls)
         fit_partitions(
             self._spark,
-            [self._raw.read(), *(side_table(self._spark, j) for j in self.spec.rows.joins)],
+            [
+                self._raw.read(),
+                *(select_side_columns(self._spark, j) for j in self.spec.rows.joins),
+            ],
         )
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:

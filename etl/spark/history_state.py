@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sluice.etl.spark.joins import counted, entry, newest, newest_first, newest_of, side_table
+from sluice.etl.spark.joins import (
+    enters_history,
+    last_elements,
+    make_entry,
+    newest_first_order,
+    newest_side_rows,
+    select_side_columns,
+)
 from sluice.etl.spec.row_rules import History
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 
@@ -30,7 +37,7 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     table."""
     spec, frames = raw.spec, {}
     for number, join in enumerate(spec.rows.joins):
-        frames[tail_of_join(number)] = newest_of(side_table(raw.spark, join), join)
+        frames[tail_of_join(number)] = newest_side_rows(select_side_columns(raw.spark, join), join)
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.frame, history, spec, raw.earlier)
     for name, frame in frames.items():
@@ -50,12 +57,14 @@ def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, s
         Window.partitionBy(key).orderBy(sql.desc_nulls_last(f"`{history.order}`"))
     )
     turn = sql.row_number().over(
-        Window.partitionBy(key, "_last").orderBy(*newest_first(history, spec))
+        Window.partitionBy(key, "_last").orderBy(*newest_first_order(history, spec))
     )
-    last = rows.where(key.isNotNull() & counted(history, spec)).withColumn("_last", rank == 1)
+    last = rows.where(key.isNotNull() & enters_history(history, spec)).withColumn(
+        "_last", rank == 1
+    )
     last = last.withColumn("_turn", turn).where(sql.col("_turn") <= most)
     now = last.groupBy(key.alias("key")).agg(
-        sql.sort_array(sql.collect_list(entry(history))).alias("entries")
+        sql.sort_array(sql.collect_list(make_entry(history))).alias("entries")
     )
     if history.name in earlier:
         kind = now.schema["entries"].dataType.simpleString()  # in which everything may be null
@@ -70,10 +79,13 @@ def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, s
         older = sql.filter("entries", lambda one: ~one["at"].eqNullSafe(moment))
         same = sql.filter("entries", lambda one: one["at"].eqNullSafe(moment))
         now = whole.select(
-            "key", sql.concat(newest(older, most), newest(same, most)).alias("entries")
+            "key",
+            sql.concat(last_elements(older, most), last_elements(same, most)).alias("entries"),
         )
     return now.select(
         "key",
-        sql.transform(newest(sql.col("entries"), most), lambda one: one["value"]).alias("value"),
+        sql.transform(last_elements(sql.col("entries"), most), lambda one: one["value"]).alias(
+            "value"
+        ),
         "entries",
     )

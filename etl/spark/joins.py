@@ -1,8 +1,7 @@
-"""Relates rows to other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
+"""`relate`: drops duplicates, joins side tables and adds histories, in Spark SQL.
 
-Each window has a partition, each order ends in all columns of a row, so that the result does not depend on how rows
-were spread. Rows of one moment do not see each other, and no order goes by a label: see `ties` in
-`sluice.etl.spec.row_split`.
+The result does not depend on how Spark partitions the rows, because each order ends in all columns of a row. Rows with
+the same time do not see each other. No order goes by the label: see `ties` in `sluice.etl.spec.row_split`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from sluice.etl.table.job_record import MORE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_BROADCAST_BYTES, _SALTS = 32 * 2**20, 4096
+_BROADCAST_BYTES = 32 * 2**20
+_SALTS = 4096
 SPARK_TYPES = {
     "int": "bigint",
     "float": "double",
@@ -32,25 +32,25 @@ SPARK_TYPES = {
 
 
 def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
-    """Returns the rows after dedup, joins and histories, in this order; `earlier` says by name where a history
-    continues from."""
+    """Returns the rows after dedup, joins and histories, in this order. `earlier` has the files from which histories
+    continue, by the history's name."""
     if spec.rows.dedup:
-        rows = _dedup(rows, spec.rows.dedup)
+        rows = _drop_duplicates(rows, spec.rows.dedup)
     for join in spec.rows.joins:
-        rows = _join(rows, join, spec)
+        rows = _add_side_columns(rows, join, spec)
     for history in spec.rows.histories:
-        rows = _history(rows, history, spec, earlier.get(history.name))
+        rows = _add_history(rows, history, spec, earlier.get(history.name))
     return rows
 
 
-def _tied(rows: DataFrame) -> list[Column]:
-    """What decides between rows of one moment: rows that agree in all of it are the same row."""
+def _order_of_ties(rows: DataFrame) -> list[Column]:
+    """Returns the order of rows with the same time. Rows that are equal in it are equal in all columns."""
     from pyspark.sql import functions as sql
 
     return [sql.asc_nulls_first(f"`{name}`") for name in (*TIES, *rows.columns)]
 
 
-def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
+def _drop_duplicates(rows: DataFrame, how: Dedup) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -58,12 +58,14 @@ def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
         return rows.dropDuplicates()
     turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
     order = [turn(f"`{how.order}`")] if how.order else []
-    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_tied(rows))
+    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(
+        *order, *_order_of_ties(rows)
+    )
     return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
 
 
-def side_table(spark: SparkSession, join: Join) -> DataFrame:
-    """The columns of a side table that a join uses, with its keys as text."""
+def select_side_columns(spark: SparkSession, join: Join) -> DataFrame:
+    """Returns the columns of a side table that a join uses. Its keys are texts `_on0`, `_on1`, and so on."""
     side = read_side(spark, join)
     return side.select(
         *[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
@@ -75,15 +77,13 @@ def side_table(spark: SparkSession, join: Join) -> DataFrame:
     ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
 
 
-def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
-    """Refuses a side table whose times cannot be read, or one with a column in which too many values do not fit its
-    type: they would be null in every row that is joined to them."""
+def check_side_table(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
+    """Raises an InputError if a time of a side table cannot be read, or if too many values of a column do not fit its
+    type. These values would be null in all joined rows. `accepted` are columns that are not checked."""
     from pyspark.sql import functions as sql
 
-    side, kinds = (
-        read_side(spark, join),
-        {name: SPARK_TYPES[kind] for name, kind in join.columns.items()},
-    )
+    side = read_side(spark, join)
+    kinds = {name: SPARK_TYPES[kind] for name, kind in join.columns.items()}
     kinds |= {join.their_time: "double"} if join.their_time else {}
     lost = {
         name: side[name].isNotNull() & side[name].try_cast(kind).isNull()
@@ -102,13 +102,13 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
         if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
             raise InputError(
                 f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
-                f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; mend "
-                f"them, or accept that they are null with --accept-nulls {name}"
+                f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; "
+                f"correct them, or accept that they are null with --accept-nulls {name}"
             )
 
 
 def read_side(spark: SparkSession, join: Join) -> DataFrame:
-    """Reads a side table as it is stored, with all columns that a join uses."""
+    """Returns a side table as it is stored. Raises a SpecError if a column of the join is missing."""
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
     try:
@@ -149,9 +149,9 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
     return side
 
 
-def write_until(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
-    """Writes the rows of a join's side table once for each end, as Parquet: those that are not later, with the end's
-    number in a column of that name. An end of None leaves out no row."""
+def write_side_tables(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
+    """Writes a copy of a join's side table for each end, as Parquet. A copy lacks the rows that are later than its end,
+    and has the end's index in a column called `number`. An end of None leaves out no row."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as sql
 
@@ -165,9 +165,9 @@ def write_until(join: Join, ends: Sequence[float | None], number: str, path: str
     side.drop("_end").write.parquet(path)
 
 
-def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:
-    """Adds a column `_salt`, 0 where there is a key. Rows without a key are spread by it, as they have nothing in
-    common: otherwise all of them would be one task's."""
+def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
+    """Adds a column `_salt`: 0 if a row has all keys, otherwise one of many numbers. A join or window by the keys and
+    the salt then does not put all rows without a key into one task."""
     from pyspark.sql import functions as sql
 
     missing = " or ".join(f"`{key}` is null" for key in keys)
@@ -177,14 +177,15 @@ def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:
     )
 
 
-def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
+def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
+    """Returns the rows with the columns of a side table. They are null if it has no row for a key."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    side = side_table(rows.sparkSession, join)
+    side = select_side_columns(rows.sparkSession, join)
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
-    left = _salted(
+    left = spread_missing_keys(
         rows.select(
             "*",
             *[
@@ -195,16 +196,17 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
         keys,
     )
     if join.time is None:
-        # If several rows have one key, the largest counts, so that no row of the input is doubled.
+        # If several side rows have the same key, the largest one is taken, so that no row is doubled.
         one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
         one = one.select(
             *keys,
             sql.lit(0).alias("_salt"),
             *[sql.col("_side").getField(name).alias(name) for name in added],
         )
-        one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
+        one = sql.broadcast(one) if choose_join(rows.sparkSession, join) == "broadcast" else one
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
-    # Both sides share one column of time: each row takes the last side row before it, without a join of ranges.
+    # Both sides are put into one frame, ordered by time. Each row then takes the last side row before it. A join by
+    # ranges of time would compare all pairs of a key.
     values = sql.struct(*added)
     ours = left.select(
         "*",
@@ -237,8 +239,8 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
     )
 
 
-def newest_of(side: DataFrame, join: Join) -> DataFrame:
-    """For each key, the side row that counts for all rows still to come; columns `key` and the side table's."""
+def newest_side_rows(side: DataFrame, join: Join) -> DataFrame:
+    """Returns the side row of each key that later rows get, with the columns `key` and those of the side table."""
     from pyspark.sql import functions as sql
 
     values = sql.struct(*[f"`{name}`" for name in join.columns])
@@ -254,17 +256,17 @@ def newest_of(side: DataFrame, join: Join) -> DataFrame:
     return one.select("key", *[sql.col(f"{path}.`{name}`").alias(name) for name in join.columns])
 
 
-def joined_by(spark: SparkSession, join: Join) -> str:
-    """`broadcast` for a side table that every worker can hold, otherwise `shuffle`; by its size as Spark estimates
-    it."""
+def choose_join(spark: SparkSession, join: Join) -> str:
+    """Returns how a side table is joined: `window` if by time, `broadcast` if it is small, otherwise `shuffle`. The
+    size is Spark's estimate."""
     if join.time is not None:
         return "window"
-    plan: Any = side_table(spark, join)._jdf.queryExecution().optimizedPlan()
+    plan: Any = select_side_columns(spark, join)._jdf.queryExecution().optimizedPlan()
     return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
 
 
-def newest_first(history: History, spec: Spec) -> list[Column]:
-    """The order of a history, reversed."""
+def newest_first_order(history: History, spec: Spec) -> list[Column]:
+    """Returns the order of a history, newest first."""
     from pyspark.sql import functions as sql
 
     return [
@@ -272,18 +274,18 @@ def newest_first(history: History, spec: Spec) -> list[Column]:
     ]
 
 
-def counted(history: History, spec: Spec) -> Column:
-    """Whether a row's value enters the history; with a lag, every row's does."""
+def enters_history(history: History, spec: Spec) -> Column:
+    """Returns whether a row's value enters the history. For a lag, every value does."""
     from pyspark.sql import functions as sql
 
     if history.lag:
         return sql.lit(True)
-    there = sql.col(f"`{history.of}`").isNotNull()
-    return (sql.col(f"`{spec.label}`") == 1) & there if history.positive else there
+    has_value = sql.col(f"`{history.of}`").isNotNull()
+    return (sql.col(f"`{spec.label}`") == 1) & has_value if history.positive else has_value
 
 
-def entry(history: History) -> Column:
-    """What a later job must know of a row: its value, and where that belongs among those of other rows."""
+def make_entry(history: History) -> Column:
+    """Returns what a later job must know about a row: its value, and what orders it among other rows."""
     from pyspark.sql import functions as sql
 
     return sql.struct(
@@ -291,24 +293,25 @@ def entry(history: History) -> Column:
     )
 
 
-def newest(values: Column, length: int) -> Column:
-    """The last `length` elements of a list."""
+def last_elements(values: Column, length: int) -> Column:
+    """Returns the last `length` elements of a list."""
     from pyspark.sql import functions as sql
 
     return sql.when(sql.size(values) > length, sql.slice(values, -length, length)).otherwise(values)
 
 
-def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
-    """Adds a history. `earlier` names what an earlier job's rows left (see `sluice.etl.spark.history_state`): the
-    history continues from there. Each row gets what the first row of its moment finds before it, so that rows of one
-    moment do not see each other."""
+def _add_history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
+    """Returns the rows with a history or a lag as a new column. `earlier` is the path of what an earlier job wrote (see
+    `sluice.etl.spark.history_state`), from which the history continues.
+
+    All rows with the same time get what the first of them gets, so that they do not see each other."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
     by, at, value = (sql.col(f"`{name}`") for name in (history.by, history.order, history.of))
-    names, ties = rows.columns, _tied(rows.select(*spec.input.with_place))
+    names, ties = rows.columns, _order_of_ties(rows.select(*spec.input.with_place))
     length = history.lag or history.length
-    rows = _salted(rows, [history.by])
+    rows = spread_missing_keys(rows, [history.by])
     window = Window.partitionBy(by, "_salt").orderBy(
         sql.asc_nulls_first(f"`{history.order}`"), *ties
     )
@@ -318,61 +321,64 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
             "_found", moment
         )
     else:
-        # Rows are numbered by how many values lie before them, so that a frame of `length` numbers holds as many
-        # values, however many other rows; these are gathered as null, and nulls are not kept.
-        enters, kept = counted(history, spec), value if earlier is None else entry(history)
-        lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(
+        # `_before` counts the values before a row that enter the history. A range of `length` of these counts has
+        # `length` values, and any number of other rows. `collect_list` drops the nulls of these other rows.
+        enters, kept = (
+            enters_history(history, spec),
+            value if earlier is None else make_entry(history),
+        )
+        count_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(
             window.rowsBetween(Window.unboundedPreceding, -1)
         )
         frame = Window.partitionBy(by, "_salt").orderBy("_before").rangeBetween(-length, -1)
         made = (
-            rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0)))
+            rows.withColumn("_before", sql.coalesce(count_before, sql.lit(0)))
             .withColumn("_found", sql.collect_list(sql.when(enters, kept)).over(frame))
             .withColumn("_found", moment)
         )
         if earlier is not None:
-            made = _continued(made, history, earlier)
-    there = by.isNotNull()
+            made = _continue_history(made, history, earlier)
+    has_key = by.isNotNull()
     if history.lag:
         found = sql.when(
-            there, value - sql.col("_found") if history.difference else sql.col("_found")
+            has_key, value - sql.col("_found") if history.difference else sql.col("_found")
         )
     else:
-        kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
-        found = sql.when(there, sql.col("_found")).otherwise(sql.array()).cast(kind)
+        kind = {"number": "array<double>"}.get(_kind_of_values(spec, history.of), "array<string>")
+        found = sql.when(has_key, sql.col("_found")).otherwise(sql.array()).cast(kind)
     return made.withColumn(history.name, found).select(
         *[f"`{name}`" for name in names], f"`{history.name}`"
     )
 
 
-def _continued(rows: DataFrame, history: History, earlier: str) -> DataFrame:
-    """Turns the entries that each row has found into its history, or its lag, together with those of the earlier job
-    that lie before its moment."""
+def _continue_history(rows: DataFrame, history: History, earlier: str) -> DataFrame:
+    """Replaces the entries in `_found` by the values of the history, or of the lag. Adds the entries of the earlier job
+    that are older than the row."""
     from pyspark.sql import functions as sql
 
-    kind = rows.schema["_found"].dataType.simpleString()  # in which everything may be null
-    left = rows.sparkSession.read.parquet(earlier).select(
+    kind = rows.schema["_found"].dataType.simpleString()  # a type in which everything may be null
+    stored = rows.sparkSession.read.parquet(earlier).select(
         sql.col("key").alias("_key"),
         sql.lit(0).alias("_no_salt"),
         sql.col("entries").cast(kind).alias("_earlier"),
     )
     rows = rows.join(
-        left,
+        stored,
         (sql.col(f"`{history.by}`") == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")),
         "left",
     )
     at, length = sql.col(f"`{history.order}`"), history.lag or history.length
     before = sql.filter("_earlier", lambda one: sql.coalesce(one["at"] < at, at.isNotNull()))
-    whole = newest(
+    entries = last_elements(
         sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length
     )
     if history.lag:
-        return rows.withColumn("_found", sql.get(whole, sql.size(whole) - length)["value"])
-    return rows.withColumn("_found", sql.transform(whole, lambda one: one["value"]))
+        return rows.withColumn("_found", sql.get(entries, sql.size(entries) - length)["value"])
+    return rows.withColumn("_found", sql.transform(entries, lambda one: one["value"]))
 
 
-def spec_kind(spec: Spec, name: str) -> str:
-    """Whether an input column, or one that a join adds, holds texts or numbers."""
+def _kind_of_values(spec: Spec, name: str) -> str:
+    """Returns `text` or `number`, the kind of an input column or of a column that a join adds."""
     types = {
         **spec.input.with_place,
         **{n: k for join in spec.rows.joins for n, k in join.columns.items()},

@@ -1,4 +1,4 @@
-"""The input as Spark reads it: `RawInput`, a frame of lines, or of columns for formats that have them."""
+"""`RawInput`: reads a job's input with Spark, as a frame of lines or, from formats with columns, of columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice.etl.apply.input_checks import (
     zstd_fault,
 )
 from sluice.etl.apply.parse import INFINITY
-from sluice.etl.spark.joins import SPARK_TYPES, joined_by, relate
+from sluice.etl.spark.joins import SPARK_TYPES, choose_join, relate
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
@@ -44,36 +44,37 @@ _SAFE = {
     "float": ("tinyint", "smallint", "int", "bigint", "float", "double"),
 }
 _READERS = 8
-_SORTS = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
-_FORMS = 3  # how many forms are shown, each by an example
+_SORTABLE = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
+"""Texts that sort as times do, with each digit written as 0: digits alone, or a date and a time as in ISO 8601."""
+_FORMS = 3
+"""The most forms of texts that a message shows."""
 NANOSECONDS = "timestamp_ns"
-"""What `types_of` calls times in nanoseconds, which Spark reads as whole numbers."""
+"""The type that `read_types` returns for times in nanoseconds. Spark reads them as whole numbers."""
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuses a local path or glob that matches nothing, before Spark starts. Paths that only Spark understands are
-    left to it: those in other stores, alternatives in braces, and paths without a scheme if Hadoop's settings may give
-    them one."""
-    elsewhere = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    """Raises an InputError if a local path or glob matches nothing, before Spark starts. Spark checks the others: those
+    in other stores, those with braces, and those without a scheme if Hadoop's settings may add one."""
+    has_hadoop_settings = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     for path in paths:
         local = re.sub("^file:(//)?", "", path)
-        known = local != path or ("://" not in path and not elsewhere)
-        if known and "{" not in local and next(glob.iglob(local), None) is None:
+        is_local = local != path or ("://" not in path and not has_hadoop_settings)
+        if is_local and "{" not in local and next(glob.iglob(local), None) is None:
             raise InputError(f"{path}: matches no file")
 
 
 @dataclass(frozen=True)
 class RawInput:
-    """The input of a job, and how it is read."""
+    """The input of a job as Spark reads it."""
 
     spark: SparkSession
     spec: Spec
     paths: tuple[str, ...]
     level: int | None = 0
-    """What is counted as rows are parsed: what the first level learns from, or None of that."""
+    """The level of operators whose values are counted when rows are parsed. None counts only rows."""
     earlier: Mapping[str, str] = field(default_factory=dict)
-    """Where each history continues from, by its name: what `sluice.etl.spark.history_state` wrote for the rows that are
-    there already."""
+    """For a job that appends: the files from which each history continues, by its name.
+    `sluice.etl.spark.history_state` wrote them."""
 
     @property
     def named(self) -> str:
@@ -84,33 +85,35 @@ class RawInput:
         return headers_of(self.spec.input)
 
     def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
-        """Reads the input unchanged.
+        """Returns the input's rows before parsing.
 
-        The result has a column `line`, or the input's columns and `_bad`, the first column that does not fit. Records
-        over several lines have the cells' bytes, and `_broken`, the text of a record with too few or too many cells.
-        `with_file` adds the offset where a line's part of the file begins, and includes headers. `placed` adds a row's
-        file, part and, for Parquet, its number there, without headers."""
+        - Text: a column `line`, the bytes of each line with its end.
+        - CSV over several lines: the bytes of each cell, and `_broken`, the text of a record with too few or too many.
+        - Parquet and Delta: the input's columns, and `_bad`, the first column whose value does not fit its type.
+
+        `with_file` adds each row's file, and the offset of its part of the file. Headers are then rows, too. `placed`
+        adds the same, and for Parquet the row's number in the file, but no headers."""
         from pyspark.sql import functions as sql
 
         extra = [sql.col("_metadata.file_path").alias("_file")] if with_file or placed else []
-        with self._named():
+        with self._explain_path_errors():
             if self.spec.input.format in ("parquet", "delta"):
-                frame = self._columns()
+                frame = self._read_columns()
                 if placed:
                     extra += [
                         sql.lit(0).cast("bigint").alias("_from"),
                         sql.col("_metadata.row_index").alias("_at"),
                     ]
-                cells = self._cells(frame)
-                typed = self._typed(frame, cells)
+                cells = self._convert_times(frame)
+                typed = self._cast(frame, cells)
                 return frame.select(
                     *(column.alias(name) for name, column in typed.items()),
-                    self._bad(frame, cells, typed).alias("_bad"),
+                    self._find_misfits(frame, cells, typed).alias("_bad"),
                     *extra,
                 )
             if self.spec.input.multiline:
-                return self._records(*extra)
-            # Only a line feed ends a line here: the parser removes a carriage return before it.
+                return self._read_multiline_csv(*extra)
+            # The parser removes the carriage return that may precede a line feed.
             lines = (
                 self.spark.read.option("recursiveFileLookup", "true")
                 .option("lineSep", "\n")
@@ -118,7 +121,8 @@ class RawInput:
             )
             if with_file or placed:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            if not with_file and self.headers:  # to number lines, all have to be there
+            # Headers stay if lines are numbered.
+            if not with_file and self.headers:
                 bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
                 heads = [
                     sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers
@@ -128,8 +132,8 @@ class RawInput:
             return lines.select(ended.cast("binary").alias("line"), *extra)
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turns what Spark says about paths that it cannot read into our words."""
+    def _explain_path_errors(self) -> Iterator[None]:
+        """Turns Spark's errors about paths that it cannot read into an InputError."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -141,9 +145,9 @@ class RawInput:
                 f"{self.named}: cannot be read ({str(error).splitlines()[0]})"
             ) from None
 
-    def _records(self, *extra: Column) -> DataFrame:
-        """Reads CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes are passed on
-        unchanged, for the workers to parse."""
+    def _read_multiline_csv(self, *extra: Column) -> DataFrame:
+        """Reads CSV whose quoted fields may contain line ends. One task reads a whole file. The workers parse the bytes
+        of the cells."""
         from pyspark.sql import functions as sql
 
         names = list(self.spec.input.columns)
@@ -161,9 +165,8 @@ class RawInput:
             "lineSep": "\n",
         }
         frame = self.spark.read.schema(schema).options(**options).csv(list(self.paths))
-        last = frame[
-            names[-1]
-        ]  # only a line feed ends a record: a carriage return before it is not part of a cell
+        # A carriage return before the line feed is not part of the last cell.
+        last = frame[names[-1]]
         ended = sql.when(last != "\r", sql.rtrim(last, sql.lit("\r")))
         cells = [*(frame[name] for name in names[:-1]), ended]
         return frame.select(
@@ -175,8 +178,8 @@ class RawInput:
             *extra,
         )
 
-    def _columns(self) -> DataFrame:
-        """Reads Parquet, or the files that a Delta table's newest version holds."""
+    def _read_columns(self) -> DataFrame:
+        """Reads Parquet, or the files of a Delta table's newest version."""
         from pyspark.sql import functions as sql
 
         source = self.spec.input
@@ -184,14 +187,15 @@ class RawInput:
             files = [f for path in self.paths for f in files_of_delta(path)]
             if not files:
                 raise InputError(f"{self.named}: holds no rows")
-            reader = self.spark.read.option(
-                "mergeSchema", "true"
-            )  # older files may lack a newer column
+            # Older files may lack a newer column.
+            reader = self.spark.read.option("mergeSchema", "true")
             frame = (
                 reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader
             ).parquet(*files)
         else:
-            schema = ", ".join(f"{_quoted(name)} {kind}" for name, kind in self._stored.items())
+            schema = ", ".join(
+                f"{_quoted(name)} {kind}" for name, kind in self._stored_types.items()
+            )
             schema = schema.replace(NANOSECONDS, "bigint")
             frame = (
                 self.spark.read.schema(schema)
@@ -202,7 +206,7 @@ class RawInput:
                 {
                     name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
                     for name in source.optional
-                    if name not in self._stored
+                    if name not in self._stored_types
                 }
             )
         refuse_missing(self.named, frame.columns, source.columns)
@@ -210,20 +214,21 @@ class RawInput:
 
     @cached_property
     def _parquet_files(self) -> list[str]:
-        with self._named():
+        with self._explain_path_errors():
             files = (
                 self.spark.read.option("recursiveFileLookup", "true")
                 .text(list(self.paths))
                 .inputFiles()
             )
-            refuse_tables(self.spark, files)  # listed as text, so that no footer is read before
+            # The files are listed as text, so that Spark reads no footer before this check.
+            refuse_tables(self.spark, files)
         return sorted(str(file) for file in files)
 
     @cached_property
-    def _stored(self) -> dict[str, str]:
-        """The columns of Parquet files that the spec names, with a type that holds those of all files."""
+    def _stored_types(self) -> dict[str, str]:
+        """The columns of Parquet files that the spec names, with a type to which those of all files convert."""
         source = self.spec.input
-        files = types_of(self.spark, self._parquet_files, source.columns)
+        files = read_types(self.spark, self._parquet_files, source.columns)
         refuse_differences(files, source.read_as, source.optional)
         found = {}
         for name, kind in source.read_as.items():
@@ -243,9 +248,9 @@ class RawInput:
         )
         return found
 
-    def _cells(self, frame: DataFrame) -> dict[str, Column]:
-        """The input's columns, not cast yet; dates, times without a zone and times in nanoseconds as moments in UTC
-        where numbers are wanted."""
+    def _convert_times(self, frame: DataFrame) -> dict[str, Column]:
+        """Returns the input's columns before the cast to the spec's types. For numbers, dates and times become
+        timestamps in UTC."""
         from pyspark.sql import functions as sql
 
         kinds, cells = dict(frame.dtypes), {}
@@ -253,7 +258,7 @@ class RawInput:
             cells[name] = frame[_quoted(name)]
             if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz"):
                 cells[name] = cells[name].cast("timestamp")
-            if self.spec.input.format == "parquet" and self._stored.get(name) == NANOSECONDS:
+            if self.spec.input.format == "parquet" and self._stored_types.get(name) == NANOSECONDS:
                 if kind not in ("int", "float"):
                     raise InputError(
                         f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
@@ -262,24 +267,25 @@ class RawInput:
                 cells[name] = sql.timestamp_micros(sql.expr(f"{_quoted(name)} div 1000"))
         return cells
 
-    def _typed(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
-        """The cells in the spec's types, null where a value does not fit: a cast alone would cut a fraction off."""
+    def _cast(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
+        """Returns the columns in the spec's types. A value that does not fit becomes null."""
         from pyspark.sql import functions as sql
 
         kinds, found = dict(frame.dtypes), {}
         for name, kind in self.spec.input.read_as.items():
             typed = cells[name].try_cast(SPARK_TYPES[kind])
-            if (
-                kind == "float" and kinds[name] == "string"
-            ):  # Spark reads a number that is too large as an infinity
+            if kind == "float" and kinds[name] == "string":
+                # Spark casts a number that is too large to an infinity.
                 typed = sql.when((sql.abs(typed) != math.inf) | cells[name].rlike(INFINITY), typed)
+            # Spark's cast would drop the fraction.
             fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
             found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
         return found
 
-    def _bad(
+    def _find_misfits(
         self, frame: DataFrame, cells: Mapping[str, Column], typed: Mapping[str, Column]
     ) -> Column:
+        """Returns the name of the first column whose value does not fit its type."""
         from pyspark.sql import functions as sql
 
         kinds = dict(frame.dtypes)
@@ -291,50 +297,46 @@ class RawInput:
         return bad
 
     def check_headers(self) -> None:
-        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
-        that is compressed and not whole."""
+        """Raises an InputError if a file's header or columns differ from the spec's, or if a compressed file is
+        damaged."""
         source = self.spec.input
         dotted = next((name for name in source.columns if "." in name), None)
-        if dotted and source.format in (
-            "parquet",
-            "delta",
-        ):  # Spark would look for a part of a struct at each step
+        if dotted and source.format in ("parquet", "delta"):
+            # Spark takes a name with a dot for a part of a struct.
             raise InputError(
-                f"{self.spec.name}: input column {dotted!r}: names with dots, as parts of structs have, "
-                "are read by the local engine alone; run it with --engine local, or write the part as a "
-                "column of its own"
+                f"{self.spec.name}: input column {dotted!r}: only the local engine reads names with dots, "
+                "such as parts of structs; run it with --engine local, or write the part as a column"
             )
         if source.format == "parquet":
-            _ = self._stored
+            _ = self._stored_types
         if source.format not in ("parquet", "delta"):
             files = self.read(with_file=True).inputFiles()
-            refuse_cut(self.spark, files)
+            check_compressed(self.spark, files)
         if source.header:
             for path, line in _first_lines(self.spark, files, source.encoding):
                 refuse_header(path, line, source)
 
     @cached_property
     def joins(self) -> dict[str, str]:
-        """How each side table is joined."""
-        return {join.path: joined_by(self.spark, join) for join in self.spec.rows.joins}
+        """For each side table, by its path, how it is joined."""
+        return {join.path: choose_join(self.spark, join) for join in self.spec.rows.joins}
 
     @cached_property
     def parsed(self) -> DataFrame:
-        """The input's good rows in cells, see `sluice.etl.spark.workers.parsed_rows`: they are parsed in the first
-        pass."""
+        """The input's good rows in cells: see `sluice.etl.spark.workers.parsed_rows`. The first pass parses them."""
         if not self.spec.input.place:
             return parsed_cells(self.read(), self.spec, self.level)
         return parsed_cells(self.read(placed=True), self.spec, self.level, self.rows_before)
 
     @cached_property
     def rows_before(self) -> Before:
-        """How many rows lie before each part of the input, and how many there are."""
+        """The number of rows before each part of the input, and the number of all rows."""
         counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
         return rows_before({(file, start): rows for file, start, rows in counted})
 
     @cached_property
     def frame(self) -> DataFrame:
-        """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
+        """The rows that fitting and writing read: cells, or columns after dedup, joins and histories."""
         if not self.spec.rows.relational:
             return self.parsed
         kinds = [
@@ -342,29 +344,29 @@ class RawInput:
         ]
         kinds += [f"{name} bigint" for name in TIES]
         typed = self.parsed.mapInArrow(partial(rows_with_ties, self.spec), ", ".join(kinds))
-        check_orders(typed, self.spec)
+        check_time_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 
     def files_of(self, part: int) -> list[str]:
-        """The files that a task of this number reads in the first pass."""
+        """Returns the files that the task with this number reads in the first pass."""
         partition = self.read()._jdf.queryExecution().toRdd().partitions()[part]
         return [str(file.toPath()) for file in partition.files()]
 
     def release(self) -> None:
-        """Lets go of the rows that Spark holds for this input, if any. The executors have done so when it returns: a
-        session that ends before they answer prints errors."""
+        """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends
+        before they answer prints errors."""
         for name in {"parsed", "frame"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
 
 
 def _quoted(name: str) -> str:
-    """A column's name in Spark's SQL."""
+    """Returns a column's name as Spark's SQL writes it."""
     return f"`{name.replace('`', '``')}`"
 
 
 def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:
-    """The first line of each file, through Spark's own file systems and codecs, so that whatever Spark reads can be
-    checked."""
+    """Yields each file with its first line. It reads through Spark's file systems and codecs, so that it can read all
+    that Spark reads."""
     jvm, context = spark._jvm, spark.sparkContext._jsc
     assert jvm is not None
     conf = context.hadoopConfiguration()
@@ -380,22 +382,23 @@ def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterat
         )
         try:
             line = str(reader.readLine() or "").encode("latin-1").decode(encoding, "replace")
-            yield file, line.removeprefix("\ufeff")  # Spark skips a byte order mark there, too
+            # Spark skips a byte order mark, too.
+            yield file, line.removeprefix("\ufeff")
         finally:
             reader.close()
 
 
-def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
-    """Raises an InputError that names the first file which is not whole; reads through Spark's own file systems.
+def check_compressed(spark: SparkSession, files: Iterable[str]) -> None:
+    """Raises an InputError that names the first damaged compressed file. Reads through Spark's file systems.
 
-    Spark takes a .bz2 file that ends where one of its blocks does for whole, and a file that is not bzip2 at all for
-    empty. It reads a .zst file of several frames up to the one that is cut short, so the heads of all blocks are looked
-    at. A .gz file that is cut short makes its reader fail, as its checksum comes last."""
-    looked_at = [file for file in files if file.endswith((".gz", ".bz2", ".zst"))]
+    Spark does not notice each damage. It accepts a .bz2 file that was cut off between two blocks, and reads a file that
+    is not bzip2 as empty. It reads a .zst file up to the frame that is cut off, so the heads of all blocks are checked.
+    A .gz file that is cut off needs no check, because its reader fails."""
+    compressed = [file for file in files if file.endswith((".gz", ".bz2", ".zst"))]
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def look(file: str) -> str | None:
+    def find_fault(file: str) -> str | None:
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
         system = path.getFileSystem(conf)
         size = int(system.getFileStatus(path).getLen())
@@ -413,16 +416,17 @@ def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
         finally:
             stream.close()
 
-    if looked_at:
+    if compressed:
         with ThreadPool(_READERS) as pool:
-            refuse_faults(zip(looked_at, pool.imap(look, looked_at), strict=True))
+            refuse_faults(zip(compressed, pool.imap(find_fault, compressed), strict=True))
 
 
-def check_orders(frame: DataFrame, spec: Spec) -> None:
-    """Checks, with Spark, each text column by which rows are put in order. The frame holds good rows as columns."""
+def check_time_orders(frame: DataFrame, spec: Spec) -> None:
+    """Raises an InputError if rows are ordered by a text column whose texts do not sort as times do. The frame has good
+    rows as columns."""
     from pyspark.sql import functions as sql
 
-    for key, name in _orders(spec):
+    for key, name in _order_columns(spec):
         if spec.kinds.get(name) == "text" and name in spec.input.columns:
             cell = sql.col(f"`{name}`")
             form = sql.regexp_replace(cell, "[0-9]", "0").alias("form")
@@ -434,7 +438,7 @@ def check_orders(frame: DataFrame, spec: Spec) -> None:
                 .limit(_FORMS)
                 .collect()
             )
-            if (why := unsorted([(row["form"], row["least"]) for row in rows])) is not None:
+            if (why := why_unsorted([(row["form"], row["least"]) for row in rows])) is not None:
                 raise InputError(
                     f"{key} = {name!r}: holds text that does not sort as times do ({why}); nothing was "
                     "published; read the column as int or float, or write all its times alike, as in "
@@ -442,7 +446,8 @@ def check_orders(frame: DataFrame, spec: Spec) -> None:
                 )
 
 
-def _orders(spec: Spec) -> list[tuple[str, str]]:
+def _order_columns(spec: Spec) -> list[tuple[str, str]]:
+    """Returns the options that name a column to order rows by, each with the column."""
     rows = spec.rows
     found = [("dedup.order", rows.dedup.order)] if rows.dedup and rows.dedup.order else []
     return [
@@ -454,10 +459,10 @@ def _orders(spec: Spec) -> list[tuple[str, str]]:
     ]
 
 
-def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
-    """Says why texts of these forms (each digit written as 0), each given with an example, do not sort as times do;
-    None if they do: digits alone, or a date and a time as ISO 8601 has them, all of one length."""
-    strange = next((example for form, example in forms if not _SORTS.fullmatch(form)), None)
+def why_unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
+    """Returns why texts do not sort as times do. None if they do: all have one form, and it is sortable. `forms` has
+    each form with an example. A form is a text with each digit written as 0."""
+    strange = next((example for form, example in forms if not _SORTABLE.fullmatch(form)), None)
     if strange is not None:
         return f"{strange[:100]!r} is no time"
     if len(forms) > 1:
@@ -465,17 +470,17 @@ def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
     return None
 
 
-def types_of(
+def read_types(
     spark: SparkSession, files: Iterable[str], names: Collection[str]
 ) -> dict[str, Mapping[str, str]]:
-    """Those of the columns that each file has, with their types as Spark has them; read through Spark's own file
-    systems. InputError if Spark cannot read one. Spark would assume that all files have one file's columns, and read a
-    column that another file lacks as nulls."""
+    """Returns for each Parquet file its columns among `names`, with Spark's types. Reads through Spark's file systems.
+    Raises an InputError if Spark cannot read a type. Spark itself would take the columns of one file for those of all
+    files."""
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     known: dict[str, Mapping[str, str]] = {}
 
-    def schema_of(file: str) -> Any:
+    def read_schema(file: str) -> Any:
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
         reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
             jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
@@ -485,15 +490,15 @@ def types_of(
         finally:
             reader.close()
 
-    def type_of(file: str, column: Any) -> str:
+    def convert_type(file: str, column: Any) -> str:
         if "TIMESTAMP(NANOS," in (stored := str(column)):
             return NANOSECONDS
         parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
-        alone = jvm.org.apache.parquet.schema.MessageType("column", jvm.java.util.List.of(column))
+        message = jvm.org.apache.parquet.schema.MessageType("column", jvm.java.util.List.of(column))
         settings = spark._jsparkSession.sessionState().conf()
         try:
-            fields = parquet.ParquetToSparkSchemaConverter(settings).convert(alone).fields()
-        except Exception as error:  # py4j's own, which wraps Spark's
+            fields = parquet.ParquetToSparkSchemaConverter(settings).convert(message).fields()
+        except Exception as error:  # py4j wraps Spark's error in its own
             better = (
                 "run the job with `sluice etl --engine local`"
                 if "FLOAT16" in stored
@@ -504,16 +509,17 @@ def types_of(
             ) from error
         return str(fields[0].dataType().simpleString())
 
-    def described(file: str) -> tuple[str, Mapping[str, str]]:
-        schema = schema_of(file)
+    def read_file(file: str) -> tuple[str, Mapping[str, str]]:
+        schema = read_schema(file)
         text = str(schema.toString())
-        if text not in known:  # most often all files have the same schema
+        # Usually all files have the same schema, which is converted only once.
+        if text not in known:
             known[text] = {
-                column.getName(): type_of(file, column)
+                column.getName(): convert_type(file, column)
                 for column in schema.getFields()
                 if column.getName() in names
             }
         return file, known[text]
 
     with ThreadPool(_READERS) as pool:
-        return dict(pool.imap(described, files))
+        return dict(pool.imap(read_file, files))

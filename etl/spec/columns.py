@@ -173,7 +173,7 @@ def _check_names(columns: list[ColumnSpec]) -> None:
             )
 
 
-def is_the_tables_own(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Returns whether a name is reserved, so that no column of a spec can have it."""
     return name.lower() in ("split", "partition") or name.startswith("_")
 
@@ -239,7 +239,7 @@ def _check_joint_vocabularies(columns: list[ColumnSpec]) -> None:
 
 
 def _read_column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str]) -> ColumnSpec:
-    if is_the_tables_own(name):
+    if is_reserved_name(name):
         raise SpecError(f"{path}.name = {name!r}: this name is the table's own")
     sources = read_column_names(
         {"name": name, **raw}, "from" if "from" in raw else "name", kinds, path

@@ -1,4 +1,4 @@
-"""Reads plain Parquet, or logs in lines of text, and writes a spec for them to edit: `sluice guess FILES`."""
+"""`sluice guess FILES`: writes a spec for plain Parquet or text logs, as a start to edit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 import zoneinfo
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import parse, setting
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.spec.columns import is_the_tables_own
+from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.column_kind import Spread
@@ -38,238 +38,265 @@ examples:
   sluice guess 'exports/*.csv' --label bought > exports.toml
 """
 _DESCRIPTION = (
-    "Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
-    "times, and how rows are split, with what was seen of each column; of CSV, TSV and JSON "
-    "lines also encoding, delimiter and header. sluice etl takes it as --spec, and of Parquet a Loader as "
-    "spec=."
+    "Reads footers and a few rows, and writes a spec: the columns with their roles, types and operators, "
+    "and the splits. A comment describes the values of each column. For CSV, TSV and JSON lines it also "
+    "finds encoding, delimiter and header. Pass the spec to sluice etl as --spec. For Parquet you can also "
+    "pass it to a Loader as spec=."
 )
 _HEAD = """\
-# Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
+# `sluice guess` wrote this spec from names, types and a few rows. Read it, and change what is wrong.
 #   Loader(FILES, spec="this file", batch_size=8192)      loads the files as they are
-#   sluice etl --spec "this file" --input … --output …    makes a table, which may also learn vocabularies
+#   sluice etl --spec "this file" --input … --output …    makes a feature table, and can also learn vocabularies
 """
 _HEAD_OF_TEXT = """\
-# Guessed by `sluice guess` from names and a few rows: read it, and change what is wrong.
-#   sluice etl --spec "this file" --input … --output …    makes a table, which loaders take
+# `sluice guess` wrote this spec from names and a few rows. Read it, and change what is wrong.
+#   sluice etl --spec "this file" --input … --output …    makes a feature table for the Loader
 """
-_SPLIT_COLUMNS = (
-    4  # whose values decide the split of plain Parquet that has neither times nor users
-)
+_SPLIT_COLUMNS = 4
+"""The number of columns that decide the split of plain Parquet without times and users."""
 
 
 def spec_text(
     found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None
 ) -> str:
-    """Returns the spec. Comments say what was found in each column. `others` has the reasons why columns were left out.
-    `sample` is the sample of text files."""
-    used = {name: one for name, one in found.items() if one.role or one.time}
-    why = {name: one.why for name, one in found.items() if name not in used} | dict(others)
-    left = [f"#   {name}: {reason}" for name, reason in why.items()]
-    form, keys, times = (sample.form, sample.keys, sample.times) if sample else ("parquet", {}, {})
-    named = found if form in ("csv", "tsv") else used  # all that lie in a line
-    times = {name: forms for name, forms in times.items() if name in used}
-    inputs = ",\n           ".join(_input(one, times.get(name, ())) for name, one in named.items())
+    """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
+    is given for text files."""
+    used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
+    why = {name: proposal.why for name, proposal in found.items() if name not in used} | dict(
+        others
+    )
+    left_out = [f"#   {name}: {reason}" for name, reason in why.items()]
+    form = sample.form if sample else "parquet"
+    times = (
+        {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
+    )
+    # For CSV and TSV, the spec must name all columns of a line.
+    named = found if form in ("csv", "tsv") else used
+    inputs = ",\n           ".join(
+        _write_input_column(proposal, times.get(name, ())) for name, proposal in named.items()
+    )
     lines = [
         _HEAD if form == "parquet" else _HEAD_OF_TEXT,
         "[input]",
         f'format = "{form}"',
-        *(f"{key} = {json.dumps(said)}" for key, said in keys.items()),
+        *(f"{key} = {json.dumps(value)}" for key, value in (sample.keys if sample else {}).items()),
         f"columns = [{inputs}]",
     ]
     if any(
-        form[-1] not in "zZ"
-        for one in (*times.values(), *(one.formats for one in used.values()))
-        for form in one
+        time_format[-1] not in "zZ"
+        for formats in (*times.values(), *(proposal.formats for proposal in used.values()))
+        for time_format in formats
     ):
         lines.append(
-            '# Texts that name no zone are read as times in UTC; zone = "Europe/Berlin" next to format says '
-            "another."
+            "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
+            'zone = "Europe/Berlin" next to format.'
         )
     if optional := [
-        name for name, one in used.items() if one.facts.optional and one.role != "label"
+        name
+        for name, proposal in used.items()
+        if proposal.facts.optional and proposal.role != "label"
     ]:
         lines += [
-            "# Not in every file, and null where they are missing:",
+            "# Some files lack these columns. Their values are null there.",
             f"optional = {json.dumps(optional, ensure_ascii=False)}",
         ]
-    if left:
-        lines += ["# Left out:", *left]
-    lines += ["", "[table]", *_split(found, sample)]
-    if any(one.role == "label" and one.facts.nulls for one in used.values()):
+    if left_out:
+        lines += ["# Left out:", *left_out]
+    lines += ["", "[table]", *_write_splits(found, sample)]
+    if any(proposal.role == "label" and proposal.facts.nulls for proposal in used.values()):
         lines += [
-            "# Rows without a label lie in a split of their own; nothing is trained on them.",
+            "# Rows without a label go to a separate split. Nothing is trained on them.",
             'unlabelled = "ask"',
         ]
     lines += [""]
     taken = {name.lower() for name in found}
-    for one in used.values():
-        plain = one.name.replace(".", "_")  # a model's table has no dot in its name
-        name = one.name if plain in found else plain
-        alike = [other for other in used if other.lower() == one.name.lower()]
-        if one.name != alike[0] or is_the_tables_own(
-            name
-        ):  # no table tells names apart by their case alone
-            name = name.strip("_") or "column"
-            name = next(
-                f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}".lower() not in taken
-            )
-            taken.add(name.lower())
-        lines += _columns(one, name, learns=form != "parquet")
+    for proposal in used.values():
+        lines += _write_columns(
+            proposal, _choose_name(proposal.name, found, used, taken), learns=form != "parquet"
+        )
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _input(one: Proposal, formats: Sequence[str]) -> str:
+def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
+    """Returns the name of a column in the table, and adds it to `taken` if it is new. Two names of a table must differ
+    in more than case."""
+    first = next(other for other in used if other.lower() == name.lower())
+    # A model names its embedding tables by the columns, and PyTorch allows no dots there.
+    plain = name.replace(".", "_")
+    chosen = name if plain in found else plain
+    if name == first and not is_reserved_name(chosen):
+        return chosen
+    chosen = chosen.strip("_") or "column"
+    numbered = (f"{chosen}_{number}" for number in itertools.count(2))
+    chosen = next(one for one in numbered if one.lower() not in taken)
+    taken.add(chosen.lower())
+    return chosen
+
+
+def _write_input_column(proposal: Proposal, formats: Sequence[str]) -> str:
     """Returns a column of `[input]`."""
-    name = json.dumps(f"{one.name}:{_type(one)}", ensure_ascii=False)
+    name = json.dumps(f"{proposal.name}:{_input_type(proposal)}", ensure_ascii=False)
     return f"{{name = {name}, format = {toml_texts(formats)}}}" if formats else name
 
 
 def toml_texts(several: Sequence[str]) -> str:
-    """Returns one text, or a list of several, in TOML."""
+    """Returns texts in TOML: a single one as it is, several as a list."""
     return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
 
 
-def _type(one: Proposal) -> str:
+def _input_type(proposal: Proposal) -> str:
     """Returns the type of an input column of a spec."""
-    kind = one.facts.type
-    if one.role == "label":
-        if is_text(one.facts):
+    kind = proposal.facts.type
+    if proposal.role == "label":
+        if is_text(proposal.facts):
             return "text"
-        click = not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1
+        click = not proposal.facts.values or 0 <= proposal.facts.low <= proposal.facts.high <= 1
         return (
             "int"
             if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind))
             else "float"
         )
-    if one.time:
-        return one.time
-    if one.role in ("dense", "weight") or pa.types.is_floating(kind):
+    if proposal.time:
+        return proposal.time
+    if proposal.role in ("dense", "weight") or pa.types.is_floating(kind):
         return "float"
     fits = pa.types.is_integer(kind) and kind != pa.uint64()
-    if one.role == "id_list":
+    if proposal.role == "id_list":
         return "texts"
     if fits:
         return "int"
     return "text"
 
 
-def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
-    """Returns how rows are split: by the first time column whose end is known, else by the user, else by rows."""
-    for name, one in found.items() if sample is None or sample.whole else ():
-        if bounds := _time_bounds(one):
+def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
+    """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
+    rows."""
+    for name, proposal in found.items() if sample is None or sample.whole else ():
+        if bounds := _time_bounds(proposal):
             first, second = (
-                f"{datetime.datetime.fromtimestamp(_seconds(at, one), datetime.UTC):%Y-%m-%d %H:%M}"
+                f"{datetime.datetime.fromtimestamp(_seconds(at, proposal), datetime.UTC):%Y-%m-%d %H:%M}"
                 for at in bounds[1:]
             )
-            yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
+            yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
             yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
     user = user_of(found)
     by = [user] if user is not None and (found[user].role or found[user].time) else []
     if by:
-        yield "# All rows of one value of this column lie in one split."
+        yield "# Rows with the same value in this column go to the same split."
     elif sample is None:
         # A loader would have to read every column for the hash of a whole row.
         features = [
-            one
-            for one in found.values()
-            if one.role in ("dense", "sparse") and not one.facts.optional
+            proposal
+            for proposal in found.values()
+            if proposal.role in ("dense", "sparse") and not proposal.facts.optional
         ]
         by = [
-            one.name
-            for one in sorted(features, key=lambda one: -one.facts.distinct)[:_SPLIT_COLUMNS]
+            proposal.name
+            for proposal in sorted(features, key=lambda proposal: -proposal.facts.distinct)[
+                :_SPLIT_COLUMNS
+            ]
         ]
-        yield "# Rows that agree in all of these lie in one split."
+        yield "# Rows with the same values in all of these columns go to the same split."
     else:
-        yield "# A row's hash decides; with split_by or split_time other things do."
+        yield "# A hash of the whole row chooses its split. To split by columns or by time, add split_by or split_time."
     if by:
         yield f"split_by = {json.dumps(by[0] if len(by) == 1 else by, ensure_ascii=False)}"
     yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
 
 
-def _time_bounds(one: Proposal) -> tuple[int, int, int] | None:
-    """Returns when training, validation and test begin. None: the column does not show it."""
+def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
+    """Returns the values at which training, validation and test begin. None if the column does not show them."""
     if (
-        one.time not in ("int", "float")
-        or one.facts.low is None
-        or one.facts.nulls
-        or one.facts.optional
+        proposal.time not in ("int", "float")
+        or proposal.facts.low is None
+        or proposal.facts.nulls
+        or proposal.facts.optional
     ):
         return None
-    low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
-    times, _ = converted(one.facts.sampled, "float")
+    low, high = (_number(value, proposal) for value in (proposal.facts.low, proposal.facts.high))
+    times, _ = converted(proposal.facts.sampled, "float")
     times = times.to_numpy()
     middle = len(times) // 2
     if len(times) and times[:middle].max(initial=low) > times[middle:].min(initial=high):
-        bounds = [
-            int(at) for at in np.quantile(times, [0.8, 0.9])
-        ]  # rows lie in any order: the sample is like all
+        # The rows are not in the order of time, so the sample has times from the whole range.
+        bounds = [int(at) for at in np.quantile(times, [0.8, 0.9])]
     else:
-        start, end = (_seconds(at, one) for at in (low, high))
-        bounds = [_stamp(start + (end - start) * share, one) for share in (0.8, 0.9)]
+        start, end = (_seconds(at, proposal) for at in (low, high))
+        bounds = [_stamp(start + (end - start) * share, proposal) for share in (0.8, 0.9)]
     return (min(0, int(low)), bounds[0], bounds[1]) if low < bounds[0] < bounds[1] <= high else None
 
 
-def _number(value: object, one: Proposal) -> float:
-    number, _ = converted(pa.array([value], one.facts.type), "float")
+def _number(value: object, proposal: Proposal) -> float:
+    number, _ = converted(pa.array([value], proposal.facts.type), "float")
     return float(number[0].as_py())
 
 
-def _seconds(number: float, one: Proposal) -> float:
+def _seconds(number: float, proposal: Proposal) -> float:
     """Returns the seconds since 1970 for a number of a column."""
-    if not one.formats:
-        return number / one.unit
-    return float(ParseTime(format=one.formats).apply(pa.array([str(int(number))]), None)[0].as_py())
+    if not proposal.formats:
+        return number / proposal.unit
+    return float(
+        ParseTime(format=proposal.formats).apply(pa.array([str(int(number))]), None)[0].as_py()
+    )
 
 
-def _stamp(seconds: float, one: Proposal) -> int:
+def _stamp(seconds: float, proposal: Proposal) -> int:
     """Returns the number with which a column writes a time."""
-    if not one.formats:
-        return int(seconds * one.unit)
-    return int(f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):{one.formats[0]}}")
+    if not proposal.formats:
+        return int(seconds * proposal.unit)
+    return int(f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):{proposal.formats[0]}}")
 
 
-def _columns(one: Proposal, name: str, *, learns: bool) -> list[str]:
-    seen = f"# {facts_text(one.facts)}"
-    if one.time:
+def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
+    """Returns the lines of a column. A time becomes several columns."""
+    seen = f"# {facts_text(proposal.facts)}"
+    if proposal.time:
         clock = (
-            any("%H" in form for form in one.formats)
-            if one.formats
-            else not pa.types.is_date(one.facts.type)
+            any("%H" in form for form in proposal.formats)
+            if proposal.formats
+            else not pa.types.is_date(proposal.facts.type)
         )
-        if one.formats:
-            read = [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}']
-        elif one.unit > 1:
-            read = [f'{{op = "scale", by = {one.unit}}}']
+        if proposal.formats:
+            read = [f'{{op = "parse_time", format = {toml_texts(proposal.formats)}}}']
+        elif proposal.unit > 1:
+            read = [f'{{op = "scale", by = {proposal.unit}}}']
         else:
             read = []
-        named = getattr(one.facts.type, "tz", None)
+        named = getattr(proposal.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [
             line
             for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)]
-            for line in _column(
+            for line in _write_column(
                 f"{name}_{part}",
                 "sparse",
                 [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'],
                 seen,
-                one.name,
+                proposal.name,
             )
         ]
-    return _column(
-        name, one.role, _operators(one, learns=learns), seen, None if name == one.name else one.name
+    return _write_column(
+        name,
+        proposal.role,
+        _write_operators(proposal, learns=learns),
+        seen,
+        None if name == proposal.name else proposal.name,
     )
 
 
-def _operators(one: Proposal, *, learns: bool) -> list[str]:
+def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     """Returns a column's operators. Those that learn from data are only for tables that a job makes."""
-    if one.role == "weight":
+    if proposal.role == "weight":
         return ['{op = "fill"}']
-    if one.role == "dense":
-        return ['{op = "fill"}', *(_evened(one.spread, learns=learns) if one.spread else ())]
-    if one.role == "label":
-        _, made = label_of(one.label, {one.name: str(one.facts.type)})
+    if proposal.role == "dense":
+        return [
+            '{op = "fill"}',
+            *(_scale_to_zero(proposal.spread, learns=learns) if proposal.spread else ()),
+        ]
+    if proposal.role == "label":
+        _, made = label_of(proposal.label, {proposal.name: str(proposal.facts.type)})
         return [
             f'{{op = "one_hot", values = {json.dumps(op.values)}}}'
             if isinstance(op, OneHot)
@@ -277,22 +304,23 @@ def _operators(one: Proposal, *, learns: bool) -> list[str]:
             for op in made
             if isinstance(op, (OneHot, Compare))
         ]
-    return [f'{{op = "hash", size = {one.size}}}']
+    return [f'{{op = "hash", size = {proposal.size}}}']
 
 
-def _evened(spread: Spread, *, learns: bool) -> Iterator[str]:
-    """Returns operators that bring numbers near 0. A model's first steps fail on large numbers."""
+def _scale_to_zero(spread: Spread, *, learns: bool) -> Iterator[str]:
+    """Yields operators that bring numbers near 0, because a model's first steps fail on large numbers."""
     if spread.is_skewed:
         yield f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}'
     if spread.limits:
         yield f'{{op = "clip", low = {spread.limits[0]:.6g}, high = {spread.limits[1]:.6g}}}'
     if learns:
         yield '{op = "standardise"}'
-    else:  # a loader learns nothing: the sample says the same
+    else:
+        # A loader learns nothing, so the mean and the deviation of the sample are used.
         yield f'{{op = "scale", minus = {spread.mean:.6g}, by = {spread.deviation:.6g}}}'
 
 
-def _column(
+def _write_column(
     name: str, role: str, operators: list[str], seen: str, source: str | None = None
 ) -> list[str]:
     lines = [seen, "[[column]]", f"name = {json.dumps(name, ensure_ascii=False)}"]
@@ -324,7 +352,7 @@ class GuessOptions:
 
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
-    """Returns a spec for these files as TOML: the guess of `ParquetFiles.open`, and more that a spec can express."""
+    """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
     if not (paths := text_paths(source)):
         facts, rows, others = facts_of(source)
         return spec_text(proposals(facts, rows, label, is_click=True), others)
@@ -344,7 +372,7 @@ def main(argv: list[str]) -> None:
     )
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
-    # The job does this, too. The spec lists what is left out.
+    # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
     if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
         ParquetFiles.open(files, spec=spec, say=lambda _: None)
     if not options.out:
@@ -355,4 +383,4 @@ def main(argv: list[str]) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"--out {options.out}: {error.strerror}; name a new file") from None
-    print(f"sluice: {options.out} is written: read it, and change what is wrong", file=sys.stderr)
+    print(f"sluice: wrote {options.out}. Read it, and change what is wrong.", file=sys.stderr)

@@ -376,9 +376,9 @@ def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(
     def join(rows, one, spec):
         return timely(rows, replace(one, time=None, their_time=None), spec)
 
-    timely, draw = joins._join, np.random.default_rng(5)
-    monkeypatch.setattr(joins, "_history", lag)
-    monkeypatch.setattr(joins, "_join", join)
+    timely, draw = joins._add_side_columns, np.random.default_rng(5)
+    monkeypatch.setattr(joins, "_add_history", lag)
+    monkeypatch.setattr(joins, "_add_side_columns", join)
     side = tmp_path / "side.parquet"
     pq.write_table(
         pa.table(

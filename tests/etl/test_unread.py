@@ -18,7 +18,7 @@ from sluice.etl.apply.unreadable import lost, unread
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
-from sluice.etl.spark.read_input import unsorted
+from sluice.etl.spark.read_input import why_unsorted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
@@ -137,13 +137,15 @@ def test_texts_that_sort_as_times_do():
         ["14102100"],
     ):
         assert (
-            unsorted([("".join("0" if c.isdigit() else c for c in form), form) for form in forms])
+            why_unsorted(
+                [("".join("0" if c.isdigit() else c for c in form), form) for form in forms]
+            )
             is None
         )
-    assert unsorted([("0", "5"), ("00", "10")]) == "'5' and '10' are not written alike"
-    assert unsorted([("00.00.0000", "31.01.2024")]) == "'31.01.2024' is no time"
+    assert why_unsorted([("0", "5"), ("00", "10")]) == "'5' and '10' are not written alike"
+    assert why_unsorted([("00.00.0000", "31.01.2024")]) == "'31.01.2024' is no time"
     assert (
-        unsorted(
+        why_unsorted(
             [("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]
         )
         is not None
