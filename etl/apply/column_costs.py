@@ -17,6 +17,7 @@ from sluice.etl import ops
 from sluice.etl.apply.features import Features, cardinalities, stored
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import ColumnSpec, leave_to_loader
+from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -96,16 +97,14 @@ def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) 
         store_schema=False,
         row_group_size=len(values),
     )
-    whole = sink.getvalue()
     file = pq.ParquetFile(
-        pa.BufferReader(whole), read_dictionary=texts, page_checksum_verification=True
+        pa.BufferReader(sink.getvalue()), read_dictionary=texts, page_checksum_verification=True
     )
     decode_s, table = _timed(lambda: file.read_row_group(0, use_threads=False), clock)
     apply_s = 0.0
     if field.online:
         function = ops.online(field, state)
-        array = table.column(0).combine_chunks()
-        array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        array = join_chunks(table.column(0))
         apply_s, _ = _timed(lambda: function(array), clock)
     rows = max(1, len(values))
     stored_bytes = file.metadata.row_group(0).column(0).total_compressed_size

@@ -1,9 +1,10 @@
-"""What a job counts of its rows: `CountsOfRows` counts one batch after another, `RowCounts` reads the sums.
+"""Counts the rows of a job, and the values that its operators learn from.
 
-Operators learn from the training split alone. Counts that only say how many rows there are and where they are placed
-(rows, rejects, nulls, partitions, the steps of `table.order`) include all splits. A batch's counts are rows of
-(key, value, count), which an engine adds up, whatever the batches were: key is the number of a fitted operator, or
-below 0 what `RowCounts` reads.
+`CountsOfRows` counts the rows of each batch. The counts are rows of (key, value, count), and an engine adds them up. A
+key of 0 or more is the number of a fitted operator. Keys below 0 are for `RowCounts`, which reads the sums.
+
+Operators learn only from the training split. The counts of rows, rejects, nulls, partitions and the steps of
+`table.order` include all splits.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ _KEPT_KEY = -3
 _NULLS_KEY = -2
 _REJECT_KEY = -1
 COUNT_ROWS = 1 << 18
-"""The number of rows whose values are counted together: the larger, the more of them are equal."""
-_MOST_BYTES = 64 << 20  # of rows that are worked on together
+"""The number of rows whose values are counted together. In more rows, more values are equal."""
+_MOST_BYTES = 64 << 20
+"""The most bytes of rows that are processed together."""
 COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """What one pass over the input found."""
+    """The counts of one pass over the input."""
 
     parsed: int
     """The number of rows that parse."""
@@ -53,7 +55,7 @@ class RowCounts:
     nulls: dict[str, float] = field(default_factory=dict)
     """The share of missing values in each input column."""
     unread: dict[str, float] = field(default_factory=dict)
-    """The share of values that are there but cannot be read, in each column that has operators which read:
+    """The share of present values that cannot be read, in each column with operators that read values: see
     `sluice.etl.apply.unreadable`."""
     examples: dict[str, str] = field(default_factory=dict)
     """An unreadable value of each column that has any."""
@@ -88,7 +90,8 @@ class RowCounts:
 
 
 class CountsOfRows:
-    """Counts the values that one level learns from, good rows, and rejects; a `level` of None learns nothing."""
+    """Counts rows, and the values that the operators of one level learn from. With a `level` of None it only counts
+    rows."""
 
     def __init__(self, spec: Spec, level: int | None, features: Features) -> None:
         self._spec = spec
@@ -196,7 +199,7 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
 def _training(
     spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
 ) -> tuple[dict[str, pa.Array], Keys]:
-    """The rows of the training split, and their keys."""
+    """Returns the rows of the training split, and their keys."""
     keys = row_keys(columns, spec) if keys is None else keys
     there = in_training(columns, keys, spec)
     if there.all():
@@ -223,16 +226,19 @@ def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]
 def join_batches(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
     """Joins batches to about that many rows, or fewer if they are wide. In larger batches a worker counts more equal
     values together."""
-    held: list[pa.RecordBatch] = []
+    collected: list[pa.RecordBatch] = []
     for batch in batches:
-        held.append(batch)
-        if enough(held, rows):
-            yield pa.concat_batches(held)
-            held = []
-    if held:
-        yield pa.concat_batches(held)
+        collected.append(batch)
+        if is_full(collected, rows):
+            yield pa.concat_batches(collected)
+            collected = []
+    if collected:
+        yield pa.concat_batches(collected)
 
 
-def enough(held: list[pa.RecordBatch], rows: int) -> bool:
+def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
     """Returns whether batches have that many rows, or are as wide as is processed together."""
-    return bool(sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES)
+    return bool(
+        sum(b.num_rows for b in collected) >= rows
+        or sum(b.nbytes for b in collected) >= _MOST_BYTES
+    )

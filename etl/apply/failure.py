@@ -1,4 +1,4 @@
-"""The error of an operator, which may be a user's function: `FeatureError` names the column and a value."""
+"""`FeatureError`: the error of an operator or of a user's function, with the column and a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sluice.etl.ops import Operator
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.chain import step
 
-_SHOWN = 100  # how many characters of a value are quoted
+_SHOWN = 100
+"""The most characters of a value in a message."""
 
 
 class FeatureError(RuntimeError):
@@ -26,7 +27,7 @@ def step_of(
         return step(op, values, state, extras)
     except (MemoryError, OSError):
         raise
-    except OperatorError as error:  # it says itself what is wrong, and that is not in a value
+    except OperatorError as error:  # the cause is not a single value
         raise FeatureError(f"column {column!r}: {error}") from error
     except Exception as error:
 

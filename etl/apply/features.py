@@ -146,7 +146,7 @@ class Features:
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> dict[str, pa.Array]:
-        """Returns what operators may need to know about a row besides their column."""
+        """Returns what operators may need about each row in addition to their column: label, key and time."""
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
@@ -198,7 +198,7 @@ class Features:
 
 
 def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
-    """The number of rows that each sparse column's embedding needs."""
+    """Returns the number of rows that the embedding of each sparse column needs."""
     found = {}
     for column in spec.columns:
         if column.role in ("sparse", "id_list"):
@@ -218,7 +218,7 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
 
 
 def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
-    """A column's values as they are stored in files."""
+    """Returns a column's values as they are stored in files."""
     packs = column.role == "id_list" and not spec.table.plain_lists and not column.raw
     return packed(values) if packs else _values(values, column)
 

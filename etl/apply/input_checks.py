@@ -1,5 +1,5 @@
-"""Refuses a job's input before any row is read, on every engine: truncated files, other headers, Parquet files that do
-not agree. Pure."""
+"""Checks a job's input before any row is read (both engines): damaged files, other headers, Parquet files with other
+columns. Reads no files itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from sluice.common.errors import InputError
 from sluice.etl.spec.input_section import Input
 
 HEAD, TAIL = 10, 11
-"""How many of a compressed file's first and last bytes `fault` looks at."""
+"""The number of a compressed file's first and last bytes that `fault` needs."""
 _ZSTD, _ZSTD_SKIPPED = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
-_BLOCK, _END = (
-    b"1AY&SY",
-    0x177245385090,
-)  # π and √π, as bzip2 writes them before a block and behind the last one
+# bzip2 writes these digits of π before each block, and those of √π after the last one.
+_BLOCK, _END = b"1AY&SY", 0x177245385090
 
 
 def fault(name: str, head: bytes, tail: bytes) -> str | None:
@@ -28,7 +26,7 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
     end = _END.to_bytes(6, "big")
     if head[:3] != b"BZh" or head[4:10] not in (_BLOCK[: len(head) - 4], end[: len(head) - 4]):
         return "it is no bzip2 file"
-    # The mark, then a checksum of four bytes, and up to seven bits that fill the last byte.
+    # After the end mark come a checksum of four bytes, and up to seven bits that fill the last byte.
     bits = int.from_bytes(tail, "big")
     if not any(bits >> (32 + spare) & (1 << 48) - 1 == _END for spare in range(8)):
         return "its end is missing, or something else follows it"
@@ -70,8 +68,8 @@ def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
-    """Returns the lines that are no rows, the longest first: headers, with which a file may begin, and empty lines,
-    unless a row has a single field. In CSV the names may be quoted: all of them, or those that need it."""
+    """Returns the lines that are no rows, the longest first: the possible headers of a file, and the empty line, unless
+    rows have a single field. In CSV, a header may quote all names, or those that need it."""
     names, sign = list(source.columns), source.delimiter
     is_row = (
         source.format in ("parquet", "delta")
@@ -106,7 +104,7 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
 
 
 def refuse_header(file: str, line: str, source: Input) -> None:
-    """Refuses a file whose first line differs from the spec's columns."""
+    """Raises an InputError if a file's first line differs from the spec's columns."""
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
     if line.rstrip("\r") in ("", *headers_of(source)):  # an empty file has an empty line
         return
@@ -115,10 +113,9 @@ def refuse_header(file: str, line: str, source: Input) -> None:
             (i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
             min(len(have), len(want)),
         )
-        other = "\ufffd" in line  # what cannot be decoded
         better = (
             f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252"
-            if other
+            if "\ufffd" in line  # the decoder writes this character for other bytes
             else "make the file's columns those of input.columns, of which the last may be input.optional"
         )
         names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
@@ -133,19 +130,19 @@ _NUMBERS = (*_WHOLE, "float", "double")
 
 
 def common_type(types: Collection[str], kind: str) -> str | None:
-    """Returns the type, by Spark's name, that holds a column of these types which a spec reads as `kind`. None: there
-    is no such type. Whole numbers of any size go together, and so do all numbers where numbers are wanted. A column
-    without any value is stored as whole numbers in Parquet."""
+    """Returns the type, by Spark's name, to which these types of a column convert. `kind` is the spec's type. None:
+    there is no such type. Whole numbers of any size are compatible. All numbers are, if `kind` is a number. Parquet
+    stores a column without any value as whole numbers."""
     types = {"int" if one == "null" else one for one in types}
     if len(types) == 1:
         return next(iter(types))
     if kind in ("int", "float"):
-        alike = set(_NUMBERS)
+        compatible = set(_NUMBERS)
     elif kind == "text":
-        alike = set(_WHOLE)
+        compatible = set(_WHOLE)
     else:
-        alike = set()
-    if not types <= alike:
+        compatible = set()
+    if not types <= compatible:
         return None
     return "bigint" if types <= set(_WHOLE) else "double"
 
@@ -176,7 +173,7 @@ def refuse_differences(
 
 
 def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> None:
-    """Refuses input if one of the spec's columns is in none of its files."""
+    """Raises an InputError if a wanted column is in none of the files."""
     for name in wanted:
         if name not in have:
             raise InputError(f"{named}: there is no column {name!r} (there are: {', '.join(have)})")

@@ -21,7 +21,8 @@ from sluice.etl.spec.nested_columns import flattened
 
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
-_LOOKED_AT = 100  # lines in which true and false are looked for
+_LOOKED_AT = 100
+"""The number of lines that `JsonObjects.read` searches for true and false."""
 
 
 def _plain(depth: int = 2) -> str:
@@ -46,9 +47,12 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
 class JsonObjects:
-    """Reads the members that are columns and skips the others. If a name occurs twice, the last one counts. A column
-    with a dotted name is a part of an object, unless a line has a member with this whole name. true and false are the
-    numbers 1 and 0. In a list of texts a whole number is its digits."""
+    """Reads the members that are columns, and skips the others.
+
+    - If a name occurs twice, the last one counts.
+    - A column with a dotted name is a part of an object, unless a line has a member with this full name.
+    - As numbers, true and false are 1 and 0.
+    - In a list of texts, a whole number becomes the text of its digits."""
 
     def __init__(
         self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]
@@ -61,8 +65,8 @@ class JsonObjects:
             if _outer(name) and not _outer(name) & kinds.keys()
         }
         self._written_as: dict[str, pa.DataType] = {}
-        """The columns that the last lines wrote as another type: numbers as true or false, texts of lists as whole
-        numbers. The next lines are read so first."""
+        """The columns that the last lines wrote as another type: true or false for numbers, whole numbers for texts of
+        lists. The next lines probably do the same."""
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be read alone."""
@@ -75,8 +79,8 @@ class JsonObjects:
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
-        """Reads lines that are not irregular; ArrowInvalid if any is no such object, or a value is not of its column's
-        type."""
+        """Reads lines that are not irregular. Raises ArrowInvalid if a line is no object, or a value is not of its
+        column's type."""
         if not len(lines):
             return self._schema.empty_table()
         try:
@@ -111,7 +115,8 @@ class JsonObjects:
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
         read = flattened(table).select(self._schema.names).cast(self._schema)
-        if has_infinity(read):  # Arrow reads some numbers as infinite that are a little too large
+        # Arrow reads some numbers that are a little too large as infinite.
+        if has_infinity(read):
             raise pa.ArrowInvalid("a number is too large")
         return read
 

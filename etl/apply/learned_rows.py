@@ -1,5 +1,5 @@
-"""Decides whether a job may build on what a version learned. It may not if it would then be tested on rows that were
-learned from. Pure."""
+"""Decides whether a job may build on what a version learned. It may not if rows that were learned from would then be in
+the test split."""
 
 from __future__ import annotations
 

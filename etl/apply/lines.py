@@ -1,8 +1,8 @@
-"""Lines of bytes, each judged by itself: `join_lines`, `find_irregular` and `Delimited`, which cuts them into cells.
+"""`Delimited`: splits delimited text into cells. A malformed line never affects other lines.
 
-A line feed ends a line, and carriage returns right before it belong to that end; any other byte is a part of the line.
-Arrow reads all lines of a batch at once, and would see other ends, or none, in some of them: these are found beforehand
-and read alone, so that no line affects its neighbours.
+A line feed ends a line. Carriage returns directly before it belong to the end, and any other byte to the line. Arrow
+reads all lines of a batch together, and would find other line ends in some lines. `find_irregular` finds these lines,
+which are then read one by one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
 _LOOK = 1 << 16
-_SHORT = 2  # bytes of an empty line, with the usual ends
-_BLOCK = (
-    1 << 19
-)  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
+_SHORT = 2
+"""The most bytes of an empty line with a usual end."""
+_BLOCK = 1 << 19
+"""The bytes that Arrow parses together. The result of more bytes does not stay in a core's cache."""
 
 
 def join_lines(lines: pa.Array) -> pa.Buffer:
-    """Joins all lines into one piece; each already has its end, so bytes are only copied if carriage returns end
-    lines."""
+    """Returns the bytes of all lines with their ends, without carriage returns in the ends. Copies them only if there
+    are carriage returns."""
     _, offsets, data = lines.buffers()
     if data is None:
         return pa.py_buffer(b"")
@@ -50,13 +50,14 @@ def _has_return(content: pa.Buffer) -> bool:
 
 
 def find_irregular(lines: pa.Array) -> Flags:
-    """Which lines Arrow would take for several, or would change: those that are not UTF-8, or begin with a byte order
-    mark, or hold a carriage return."""
+    """Returns which lines Arrow would split or change: those that are not UTF-8, begin with a byte order mark, or
+    contain a carriage return."""
     found: Flags = np.zeros(len(lines), bool)
     content = join_lines(lines)
     if _has_return(content):
         found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
-    if content[:3].to_pybytes() == _MARK:  # Arrow would remove the mark from the first line
+    # Arrow removes a byte order mark only from the first line.
+    if content[:3].to_pybytes() == _MARK:
         found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
     if not _is_text(content):
         found |= np.array([_has_other_bytes(line) for line in lines.to_pylist()], bool)
@@ -81,29 +82,28 @@ def _has_other_bytes(line: bytes) -> bool:
 
 
 def strip_end(line: bytes) -> bytes:
-    """A line without its end."""
+    """Returns a line without its end."""
     return line.removesuffix(b"\n").rstrip(b"\r")
 
 
 def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
-    """Which lines repeat a header, whatever their ends. An empty one is among the headers where empty lines are no
-    rows."""
+    """Returns which lines equal a header, apart from their ends. If empty lines are no rows, `headers` has the empty
+    line."""
     found: Flags = np.zeros(len(lines), bool)
-    like = set[int]()
+    candidates = set[int]()
     if b"" in headers:
         short = pc.or_(pc.less_equal(pc.binary_length(lines), _SHORT), pc.starts_with(lines, b"\r"))
-        like.update(np.flatnonzero(short.to_numpy(zero_copy_only=False)).tolist())
+        candidates.update(np.flatnonzero(short.to_numpy(zero_copy_only=False)).tolist())
     named = [header for header in headers if header]
     for header in named:
-        if not any(
-            header != other and header.startswith(other) for other in named
-        ):  # that one finds them, too
-            like.update(
+        # A header that begins with another one needs no search: that search finds its lines, too.
+        if not any(header != other and header.startswith(other) for other in named):
+            candidates.update(
                 np.flatnonzero(
                     pc.starts_with(lines, header).to_numpy(zero_copy_only=False)
                 ).tolist()
             )
-    found[[number for number in like if strip_end(lines[number].as_py()) in headers]] = True
+    found[[number for number in candidates if strip_end(lines[number].as_py()) in headers]] = True
     return found
 
 
@@ -240,8 +240,8 @@ class Delimited:
         return table, wrong
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
-        """The cells of one line; None if a quote does not end."""
-        if not line:  # as in Arrow: every field is empty
+        """Returns the cells of one line. None if a quote does not end."""
+        if not line:  # Arrow also reads all fields as empty
             return [None] * len(self._schema)
         if not self._quoted:
             return [cell or None for cell in line.split(self._delimiter)]

@@ -1,5 +1,4 @@
-"""Looks up for the server what it must know about other rows: `Serving` adds the columns of joins and histories. Needs
-no Spark."""
+"""`Serving`: adds the columns of joins and histories to the rows of a server. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from sluice.etl.table.table import FeatureTable, TableError
 
 @dataclass(frozen=True)
 class _Tail:
-    """One table, looked up by key."""
+    """The newest values of one history or side table, by key."""
 
     lookup: Lookup
     table: pa.Table
@@ -78,16 +77,18 @@ class Serving:
     def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Adds the columns that joins and histories make to the rows' input columns, as
         `sluice.etl.apply.features.Features` takes them."""
-        whole = dict(columns)
+        completed = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
-            keys = joined([as_text(whole[name]) for name in join.on])
-            whole |= {
+            keys = joined([as_text(completed[name]) for name in join.on])
+            completed |= {
                 name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns
             }
         for history in self.spec.rows.histories:
-            lists = self.tails[history.name].of(as_text(whole[history.by]), "value")
-            whole[history.name] = _lagged(lists, history, whole) if history.lag else _filled(lists)
-        return whole
+            lists = self.tails[history.name].of(as_text(completed[history.by]), "value")
+            completed[history.name] = (
+                _lagged(lists, history, completed) if history.lag else _filled(lists)
+            )
+        return completed
 
 
 def joined(columns: list[pa.Array]) -> pa.Array:

@@ -25,7 +25,8 @@ from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
 Flags = npt.NDArray[np.bool_]
 NUMBERS = ("dense", "weight", "time")
 """The roles of columns that are published as numbers."""
-_SAFE = 1e38  # a number within it is surely no infinity in float32, however an operator rounds
+_SAFE = 1e38
+"""A number up to this size is finite in float32, even after an operator has rounded it."""
 _NO_ROWS: Flags = np.zeros(0, bool)
 
 
@@ -42,8 +43,8 @@ def reason(column: ColumnSpec) -> str:
 
 
 def as_stored(values: pa.Array, kind: str) -> npt.NDArray[np.floating]:
-    """Numbers as they are stored: as the nearest `float`, infinite where that is too large for any, or as `double`, in
-    which a missing number is 0."""
+    """Returns numbers as they are stored. As `float`, a number that is too large becomes infinite. As `double`, a
+    missing number becomes 0."""
     if kind == "double":
         return np.asarray(pc.fill_null(as_number(values), 0.0).to_numpy(zero_copy_only=False))
     with np.errstate(over="ignore"):
@@ -51,13 +52,13 @@ def as_stored(values: pa.Array, kind: str) -> npt.NDArray[np.floating]:
 
 
 def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
-    """Returns the numbers of a column that must be fit to be published, as chains of operators with the type after
-    each: the result of all operators and, if some are left to the loader, the stored column of one number a row."""
-    whole = (column.ops, ROLE_KINDS[column.role][1])
+    """Returns the chains of operators whose results must be numbers that may be published, each with its type. These
+    are all operators and, if some are left to the loader, the operators before those."""
+    all_operators = (column.ops, ROLE_KINDS[column.role][1])
     return (
-        [whole]
+        [all_operators]
         if column.online is None or column.raw
-        else [(column.left_to_spark, column.type), whole]
+        else [(column.left_to_spark, column.type), all_operators]
     )
 
 
@@ -90,9 +91,11 @@ def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array
 
 
 def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
-    """Whether the least and the largest value, a missing one and NaN show that every number of the column may be
-    published. Where all operators keep the order of numbers, these are asked instead of all rows: unless one becomes
-    infinite on the way, as an operator after that may take it for a missing one."""
+    """Returns whether the least and the largest value, a missing value and NaN show that all numbers of the column may
+    be published. This saves the check of all rows.
+
+    It needs operators that keep the order of numbers. No number may become infinite on the way, because a later
+    operator may take an infinite number for a missing one."""
     number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
     if not number or not column.ops or not all(op.keeps_order for op in column.ops):
         return False

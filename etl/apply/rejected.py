@@ -1,6 +1,6 @@
-"""Rows that a job rejects: `Reject`, one line of JSON each, and `Refused`, which finds them.
+"""`Reject`: a rejected row, which is written as one line of JSON. `RejectFinder` finds these rows.
 
-Lines are numbered from 1; records over several lines, rows of columns and rows that met others have no number."""
+Lines are numbered from 1. Records over several lines, rows of columns and rows after joins have no number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,41 +24,35 @@ from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Spec
 
 Places = npt.NDArray[np.float64]
-_NUMBER = "_number"  # a column that says which row of its batch each row is
+_NUMBER = "_number"
+"""A column with each row's number in its batch."""
 _NAMES = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One row that the table does not get."""
+    """One rejected row."""
 
     file: str | None
     line: int | None
     reason: str
     raw: str
-    """The row's text; bytes that are none are escaped."""
+    """The row's text. Bytes that are no text are escaped."""
     base64: str | None
-    """All its bytes, where the text cannot show every one."""
+    """The row's bytes, if they are not all text."""
 
     def to_json(self) -> str:
-        """A line of the rejects' files: as Spark writes one, without what is not there."""
-        found = {
-            "file": self.file,
-            "line": self.line,
-            "reason": self.reason,
-            "raw": self.raw,
-            "base64": self.base64,
-        }
+        """Returns the line of the rejects' files, in Spark's format. It has no fields without a value."""
         return json.dumps(
-            {name: value for name, value in found.items() if value is not None},
+            {name: value for name, value in asdict(self).items() if value is not None},
             ensure_ascii=False,
             separators=(",", ":"),
         )
 
 
-def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
-    """Refuses a folder that holds anything but the rejects of an earlier job, as its content is going to be replaced;
-    `names` are the names in it, and whether each is a file."""
+def check_rejects_folder(folder: str, names: Iterable[tuple[str, bool]]) -> None:
+    """Raises an InputError if a folder has other files than the rejects of an earlier job, because its content will be
+    replaced. `names` has each name in the folder, and whether it is a file."""
     other = next((name for name, plain in names if not plain or not _NAMES.fullmatch(name)), None)
     if other is not None:
         raise InputError(
@@ -67,9 +61,9 @@ def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
         )
 
 
-class Refused:
-    """Finds the rows of one batch after another that the table does not get: those that do not parse, and, if
-    `features` are given, those of which a feature cannot be published once operators have learned."""
+class RejectFinder:
+    """Finds the rejected rows of batches: the rows that do not parse. With `features`, it also finds the rows with a
+    feature that cannot be published."""
 
     def __init__(
         self,
@@ -78,7 +72,7 @@ class Refused:
         features: Features | None = None,
         but: Collection[str] = (),
     ) -> None:
-        """Lines that repeat a header are no rows. Columns that `but` names are not looked at."""
+        """`headers` are lines that are no rows. The columns in `but` are not checked."""
         self._spec = spec
         self._headers = headers
         self._features = features
@@ -90,8 +84,8 @@ class Refused:
         batch: pa.RecordBatch,
         places: Callable[[pa.RecordBatch], Places | None] = lambda _: None,
     ) -> Iterator[tuple[int, str, str, str | None]]:
-        """Yields the number in its batch, the reason, the text and the base64 of each such row. `places` gives those
-        of all rows in the input, if the spec has a column of them."""
+        """Yields the number in its batch, the reason, the text and the base64 of each rejected row. `places` returns
+        the values of the column `input.place` for all rows, if the spec has that column."""
         numbers = np.arange(batch.num_rows)
         if self._headers and "line" in batch.schema.names:
             numbers = np.flatnonzero(~are_headers(batch["line"], self._headers))
@@ -102,7 +96,7 @@ class Refused:
             yield int(numbers[number]), reason, raw, coded
 
     def _late(self, parsed: Parsed, count: int) -> Iterable[tuple[int, str]]:
-        """The rows that parse, and whose features cannot be published."""
+        """Returns the rows that parse but have a feature that cannot be published, with the reasons."""
         if self._features is None or not parsed.rows:
             return ()
         numbers = np.setdiff1d(np.arange(count), [number for number, _ in parsed.rejected])
@@ -131,7 +125,7 @@ def texts_of(
 
 
 def _text(row: dict[str, Any]) -> tuple[str, str | None]:
-    """A row as text, and its bytes in base64 if they are not text."""
+    """Returns a row as text, and its bytes in base64 if they are not text."""
     row = {name: value for name, value in row.items() if name not in ADDED_COLUMNS}
     if "line" in row:
         content = strip_end(row["line"])

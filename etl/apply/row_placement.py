@@ -1,4 +1,4 @@
-"""Decides where rows go: `RowPlacement` gives each row its split, its file and its sort key, and collects sketches."""
+"""`RowPlacement`: gives each row its split, its file and its sort key, and collects sketches of the rows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sluice.etl.table.sketch import Gathered, HashBounds, gather
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows, the negatives drawn among them, and where they go."""
+    """Rows with the drawn negatives, and where they go."""
 
     columns: Mapping[str, pa.Array]
     keys: Keys
     folds: Keys
-    """What decides their folds: see `sluice.etl.spec.row_split.fold_keys`."""
+    """The keys that decide the rows' folds: see `sluice.etl.spec.row_split.fold_keys`."""
     split: npt.NDArray[np.int32]
     files: npt.NDArray[np.int32]
     order: list[pa.Array]
-    """What rows are sorted by in their file: see `RowPlacement.order`."""
+    """The columns by which rows are sorted in their file: see `RowPlacement.order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class SketchInputs:
 
     @classmethod
     def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> SketchInputs:
-        """The look at a job's rows, about `rows` of them: by this table's rule, and also by the rule `before`, if that
-        is another one."""
+        """Returns the inputs for the sketches of a job with about `rows` rows: by this table's rule, and also by the
+        rule `before`, if that is another one."""
         spec = placement.spec
         rules = [
             spec.rule,
@@ -80,7 +80,7 @@ class RowPlacement:
         self._spec = placement.spec
         self._drawn_from = state["rows/negatives/0"] if self._spec.rows.negatives else None
         self.seen: Gathered = {}
-        """What the sketches gathered so far."""
+        """The values that the sketches have collected so far."""
 
     def of(self, columns: dict[str, pa.Array], keys: Keys | None) -> Rows:
         spec, placement = self._spec, self._placement

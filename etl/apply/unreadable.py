@@ -19,7 +19,8 @@ from sluice.etl.table.profile import DriftError
 
 TIMES = 2.0
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""
-_SHOWN = 100  # how many characters of a value are quoted
+_SHOWN = 100
+"""The most characters of a value in a message."""
 
 
 class LostValues(Protocol):
@@ -69,8 +70,8 @@ def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: boo
 def refuse_lost(
     before: JobRecord | None, now: LostValues, accepted: Container[str], say: Callable[[str], None]
 ) -> None:
-    """Refuses a version in which a column has lost many more of its values than before. They are missing, or cannot be
-    read, even if a fill replaces them."""
+    """Raises a DriftError if a column has lost many more of its values than in the version before. Lost values are
+    missing, or cannot be read, even if a fill replaces them."""
     missing: Mapping[str, float] = {}
     unread: Mapping[str, float] = {}
     if before is not None:
@@ -79,8 +80,8 @@ def refuse_lost(
         if one.column not in accepted:
             example = now.examples.get(one.column) if one.unread else None
             raise DriftError(
-                f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
-                f"format may be several), or accept it with --accept-nulls {one.column}"
+                f"{one.text(example)}; nothing was published; correct the input, let the spec read it (it "
+                f"may list several formats), or accept it with --accept-nulls {one.column}"
             )
     for name, share in now.unread.items():
         if share >= MORE and name not in unread:

@@ -27,7 +27,7 @@ from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.apply.rejected import Refused, Reject, refuse_others
+from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
@@ -86,7 +86,7 @@ class LocalEngine(Engine):
 
     def check(self) -> None:
         if self.job.rejects is not None:
-            refuse_others(self.job.rejects, _names_in(self.job.rejects))
+            check_rejects_folder(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
         if (
             self.spec.input.place
@@ -202,7 +202,7 @@ class LocalEngine(Engine):
 
     def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         fs, inner, _ = store_of(folder)
-        refuse_others(folder, _names_in(folder))
+        check_rejects_folder(folder, _names_in(folder))
         fs.create_dir(inner, recursive=True)
         fs.delete_dir_contents(inner)
         with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
@@ -235,7 +235,7 @@ class LocalEngine(Engine):
         place = (piece.file.name, piece.number)
         lines = 0
         before = 0
-        refused, found = Refused(self.spec, self._headers, features), list[tuple[Any, ...]]()
+        finder, found = RejectFinder(self.spec, self._headers, features), list[tuple[Any, ...]]()
 
         def places(rows: pa.RecordBatch) -> npt.NDArray[np.float64] | None:
             nonlocal before
@@ -245,7 +245,7 @@ class LocalEngine(Engine):
         for batch in piece.batches(()):  # to number lines, all have to be there
             self._threads.wanted()
             if place in self._bad:
-                found += [(lines + n, *rest) for n, *rest in refused.of(batch, places)]
+                found += [(lines + n, *rest) for n, *rest in finder.of(batch, places)]
             lines += batch.num_rows
         return piece, lines, found
 

@@ -1,4 +1,4 @@
-"""A job's passes on a Spark session: `SparkEngine`."""
+"""`SparkEngine`: runs a job's passes on a Spark session."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
-from sluice.etl.spark.errors import cause
-from sluice.etl.spark.fit import sums_of
+from sluice.etl.spark.errors import find_cause
+from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import check_side_table, select_side_columns
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
+from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
-from sluice.etl.spark.vocabulary.join import Joins
-from sluice.etl.spark.vocabulary.large import Large, extended
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
+from sluice.etl.spark.vocabulary.large import Large, extend_state
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
-from sluice.etl.spark.workers.part_of_input import part_in
+from sluice.etl.spark.workers.part_of_input import split_part
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.data_files import folder_of
@@ -39,8 +39,8 @@ from sluice.etl.table.store import folder_of_tails
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LONGEST = 2**16
-"""Bytes above which what Spark counts as a record is no row, but a batch of those that the session keeps."""
+_MOST_ROW_BYTES = 2**16
+"""If Spark's records are larger on average, they are stored batches, and their number is not that of rows."""
 
 
 class SparkEngine(Engine):
@@ -56,7 +56,7 @@ class SparkEngine(Engine):
         progress.follow(passes_of(spark))
 
     def _earlier(self) -> dict[str, str]:
-        """Where this job's histories continue from, if it appends to rows that have some."""
+        """Returns for each history the files from which it continues, if this job appends to a table with histories."""
         job = self.job
         if job.mode != "append" or job.parent is None or not job.parent.tails:
             return {}
@@ -85,46 +85,40 @@ class SparkEngine(Engine):
         self.check()
         parser = InputParser(self.spec)
         raw = self._raw
-        placed = bool(self.spec.input.place)
-        some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
-        batches = (
-            some.toArrow().to_batches()
-        )  # where its rows lie changes nothing of what they cost
-        return first_rows(
-            (
-                selected(self.spec, parser.parse(one, np.zeros(one.num_rows) if placed else None))[
-                    0
-                ]
-                for one in batches
-            ),
-            rows,
-        )
+        frame = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
+
+        def select(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
+            # The real places are not needed to predict costs.
+            places = np.zeros(batch.num_rows) if self.spec.input.place else None
+            return selected(self.spec, parser.parse(batch, places))[0]
+
+        return first_rows(map(select, frame.toArrow().to_batches()), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         with self._naming_files():
-            return sums_of(self._raw, level, state, operators, self._large)
+            return sum_counts(self._raw, level, state, operators, self._large)
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
-        return extended(op, old, new, self._large.of_level(level), number)
+        return extend_state(op, old, new, self._large.of_level(level), number)
 
     def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         return write_rejects(
             self._raw, folder, state, self._joins(state).names if state is not None else ()
         )
 
-    def _joins(self, state: FittedState) -> Joins:
+    def _joins(self, state: FittedState) -> VocabularyJoins:
         met = choose_lookup(self.spec, state, self.job.worker_bytes)
-        return Joins.of(
+        return VocabularyJoins.of(
             self.spec,
             [key for key, way in met.items() if way == JOIN],
             hot_values(self.job.worker_bytes),
         )
 
     def find_reject(self, folder: str, reason: str) -> Reject | None:
-        return reject_of(self._spark, folder, reason)
+        return find_reject_of(self._spark, folder, reason)
 
     def ways(self, _state: FittedState) -> dict[str, str]:
         met = choose_lookup(self.spec, _state, self.job.worker_bytes)
@@ -150,22 +144,22 @@ class SparkEngine(Engine):
 
     @contextlib.contextmanager
     def _naming_files(self) -> Iterator[None]:
-        """Where an operator fails, and a task reads files of the input alone, names them."""
+        """Adds the task's input files to the error of an operator. After joins and histories, a task has no files."""
         from pyspark.errors import PySparkException
 
         try:
             yield
         except PySparkException as error:
-            said, part = part_in(cause(str(error)))
+            message, part = split_part(find_cause(str(error)))
             if part is None:
                 raise
             files = [] if self.spec.rows.relational else self._raw.files_of(part)
             raise JobFailure(
-                f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{said}"
+                f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{message}"
             ) from error
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Calls a function on each path in the session's workers, a few paths a task."""
+        """Calls a function on each path in the session's workers. Returns the results in the order of the paths."""
         if not paths:
             return []
         context = self._spark.sparkContext
@@ -178,8 +172,8 @@ class SparkEngine(Engine):
 
 
 def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
-    """Returns what says how far this session's active stages are: by tasks, with the rows and bytes that those read
-    which have ended."""
+    """Returns a function that describes the progress of the session's active stages: the share of finished tasks, and
+    the rows and bytes that these tasks have read."""
     store = spark.sparkContext._jsc.sc().statusStore()
     began: dict[tuple[int, ...], float] = {}
 
@@ -187,14 +181,12 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
         try:
             active = store.activeStages()
             stages = [active.apply(number) for number in range(active.size())]
-        except (
-            Exception
-        ):  # the session may be ending just now: a progress line is not worth a failure
+        except Exception:  # the session may be ending, and a progress line must not fail the job
             return "…"
         if not stages:
             return "…"
         ids, now = tuple(sorted(stage.stageId() for stage in stages)), clock()
-        if ids not in began:  # how long it has been at work is not known yet, so no speed is
+        if ids not in began:  # new stages, so the time starts again
             began.clear()
             began[ids] = now
         total = max(1, sum(stage.numTasks() for stage in stages))
@@ -206,7 +198,7 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
         return draw_bar(
             "",
             share=done / total,
-            rows=rows if size <= _LONGEST * rows else 0,
+            rows=rows if size <= _MOST_ROW_BYTES * rows else 0,
             size=size,
             seconds=now - began[ids],
         )

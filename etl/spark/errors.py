@@ -1,4 +1,4 @@
-"""Reports an error of Spark, or of writing next to it, in one line instead of a trace: `clearly`."""
+"""`clearly`: reports an error of Spark or of a disk in one line, without a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sluice.etl.jobs.engine import JobFailure
 
-# Errors that are explained: what Java says, and what to do.
+# For each known error, a pattern of Java's message, and what to do.
 _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
     (
@@ -34,27 +34,30 @@ _KNOWN = (
     ),
 )
 
-_OURS = re.compile(r"^sluice\.[\w.]+: ")  # our own errors say it all in their words
+_OURS = re.compile(r"^sluice\.[\w.]+: ")
+"""The class name before one of our own messages, which needs none."""
 
 
 @contextlib.contextmanager
 def clearly() -> Iterator[None]:
-    """Turns what Spark raises, and a disk's errors, into a `JobFailure`."""
+    """Turns the errors of Spark and of disks into a `JobFailure`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise JobFailure(cause(str(error))) from error
+        raise JobFailure(find_cause(str(error))) from error
     except OSError as error:
         raise JobFailure(
-            f"{error.filename}: {cause(str(error))}" if error.filename else cause(str(error))
+            f"{error.filename}: {find_cause(str(error))}"
+            if error.filename
+            else find_cause(str(error))
         ) from error
 
 
-def cause(text: str) -> str:
-    """The innermost cause in a trace of Java, of Python within Java, or of both."""
+def find_cause(text: str) -> str:
+    """Returns the innermost cause in a trace of Java, of Python within Java, or of both."""
     reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
     file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:

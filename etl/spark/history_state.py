@@ -1,6 +1,6 @@
-"""What later rows must know about earlier ones, with Spark: `write_tails`, for serving, and for the next append.
+"""`write_tails`: writes what serving and the next append must know about a job's rows.
 
-That is the newest values of every key for each history and lag, and the row that counts now for each side table.
+For each history and lag these are the newest values of every key. For each side table they are the newest rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sluice.etl.spark.joins import (
     newest_side_rows,
     select_side_columns,
 )
+from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
 from sluice.etl.spec.row_rules import History
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
     from sluice.etl.spark.read_input import RawInput
     from sluice.etl.spec.spec import Spec
-
-_OPTIONS = {
-    "compression": "zstd",
-    "mapreduce.fileoutputcommitter.algorithm.version": "1",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
 
 
 def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
@@ -41,14 +36,16 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.frame, history, spec, raw.earlier)
     for name, frame in frames.items():
-        frame.write.mode("overwrite").options(**_OPTIONS).parquet(
+        frame.write.mode("overwrite").options(compression="zstd", **COMMIT_OPTIONS).parquet(
             store.spark_url(folder_of_tails(job, name))
         )
 
 
 def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
-    """The newest values of each key, oldest first, for a server; and, for the next append, the entries that they are
-    from, with as many more from before the newest moment: rows of that moment see these alone."""
+    """Returns the newest values of each key, oldest first, and the entries for the next append.
+
+    A new row may have the same time as the newest entries, and must not see them. So the entries include as many from
+    before that time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -67,7 +64,9 @@ def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, s
         sql.sort_array(sql.collect_list(make_entry(history))).alias("entries")
     )
     if history.name in earlier:
-        kind = now.schema["entries"].dataType.simpleString()  # in which everything may be null
+        kind = now.schema[
+            "entries"
+        ].dataType.simpleString()  # a type in which everything may be null
         before = rows.sparkSession.read.parquet(earlier[history.name]).select(
             "key", sql.col("entries").cast(kind).alias("_earlier")
         )

@@ -30,7 +30,7 @@ from sluice.etl.apply.input_checks import (
 from sluice.etl.apply.parse import INFINITY
 from sluice.etl.spark.joins import SPARK_TYPES, choose_join, relate
 from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
+from sluice.etl.spark.workers.parsed_rows import Before, parse_into_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.foreign_tables import files_of_delta
@@ -325,8 +325,8 @@ class RawInput:
     def parsed(self) -> DataFrame:
         """The input's good rows in cells: see `sluice.etl.spark.workers.parsed_rows`. The first pass parses them."""
         if not self.spec.input.place:
-            return parsed_cells(self.read(), self.spec, self.level)
-        return parsed_cells(self.read(placed=True), self.spec, self.level, self.rows_before)
+            return parse_into_cells(self.read(), self.spec, self.level)
+        return parse_into_cells(self.read(placed=True), self.spec, self.level, self.rows_before)
 
     @cached_property
     def rows_before(self) -> Before:

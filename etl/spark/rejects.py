@@ -1,4 +1,4 @@
-"""Rows that a table does not get, with Spark: `write_rejects` keeps them, where `check_rejects` allows it."""
+"""`write_rejects`: writes the rejected rows with Spark. `check_rejects` checks the folder for them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sluice.etl.apply.parse import Batches
-from sluice.etl.apply.rejected import Refused, Reject, refuse_others
+from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers.last_features import features_of
-from sluice.etl.spark.workers.parsed_rows import Before, places_of
+from sluice.etl.spark.workers.last_features import load_features
+from sluice.etl.spark.workers.parsed_rows import Before, compute_places
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, Packed
 
@@ -34,7 +34,8 @@ _SCHEMA = pa.schema(
 
 
 def check_rejects(spark: SparkSession, url: str) -> None:
-    """Refuses a folder that holds anything but the rejects of an earlier job: its content is going to be replaced."""
+    """Raises an InputError if the folder has other files than the rejects of an earlier job, because its content will
+    be replaced."""
     jvm, conf = spark._jvm, spark.sparkContext._jsc.hadoopConfiguration()
     assert jvm is not None
     path = jvm.org.apache.hadoop.fs.Path(url)
@@ -42,16 +43,18 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     if not system.exists(path):
         return
     found = [(status.getPath().getName(), status.isFile()) for status in system.listStatus(path)]
-    refuse_others(url, found)
+    check_rejects_folder(url, found)
 
 
 def write_rejects(
     raw: RawInput, url: str, state: FittedState | None = None, but: Collection[str] = ()
 ) -> dict[str, int]:
-    """Writes rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show
-    every byte, base64 of them; with a `state`, also rows whose features cannot be published, not looking at columns
-    that `but` names. Lines are numbered from 1; records over several lines and rows of columns have no number, and rows
-    that met others no file either. Returns how many there are by reason."""
+    """Writes the rejected rows as JSON lines, and returns their number by reason. Each has file, line, reason and raw
+    text, and the bytes in base64 if they are no text.
+
+    These are the rows that do not parse. With a `state`, they also are those whose features cannot be published; the
+    columns of `but` are not checked. Lines are numbered from 1. Rows of columns and records over several lines have no
+    number. After joins and histories, rows have no file either."""
     from pyspark.sql import functions as sql
 
     shipped = None if state is None else raw.spark.sparkContext.broadcast(state.packed())
@@ -59,15 +62,15 @@ def write_rejects(
     before = raw.rows_before if late is not None and raw.spec.input.place else None
     alone = None if raw.spec.rows.relational else late
     found = raw.read(with_file=True, placed=before is not None).mapInArrow(
-        partial(_rejects, raw.spec, raw.headers, alone, before), _TYPES
+        partial(_find_rejects, raw.spec, raw.headers, alone, before), _TYPES
     )
     if raw.spec.rows.relational:
         found = found.unionByName(
-            raw.frame.mapInArrow(partial(_related_rejects, raw.spec, late), _TYPES)
+            raw.frame.mapInArrow(partial(_find_rejects_of_relations, raw.spec, late), _TYPES)
         )
     found = found.persist()
     try:
-        # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
+        # Spark reads a file in parts. A line's number is its number in the part plus the lines of earlier parts.
         parts = found.where("lines is not null").select("file", "start", "lines").collect()
         lines: dict[str, int] = {}
         firsts = []
@@ -95,8 +98,8 @@ def write_rejects(
         found.unpersist()
 
 
-def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
-    """One of the rows that were written for this reason."""
+def find_reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
+    """Returns one of the rows that were rejected for this reason."""
     row = (
         spark.read.schema("file string, line bigint, reason string, raw string, base64 string")
         .json(url)
@@ -108,34 +111,42 @@ def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """What finds rows whose features cannot be published."""
+    """What workers need to find rows whose features cannot be published."""
 
     packed: Callable[[], Packed]
     but: Collection[str]
 
     @staticmethod
-    def refused(late: _Late | None, spec: Spec, headers: Collection[bytes] = ()) -> Refused:
+    def make_finder(
+        late: _Late | None, spec: Spec, headers: Collection[bytes] = ()
+    ) -> RejectFinder:
+        """Returns the object that finds rejected rows."""
         if late is None:
-            return Refused(spec, headers)
-        return Refused(spec, headers, features_of(spec, late.packed(), ahead=False)[1], late.but)
+            return RejectFinder(spec, headers)
+        return RejectFinder(
+            spec, headers, load_features(spec, late.packed(), ahead=False)[1], late.but
+        )
 
 
-def _related_rejects(spec: Spec, late: _Late | None, batches: Batches) -> Batches:
-    """In a worker: returns the rejects among rows that met others."""
-    refused = _Late.refused(late, spec)
+def _find_rejects_of_relations(spec: Spec, late: _Late | None, batches: Batches) -> Batches:
+    """Yields the rejects after joins and histories. Runs in a worker."""
+    finder = _Late.make_finder(late, spec)
     for batch in batches:
-        yield _batch([(None, None, None, None, *rest) for _, *rest in refused.of(batch)])
+        yield _batch([(None, None, None, None, *rest) for _, *rest in finder.of(batch)])
 
 
-def _rejects(
+def _find_rejects(
     spec: Spec,
     headers: tuple[str, ...],
     late: _Late | None,
     before: Before | None,
     batches: Batches,
 ) -> Batches:
-    """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
-    refused = _Late.refused(late, spec, [header.encode(spec.input.encoding) for header in headers])
+    """Yields rejects with their numbers in their part of a file, and the number of lines of each part. Runs in a
+    worker."""
+    finder = _Late.make_finder(
+        late, spec, [header.encode(spec.input.encoding) for header in headers]
+    )
     seen = Counter[tuple[str, int]]()
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
@@ -146,9 +157,9 @@ def _rejects(
             for number, part in enumerate(zip(files, starts, strict=True)):
                 numbers[number] = lines[part] = lines.get(part, 0) + 1
         given = (
-            refused.of(batch)
+            finder.of(batch)
             if before is None
-            else refused.of(batch, partial(places_of, before=before, seen=seen))
+            else finder.of(batch, partial(compute_places, before=before, seen=seen))
         )
         yield _batch([(files[n], starts[n], numbers[n], None, *rest) for n, *rest in given])
     yield _batch([(*part, None, count, None, None, None) for part, count in lines.items()])

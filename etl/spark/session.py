@@ -1,4 +1,4 @@
-"""The Spark session of a job: quiet, reachable from this machine alone in local mode, with our code on its workers."""
+"""`open_session`: opens the Spark session of a job. In local mode only this machine can reach it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    # Names of columns are those of the spec, letter by letter, as on the local engine.
+    # Column names are case-sensitive, as on the local engine.
     "spark.sql.caseSensitive": "true",
-    # Whole batches cross to the Python workers: the larger, the fewer calls, up to what a core's cache holds.
+    # Larger batches need fewer calls of the Python workers, as long as they fit into a core's cache.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-    # Splits small enough that cores end together, large enough that a task's start (looking vocabularies up) pays.
+    # Small enough that all cores end at about the same time, large enough for the start of a task to pay.
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
-    # Passes in SQL and calls of plain functions share Python workers, which must be set alike for that.
+    # SQL passes and calls of plain functions share Python workers only if both have the same setting.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    # Side tables in CSV may be encoded in any way that Java knows.
+    # Side tables in CSV may have any encoding that Java knows.
     "spark.sql.legacy.javaCharsets": "true",
-    # If many rows have one key, a join with a side table or a vocabulary takes them in pieces.
+    # If many rows have the same key, a join splits them over several tasks.
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.sources.commitProtocolClass": "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",  # noqa: E501
 }
@@ -42,12 +42,13 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def partitions_for(input_bytes: int, cores: int) -> int:
-    """The number of partitions of a shuffle: each of about `PARTITION_BYTES`, and one for each core at least."""
+    """Returns the number of partitions of a shuffle: each has about `PARTITION_BYTES`, and each core gets one or
+    more."""
     return min(100_000, max(1, cores, -(-input_bytes // PARTITION_BYTES)))
 
 
 def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
-    """Makes shuffles as wide as what is read needs, unless somebody has said how wide they are."""
+    """Sets the number of shuffle partitions by the size of the frames, unless the user has set it."""
     context = spark.sparkContext
     if not context.getConf().contains(_PARTITIONS):
         size = sum(
@@ -58,13 +59,13 @@ def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
 
 
 def open_session(name: str) -> SparkSession:
-    """Opens a session with the options that spark-submit was given and our defaults for the others; local mode listens
-    on 127.0.0.1 only, and talks to nobody without its secret."""
+    """Opens a session with the options of spark-submit, and our defaults for the others. In local mode it listens on
+    127.0.0.1 only, and requires a secret."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # A SparkConf only holds spark-submit's options once its Java side is known; else `--master` is lost.
+        # Only with a running Java process does a SparkConf have the options of spark-submit, such as `--master`.
         SparkContext._ensure_initialized()
     conf = SparkConf()
     defaults = dict(DEFAULTS)
@@ -75,9 +76,9 @@ def open_session(name: str) -> SparkSession:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
         }
-        # Its ports answer on this machine, which others may use, too: Spark makes a secret that callers must have.
+        # Other users of this machine can reach the ports, so Spark makes a secret that callers must have.
         defaults["spark.authenticate"] = "true"
-        # Workers run what the driver runs, and find our code where the driver found it.
+        # Workers use the driver's Python and code.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
         os.environ.setdefault(

@@ -1,4 +1,4 @@
-"""Writes the table's files with Spark: `write` applies the operators and places rows."""
+"""`write`: applies the operators with Spark, and writes the table's files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.vocabulary.join import Joins
-from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
+from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
+from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import selected_rows
-from sluice.etl.spark.workers.part_of_input import naming_part
+from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.fitted_state import FittedState, Packed
@@ -45,14 +46,15 @@ def write(
     state: FittedState,
     placement: FileAssignment,
     url: str,
-    joins: Joins,
+    joins: VocabularyJoins,
     *,
     rows: int,
     before: Identity | None = None,
 ) -> dict[str, dict[str, Sketch]]:
-    """Applies the operators, sends each row to its file, sorts each file by key, and writes plain Parquet. Returns
-    sketches of the rows, about `rows` of them, by how they are recognised: by this table's rule, and also by the rule
-    `before`, if that is another one."""
+    """Applies the operators, sorts the rows of each file, and writes Parquet. Returns sketches of the rows, by
+    recognition and split: by this table's rule, and also by the rule `before`, if that is another one. There are about
+    `rows` rows.
+    """
     from pyspark.sql import functions as sql
 
     spec = raw.spec
@@ -73,12 +75,12 @@ def write(
     nothing: Gathered = {}
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
     look = SketchInputs.of(placement, rows, before)
-    shipped = context.broadcast(joins.shipped(state).packed())
+    shipped = context.broadcast(joins.for_workers(state).packed())
     worker = partial(_apply, placement, joins, (look, gathered), lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
-    placed = joins.closed(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
-    # A file is in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
-    # that may keep two files open keeps that order; otherwise it sorts by split first, and loses our order.
+    placed = joins.join_ids(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
+    # A file is in one split, so rows need no order by split, and a sort by one number is fastest. Spark's writer keeps
+    # this order if it may have two files open. Otherwise it sorts by split first.
     raw.spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
     *others, last = zip(spec.table.split, placement.ends, strict=True)
     split = sql.lit(last[0])
@@ -101,8 +103,8 @@ def write(
 
 
 def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str, str]:
-    """Options for row groups of an exact size, in the codec and encoding that decode fastest, with a checksum for each
-    page. Columns of `texts` have a dictionary: the loader's operators then look at each value once."""
+    """Returns Parquet options: row groups of an exact size, the codec and encoding that decode fastest, and a checksum
+    for each page. Columns of `texts` have a dictionary, so that the loader's operators see each value once."""
     return {
         **{f"parquet.enable.dictionary#{name}": "true" for name in texts},
         "compression": "lz4_raw",
@@ -110,23 +112,21 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
         "parquet.page.write-checksum.enabled": "true",
         "parquet.block.row.count.limit": str(row_group_rows),
         "parquet.block.size": str(2**31 - 1),
-        # A failed task's output must not be visible: only the first algorithm ensures that.
-        "mapreduce.fileoutputcommitter.algorithm.version": "1",
-        "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        **COMMIT_OPTIONS,
     }
 
 
-@naming_part
+@name_part
 def _apply(
     placement: FileAssignment,
-    joins: Joins,
+    joins: VocabularyJoins,
     sketching: tuple[SketchInputs, Accumulator[Gathered]],
     packed: Callable[[], Packed],
     batches: Batches,
 ) -> Batches:
-    """In a worker: returns finished columns, key and file number of each good row."""
+    """Yields the finished columns, the sort keys and the file of each good row. Runs in a worker."""
     spec, (look, gathered) = placement.spec, sketching
-    state, features = features_of(spec, packed(), ahead=True)
+    state, features = load_features(spec, packed(), ahead=True)
     placing = RowPlacement(placement, look, features, state)
     made_here = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns]
     names = [*made_here, *RowPlacement.order(placement), "_file"]
@@ -134,7 +134,7 @@ def _apply(
         rows = placing.of(columns, keys)
         made = [
             *features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
-            *joins.opened(features, rows.columns, rows.keys, rows.split, rows.folds),
+            *joins.look_up_head(features, rows.columns, rows.keys, rows.split, rows.folds),
         ]
         rows, made = placing.fit(rows, made, made_here, joins.names)
         yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)

@@ -11,7 +11,7 @@ import pytest
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import fault, zstd_fault
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.spark.errors import cause, clearly
+from sluice.etl.spark.errors import clearly, find_cause
 from tests.etl.jobs import run
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
@@ -71,7 +71,7 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
         "file file:///data/day_1.csv.gz.  SQLSTATE: KD001\n"
         "Caused by: java.io.IOException: gzip stream CRC failure"
     )
-    assert cause(trace) == (
+    assert find_cause(trace) == (
         "file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
         "nothing was published"
     )

@@ -743,15 +743,15 @@ def refusing(values: pa.Array) -> pa.Array:
 
 
 def test_a_full_disk_is_one_line():
-    from sluice.etl.spark.errors import cause
+    from sluice.etl.spark.errors import find_cause
 
     trace = (
         "An error occurred while calling o82.parquet.\n: org.apache.spark.SparkException: Job died.\n\tat a(B)\n"
         "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n"
     )
-    assert cause(trace).startswith("the disk is full")
+    assert find_cause(trace).startswith("the disk is full")
     assert (
-        cause(trace.replace("No space left on device", "strange"))
+        find_cause(trace.replace("No space left on device", "strange"))
         == "java.io.IOException: strange; nothing was published"
     )
-    assert json.dumps(cause("")) == '"Spark failed; nothing was published"'
+    assert json.dumps(find_cause("")) == '"Spark failed; nothing was published"'

@@ -15,7 +15,7 @@ from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
 from sluice.etl.jobs.job import Job
 from sluice.etl.spark.explain import explain
-from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
@@ -129,7 +129,7 @@ def test_a_state_has_one_name_wherever_its_tables_lie(made):
 def test_what_is_frequent_or_missing_is_known_before_the_join(made):
     """Skew: no task of the join gets the rows of a frequent value, or all rows without one."""
     state, spec = made[1].state(), Spec.parse(TEXT)
-    joins = Joins.of(spec, ["joint/i"], head=2)
+    joins = VocabularyJoins.of(spec, ["joint/i"], head=2)
     features = Features(spec, joins.shipped(state))
     frequent = state["joint/i"]["value"].to_pylist()
     columns = {

@@ -17,7 +17,7 @@ from sluice.etl.apply.counts import (
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spark.workers import parsed_rows
-from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -51,9 +51,9 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
 )
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
-    cells = list(parsed_rows._parsed(spec, 0, None, iter([batch, lines(8)])))
+    cells = list(parsed_rows._parse(spec, 0, None, iter([batch, lines(8)])))
     parsed = InputParser(spec).parse(batch)
-    rows = next(parsed_rows.rows_of(iter(cells)))
+    rows = next(parsed_rows.read_rows(iter(cells)))
     if spec.rows.relational:  # which rows are left is decided after they have met others
         assert rows.to_pydict() == pa.table(parsed.columns).to_pydict()
         want = list(counts_of_parsed(spec, parsed))
@@ -65,9 +65,9 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
         }
         assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
         want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).count_parsed(parsed))
-    counts = parsed_rows.counts_of(iter(cells[:1]))
+    counts = parsed_rows.read_counts(iter(cells[:1]))
     assert [one.to_pydict() for one in counts] == [one.to_pydict() for one in want]
-    every = summed(parsed_rows.counts_of(iter(cells)))
+    every = summed(parsed_rows.read_counts(iter(cells)))
     assert RowCounts.of(every).parsed == 58 + 6
     assert sum(RowCounts.of(every).rejected.values()) == 4
     if not spec.rows.relational:  # what the first level learns from is counted, too
@@ -90,20 +90,20 @@ def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
 def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
     monkeypatch.setattr(parsed_rows, "CELL_BYTES", WIDE)
     spec = Spec.parse(TEXT % "")
-    cells = list(parsed_rows._parsed(spec, None, None, iter([lines(1000, "x" * 8000)])))
+    cells = list(parsed_rows._parse(spec, None, None, iter([lines(1000, "x" * 8000)])))
     counted = cells[5:]  # one that has counts of the rows that are left, and no rows
-    assert [list(parsed_rows.rows_of(iter([cell]))) for cell in counted] == [[]]
+    assert [list(parsed_rows.read_rows(iter([cell]))) for cell in counted] == [[]]
     del cells[5:]
     assert len(cells) == 5
     assert (
         max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE
     )  # a slice is written without its whole
-    rows = list(parsed_rows.rows_of(iter(cells)))
+    rows = list(parsed_rows.read_rows(iter(cells)))
     assert [number for batch in rows for number in batch["I1"].to_pylist()] == [
         n for n in range(1000) if n not in (3, 5)
     ]
     assert len({one.num_rows for one in rows[:-1]}) == 1
-    assert [sum(1 for _ in parsed_rows.counts_of(iter([cell]))) > 0 for cell in cells] == [
+    assert [sum(1 for _ in parsed_rows.read_counts(iter([cell]))) > 0 for cell in cells] == [
         True
     ] + 4 * [False]
 
@@ -116,9 +116,9 @@ def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():
     spec = Spec.parse(TEXT % FILTERED)
-    cells = list(parsed_rows._parsed(spec, None, None, iter([lines(9)])))
-    assert [batch.num_rows for batch in parsed_rows.rows_of(iter(cells))] == [0]
-    assert list(parsed_rows.counts_of(iter(cells)))
+    cells = list(parsed_rows._parse(spec, None, None, iter([lines(9)])))
+    assert [batch.num_rows for batch in parsed_rows.read_rows(iter(cells))] == [0]
+    assert list(parsed_rows.read_counts(iter(cells)))
 
 
 def test_a_worker_makes_a_state_ready_once_for_all_tasks_that_are_sent_it():
@@ -127,8 +127,8 @@ def test_a_worker_makes_a_state_ready_once_for_all_tasks_that_are_sent_it():
         pa.table({"value": ["a", "b"], "count": pa.array([2, 1], pa.int64())})
     )
     packed = FittedState(spec=spec.fitted_hash, tables={spec.fitted[0].key: table}).packed()
-    state, features = features_of(spec, packed, ahead=True)
+    state, features = load_features(spec, packed, ahead=True)
     assert state[spec.fitted[0].key].equals(table)
-    assert features_of(spec, packed, ahead=True)[1] is features
-    assert features_of(spec, dict(packed), ahead=True)[1] is not features
-    assert features_of(spec, packed, ahead=False)[1] is not features
+    assert load_features(spec, packed, ahead=True)[1] is features
+    assert load_features(spec, dict(packed), ahead=True)[1] is not features
+    assert load_features(spec, packed, ahead=False)[1] is not features

@@ -1,1 +1,1 @@
-"""Processes around a session: what Python workers are forked from, and a whole cluster on one machine."""
+"""Processes around a Spark session: the parent of the Python workers, and a cluster on one machine."""

@@ -1,5 +1,6 @@
-"""The process that Spark's Python workers are forked from, with all that they are going to import: in local mode it is
-started in place of `pyspark.daemon`, as each worker would take a third of a second to import the same anew."""
+"""The process that Spark's Python workers are forked from. It imports what they need.
+
+In local mode it replaces `pyspark.daemon`, because each worker would take a third of a second for these imports."""
 
 from __future__ import annotations
 

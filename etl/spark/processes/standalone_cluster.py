@@ -1,5 +1,4 @@
-"""A real Spark cluster on this machine, from the pyspark wheel: `StandaloneCluster`, a master and workers that answer
-on 127.0.0.1 alone."""
+"""`StandaloneCluster`: a Spark cluster of a master and workers on this machine, from the pyspark wheel."""
 
 from __future__ import annotations
 
@@ -9,16 +8,19 @@ import socket
 import subprocess
 from pathlib import Path
 
-# A process with all that it starts ends when its input is closed: by us, or because we have ended, in whatever way.
+# Runs a command, and kills it with all its children when the standard input is closed. That also happens when our
+# process ends, for any reason.
 _UNTIL_CLOSED = '("$@"; echo "$0"; kill -KILL 0) & read -r _; kill -KILL 0'
 _ENDED = "it has ended by itself"
-_LOCAL = "local"  # what executors keep while a job lasts
+_LOCAL = "local"
+"""The folder for the executors' temporary files."""
 
 
 class StandaloneCluster:
-    """Workers are added one by one; all that was started ends with the `with` block, and with this process.
+    """A master, and workers that `add_worker` starts. All listen on 127.0.0.1 only. They end with the `with` block, and
+    with this process.
 
-    `java_options` are the master's and the workers', not those of executors."""
+    `java_options` are for the master and the workers, not for executors."""
 
     def __init__(self, place: Path, java_options: str = "") -> None:
         import pyspark
@@ -50,7 +52,7 @@ class StandaloneCluster:
         return self
 
     def add_worker(self, *, cores: int = 1, memory: str = "1g") -> Path:
-        """Returns the file that it writes its log to."""
+        """Starts a worker, and returns the path of its log."""
         folder = self.place / f"worker-{len(self._started)}"
         return self._start(
             "worker.Worker",

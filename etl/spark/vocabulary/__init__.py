@@ -1,1 +1,1 @@
-"""Looks ids up in vocabularies of any size: held by workers, joined, or both."""
+"""Gives values their ids from vocabularies of any size: by a lookup in the workers, by a join, or both."""

@@ -1,8 +1,8 @@
-"""Ids by a join with a vocabulary that is kept in files: `Joins`, which takes the place of a lookup in the workers.
+"""`VocabularyJoins`: gives values their ids by a join with vocabularies in files.
 
-A worker gives each value an id from the vocabulary's most frequent values, or else that of its bucket. If the files
-may have the value, the worker passes it on, and Spark joins it with the files. Frequent values and nulls get their
-ids before the join, so they never crowd one task.
+Workers know only the most frequent values of such a vocabulary. A worker gives them their ids. It gives any other value
+the id of its bucket, and Spark then joins the value with the files, which may know its own id. Frequent values and
+nulls do not take part in the join, so no task gets too many rows.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SALTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A column whose operator of that number is applied by a join."""
+class JoinedOperator:
+    """A column, and the number of its operator that a join applies."""
 
     column: ColumnSpec
     number: int
-    many: bool
-    """Whether the column holds lists at that operator."""
+    is_list: bool
+    """Whether the operator gets lists."""
 
     @property
     def op(self) -> Categorify:
@@ -59,76 +59,80 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether only the id is stored: no operator follows."""
-        return not self.many and self.number == len(self.column.ops) - 1
+        return not self.is_list and self.number == len(self.column.ops) - 1
 
-    def opened(
+    def look_up_head(
         self, features: Features, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
     ) -> tuple[pa.Array, pa.Array]:
-        """In a worker: returns the ids as far as it knows them, and the values that the files may know."""
+        """Returns the ids that the worker knows, and the values to look up in the files. Runs in a worker."""
         values = features.run(self.column, self.column.ops[: self.number], columns, extras)
         lengths = None
-        if self.many:
+        if self.is_list:
             values, lengths = flat(values)
         texts = values.cast(pa.string())
         ids = step(self.op, texts, features.prepared(self.key, self.op), extras)
         unknown = pc.and_(pc.greater_equal(ids, FIRST), pc.less(ids, FIRST + self.op.oov))
-        left = pc.if_else(unknown, texts, pa.scalar(None, pa.string()))
-        return (ids, left) if lengths is None else (relisted(ids, lengths), relisted(left, lengths))
+        unknown_values = pc.if_else(unknown, texts, pa.scalar(None, pa.string()))
+        return (
+            (ids, unknown_values)
+            if lengths is None
+            else (relisted(ids, lengths), relisted(unknown_values, lengths))
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Joins:
-    """All columns of a job that need a join; most often none."""
+class VocabularyJoins:
+    """All columns of a job that need a join. Usually there are none."""
 
     spec: Spec
-    cells: tuple[Cell, ...] = ()
+    operators: tuple[JoinedOperator, ...] = ()
     head: int = 1
-    """How many of a vocabulary's first values the workers know."""
+    """The number of the most frequent values of a vocabulary that the workers know."""
 
     @classmethod
-    def of(cls, spec: Spec, keys: Sequence[str], head: int) -> Joins:
-        cells = [
-            Cell(column, number, _kind(spec, column, number) in ELEMENTS)
+    def of(cls, spec: Spec, keys: Sequence[str], head: int) -> VocabularyJoins:
+        operators = [
+            JoinedOperator(column, number, _kind(spec, column, number) in ELEMENTS)
             for column in spec.columns
             for key, _, number in column.fitted
             if key in keys and (column.online is None or number < column.online)
         ]
-        return cls(spec, tuple(cells), head)
+        return cls(spec, tuple(operators), head)
 
     @property
     def names(self) -> list[str]:
-        return [cell.column.name for cell in self.cells]
+        return [operator.column.name for operator in self.operators]
 
     @property
     def columns(self) -> list[str]:
-        """The columns that `opened` gives."""
+        """The names of the columns that `look_up_head` returns."""
         return [
             name
-            for place, cell in enumerate(self.cells)
-            for name in (cell.column.name, f"_value{place}")
+            for index, operator in enumerate(self.operators)
+            for name in (operator.column.name, f"_value{index}")
         ]
 
     @property
     def types(self) -> list[str]:
         return [
             part
-            for place, cell in enumerate(self.cells)
+            for index, operator in enumerate(self.operators)
             for part in (
-                f"`{cell.column.name}` {'array<int>' if cell.many else 'int'} not null",
-                f"_value{place} {'array<string>' if cell.many else 'string'}",
+                f"`{operator.column.name}` {'array<int>' if operator.is_list else 'int'} not null",
+                f"_value{index} {'array<string>' if operator.is_list else 'string'}",
             )
         ]
 
-    def shipped(self, state: FittedState) -> FittedState:
-        """The state that workers need: only the head of each joined vocabulary."""
+    def for_workers(self, state: FittedState) -> FittedState:
+        """Returns the state that workers need, with only the most frequent values of each joined vocabulary."""
         heads = {
-            cell.key: table.head(self.head)
-            for cell in self.cells
-            if isinstance(table := state.kept(cell.key), FileBackedState)
+            operator.key: table.head(self.head)
+            for operator in self.operators
+            if isinstance(table := state.kept(operator.key), FileBackedState)
         }
         return replace(state, tables={**state.tables, **heads})
 
-    def opened(
+    def look_up_head(
         self,
         features: Features,
         columns: Mapping[str, pa.Array],
@@ -136,38 +140,42 @@ class Joins:
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> list[pa.Array]:
-        if not self.cells:
+        if not self.operators:
             return []
         extras = features.extras(columns, keys, split, folds)
-        return [part for cell in self.cells for part in cell.opened(features, columns, extras)]
+        return [
+            part
+            for operator in self.operators
+            for part in operator.look_up_head(features, columns, extras)
+        ]
 
-    def closed(self, rows: DataFrame, state: FittedState, types: Mapping[str, str]) -> DataFrame:
-        """Adds the ids that only the files know, and applies what follows them; `types` are those of the finished
-        columns."""
-        if not self.cells:
+    def join_ids(self, rows: DataFrame, state: FittedState, types: Mapping[str, str]) -> DataFrame:
+        """Returns the rows with the ids from the files, after the operators that follow. `types` are those of the
+        finished columns."""
+        if not self.operators:
             return rows
-        for place, cell in enumerate(self.cells):
-            table = state.kept(cell.key)
+        for index, operator in enumerate(self.operators):
+            table = state.kept(operator.key)
             assert isinstance(table, FileBackedState)
-            known = _places(rows, table, self.head, FIRST + cell.op.oov)
-            rows = (_of_lists if cell.many else _of_values)(
-                rows, cell.column.name, f"_value{place}", known
+            known = _read_ids(rows, table, self.head, FIRST + operator.op.oov)
+            rows = (_join_lists if operator.is_list else _join_values)(
+                rows, operator.column.name, f"_value{index}", known
             )
-        if all(cell.finished for cell in self.cells):
+        if all(operator.finished for operator in self.operators):
             return rows
         kinds = [types.get(name, f"`{name}` {kind} not null") for name, kind in rows.dtypes]
-        return rows.mapInArrow(partial(_finished, self), ", ".join(kinds))
+        return rows.mapInArrow(partial(_finish_columns, self), ", ".join(kinds))
 
 
 def _kind(spec: Spec, column: ColumnSpec, number: int) -> str:
-    """The kind of a column before its operator of that number."""
+    """Returns the kind of a column before its operator with this number."""
     kind = spec.kinds[column.sources[0]] if len(column.sources) == 1 else "row"
     for op in column.ops[:number]:
         kind = follow(op, kind) or kind
     return kind
 
 
-def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> DataFrame:
+def _read_ids(rows: DataFrame, table: FileBackedState, head: int, first: int) -> DataFrame:
     """Returns columns (_known, _id) of the vocabulary after its head."""
     from pyspark.sql import functions as sql
 
@@ -179,38 +187,49 @@ def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> D
         before += count
     files = rows.sparkSession.read.parquet(*[store.spark_url(path) for path, _ in table.parts])
     offsets = sql.create_map(*[sql.lit(part) for pair in ends.items() for part in pair])
-    place = offsets[sql.col("_metadata.file_name")] + sql.col("_metadata.row_index")
+    index = offsets[sql.col("_metadata.file_name")] + sql.col("_metadata.row_index")
     return files.select(
-        sql.col("value").alias("_known"), (place + first).cast("int").alias("_id")
+        sql.col("value").alias("_known"), (index + first).cast("int").alias("_id")
     ).where(sql.col("_id") >= first + head)
 
 
-def _joined(rows: DataFrame, value: str, known: DataFrame) -> DataFrame:
-    """Adds `_id` to the rows whose value is known. Those without a value are spread by a salt: otherwise they would all
-    share one key."""
+def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
+    """Adds a column `_salt`: 0 if a row has all keys, otherwise one of many numbers. A join or window by the keys and
+    the salt then does not put all rows without a key into one task."""
     from pyspark.sql import functions as sql
 
-    salt = sql.when(
-        sql.col(value).isNull(), sql.monotonically_increasing_id() % _SALTS + 1
-    ).otherwise(0)
-    salted = rows.withColumn("_salt", salt.cast("int"))
+    missing = " or ".join(f"`{key}` is null" for key in keys)
+    return rows.withColumn(
+        "_salt",
+        sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0),
+    )
+
+
+def _join_with_files(rows: DataFrame, value: str, known: DataFrame) -> DataFrame:
+    """Adds `_id` to the rows whose value is known."""
+    from pyspark.sql import functions as sql
+
     side = known.withColumn("_no_salt", sql.lit(0)).hint("merge")
-    return salted.join(
-        side,
-        (sql.col(value) == sql.col("_known")) & (sql.col("_salt") == sql.col("_no_salt")),
-        "left",
-    ).drop("_salt", "_no_salt", "_known")
+    return (
+        spread_missing_keys(rows, [value])
+        .join(
+            side,
+            (sql.col(value) == sql.col("_known")) & (sql.col("_salt") == sql.col("_no_salt")),
+            "left",
+        )
+        .drop("_salt", "_no_salt", "_known")
+    )
 
 
-def _of_values(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
+def _join_values(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
     from pyspark.sql import functions as sql
 
-    joined = _joined(rows, value, known)
+    joined = _join_with_files(rows, value, known)
     return joined.withColumn(name, sql.coalesce("_id", f"`{name}`")).drop("_id", value)
 
 
-def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
-    """Joins lists element by element; a row's other columns travel with its first element."""
+def _join_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
+    """Joins lists element by element. The first element of a list carries the other columns of its row."""
     from pyspark.sql import functions as sql
 
     others = [column for column in rows.columns if column not in (name, value)]
@@ -232,7 +251,7 @@ def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataF
         sql.col("pos").isNotNull(), sql.struct("pos", sql.coalesce("_id", "_mine").alias("id"))
     )
     rows = (
-        _joined(one, "_left", known)
+        _join_with_files(one, "_left", known)
         .groupBy("_row")
         .agg(
             sql.first("_others", ignorenulls=True).alias("_others"),
@@ -242,23 +261,23 @@ def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataF
     return rows.select("_others.*", sql.col("_ids.id").alias(name))
 
 
-def _finished(joins: Joins, batches: Batches) -> Batches:
-    """In a worker: applies the operators that follow the ids, and gives columns the form in which they are stored."""
-    cells = {cell.column.name: cell for cell in joins.cells}
+def _finish_columns(joins: VocabularyJoins, batches: Batches) -> Batches:
+    """Yields the columns as they are stored, after the operators that follow the ids. Runs in a worker."""
+    operators = {operator.column.name: operator for operator in joins.operators}
     for batch in batches:
         columns = []
         for name in batch.schema.names:
             values = batch[name]
-            if cell := cells.get(name):
-                for op in cell.column.ops[cell.number + 1 :]:
+            if operator := operators.get(name):
+                for op in operator.column.ops[operator.number + 1 :]:
                     values = step(op, values, None, {})
-                values = stored(values, joins.spec, cell.column)
-                if cell.column.role in NUMBERS and len(
-                    unfit(values.to_numpy(zero_copy_only=False), cell.column)
+                values = stored(values, joins.spec, operator.column)
+                if operator.column.role in NUMBERS and len(
+                    unfit(values.to_numpy(zero_copy_only=False), operator.column)
                 ):
                     raise FeatureError(
-                        f"column {name!r}: of a vocabulary in files, its operators make a number that "
-                        f"may not be published ({reason(cell.column)}); clip it before, or fill it"
+                        f"column {name!r}: its vocabulary is in files, and the operators after it make a number "
+                        f"that may not be published ({reason(operator.column)}); clip it before, or fill it"
                     )
             columns.append(values)
         yield pa.record_batch(columns, batch.schema.names)

@@ -1,4 +1,4 @@
-"""Vocabularies too large for a driver, with Spark: `Large` sorts them into files, `extended` adds to one."""
+"""Vocabularies that are too large for the driver: `Large` writes them to files, and `extend` adds values."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
 _FILE_VALUES = 1 << 20
 _MAX_FILES = 256
-# A failed task's output must not be visible: only the first algorithm ensures that.
-_OPTIONS = {
-    "compression": "zstd",
+COMMIT_OPTIONS = {
+    # The files of a failed task must not be visible. Only the first algorithm ensures that.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 
 
 def may_be_stored(spec: Spec, learned: Learned) -> bool:
-    """Whether a table may stay in files. It may not if rows are drawn from it, as each worker then needs it whole."""
+    """Returns whether a table may stay in files. A table that negatives are drawn from may not, because each worker
+    needs all of it."""
     return learned.op.may_be_stored and all(column in spec.columns for column, _ in learned.users)
 
 
 @dataclass(frozen=True)
 class Large:
-    """Where large vocabularies are written; the driver is to collect no more than `values` of all vocabularies."""
+    """Writes large vocabularies to a folder of the table."""
 
     spark: SparkSession
     store: TableStore
     folder: str
     values: int
+    """The most values of all vocabularies that the driver may collect."""
 
     def of_level(self, level: int) -> Large:
         return replace(self, folder=f"{self.folder}/level-{level}")
 
     def written(self, counted: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
-        """Writes the largest keys among `ops` of columns (key, value, count): so many that no more than `values` rows
-        are left."""
+        """Writes the values of the largest vocabularies among `ops`, until the driver can collect the others. `counted`
+        has columns (key, value, count)."""
         sizes = {row["key"]: row["count"] for row in counted.groupBy("key").count().collect()}
         left, chosen = sum(sizes.values()), []
         for number in sorted(ops, key=lambda n: (-sizes.get(n, 0), n)):
@@ -73,7 +74,7 @@ class Large:
         number: int,
         max_size: int,
     ) -> FileBackedState:
-        """`old`, followed by the values of `new` that it lacks; `max_size` in all."""
+        """Returns the values of `old`, and then those that only `new` has, up to `max_size` in all."""
         from pyspark.sql import functions as sql
 
         first = (
@@ -90,7 +91,7 @@ class Large:
         return FileBackedState.of(self.store, [*(path for path, _ in first.parts), *more])
 
     def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
-        """Writes files that hold a key's values by falling count, ties by value, one file after the other."""
+        """Writes each key's values by falling count, and by value where counts are equal. Files continue each other."""
         from pyspark.sql import functions as sql
 
         files = min(
@@ -103,7 +104,7 @@ class Large:
             .sortWithinPartitions(*order)
             .write.partitionBy("key")
             .mode("append")
-            .options(**_OPTIONS)
+            .options(compression="zstd", **COMMIT_OPTIONS)
             .parquet(self.store.spark_url(folder))
         )
 
@@ -111,7 +112,7 @@ class Large:
         return [path for path in self.store.files(folder) if path.endswith(".parquet")]
 
     def _first(self, paths: Iterable[str], most: int) -> list[str]:
-        """Keeps the files with the first `most` values; those beyond are removed."""
+        """Returns the files with the first `most` values. Removes the others."""
         kept: list[str] = []
         for path in paths:
             rows = rows_of(self.store, path)
@@ -146,14 +147,14 @@ def _most(op: Fitted) -> int:
     return op.max_size
 
 
-def extended(
+def extend_state(
     op: Fitted,
     old: pa.Table | FileBackedState,
     new: pa.Table | FileBackedState,
     large: Large,
     number: int,
 ) -> pa.Table | FileBackedState:
-    """`old` with the values that only `new` has: no known value changes what it becomes."""
+    """Returns `old` with the values that only `new` has. The ids of known values do not change."""
     if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
         return op.update(old, new)
     return large.add(old, new, number, _most(op))

@@ -1,4 +1,4 @@
-"""Chooses how rows meet what was learned: `choose_lookup`, by size alone. Nothing here needs Spark."""
+"""`choose_lookup`: chooses how rows get their values from fitted tables, by the size of the tables."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from sluice.etl.table.fitted_state import FileBackedState, FittedState
 BROADCAST = "broadcast"
 HELD = "held by each worker"
 JOIN = "shuffle join"
-VALUE_BYTES = 64  # of a looked-up value: slots of 12 bytes, a quarter to half full, and its text while they are made
-_COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it collects
-_HEAD_BYTES = (
-    1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might
-)
+VALUE_BYTES = 64
+"""The memory of one value in a worker: slots of 12 bytes, a quarter to half full, and its text while they are made."""
+_COLLECTED_BYTES = 128
+"""The memory of one value on the driver, which sorts the values that it collects."""
+_HEAD_BYTES = 1024
+"""Workers know one value of a joined vocabulary for so many bytes of their memory."""
 
 
 def driver_limit(worker_bytes: int) -> int:
-    """The number of values that the driver collects at most, if some may stay in files instead."""
+    """Returns the most values that the driver collects, if some may stay in files instead."""
     return max(1, worker_bytes // _COLLECTED_BYTES)
 
 
 def hot_values(worker_bytes: int) -> int:
-    """The number of a joined vocabulary's values that workers hold all the same: the most frequent, which would crowd a
-    task."""
+    """Returns how many of a joined vocabulary's values workers also know. These are the most frequent ones, because a
+    join would put all rows of a frequent value into one task."""
     return max(1, worker_bytes // _HEAD_BYTES)
 
 
 def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:
-    """Returns how rows meet each fitted table. The driver has the tables that it collected, and sends them; of the
-    others, which are kept in files, workers hold the smaller ones as long as there is room, and rows meet the rest by a
-    join."""
+    """Returns how rows get their values from each fitted table. The driver broadcasts the tables that it collected. The
+    others are in files. Workers load the smaller ones of these while they have memory, and the rest is joined."""
     free = worker_bytes - sum(
         table.num_rows * VALUE_BYTES
         for table in state.tables.values()
@@ -51,7 +51,7 @@ def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str
 
 
 def needed_whole(learned: Learned) -> bool:
-    """Whether another operator learns from its result: workers then apply it while they fit."""
+    """Returns whether another operator learns from the result. Workers then need the whole table to learn."""
     return any(
         isinstance(op, Fitted)
         for column, number in learned.users

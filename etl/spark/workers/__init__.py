@@ -1,1 +1,1 @@
-"""What Spark's Python workers do in every pass, and keep between two of its tasks."""
+"""The parts of a pass that run in Spark's Python workers."""

@@ -1,7 +1,6 @@
-"""What a Python worker made ready for one task, kept for its next ones: `features_of`.
+"""`load_features`: loads the operators in a Python worker once for all of its tasks of a pass.
 
-For a spec like Criteo's it takes a third of a second to read the fitted state and to build the operators' tables. A
-worker runs many tasks of one pass."""
+For a spec like Criteo's it takes a third of a second to read the fitted state and to build the operators' tables."""
 
 from __future__ import annotations
 
@@ -13,21 +12,22 @@ from sluice.etl.table.fitted_state import FittedState, Packed
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Loaded:
     packed: Packed
     ahead: bool
     state: FittedState
     features: Features
 
 
-_last: list[_Made] = []  # of this process, which does one task at a time: one at most
+_last: list[_Loaded] = []
+"""What the last task of this process loaded, or nothing. A process runs one task at a time."""
 
 
-def features_of(spec: Spec, packed: Packed, *, ahead: bool) -> tuple[FittedState, Features]:
-    """The state that was sent to the workers, and the spec's operators over it: those of the last task, if that had the
-    same `packed` state, which Spark keeps in a worker for all tasks of a pass. Another state takes its place."""
+def load_features(spec: Spec, packed: Packed, *, ahead: bool) -> tuple[FittedState, Features]:
+    """Returns the state that was sent to the workers, and the spec's operators with it. All tasks of a pass get the
+    same `packed` object, so those of the last task are used again."""
     if not _last or _last[0].packed is not packed or _last[0].ahead != ahead:
         _last.clear()
         state = FittedState.unpacked(spec.fitted_hash, packed)
-        _last.append(_Made(packed, ahead, state, Features(spec, state, ahead=ahead)))
+        _last.append(_Loaded(packed, ahead, state, Features(spec, state, ahead=ahead)))
     return _last[0].state, _last[0].features

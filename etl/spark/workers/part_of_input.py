@@ -1,4 +1,4 @@
-"""Which part of the input a worker's failure is about: `naming_part` has it say so, `part_in` reads that."""
+"""Names the part of the input at which a worker failed: `name_part` adds it to a message, `split_part` reads it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.parse import Batches
 
-_SAID = re.compile(r" \(in part (\d+) of the input\)")
+_PART = re.compile(r" \(in part (\d+) of the input\)")
 
 
-def naming_part(work: Callable[..., Batches]) -> Callable[..., Batches]:
-    """In a worker: what goes over one part of the input, and says which if an operator fails."""
+def name_part(work: Callable[..., Batches]) -> Callable[..., Batches]:
+    """Decorates a function that processes one part of the input in a worker. If an operator fails, its message also
+    names the part."""
 
     @functools.wraps(work)
-    def named(*words: Any) -> Batches:
+    def with_part(*arguments: Any) -> Batches:
         try:
-            yield from work(*words)
+            yield from work(*arguments)
         except FeatureError as failure:
             from pyspark import TaskContext
 
@@ -29,10 +30,10 @@ def naming_part(work: Callable[..., Batches]) -> Callable[..., Batches]:
                 f"{failure} (in part {task.partitionId()} of the input)"
             ) from failure
 
-    return named
+    return with_part
 
 
-def part_in(said: str) -> tuple[str, int | None]:
-    """What was said without the part, and the part's number, if there is one."""
-    found = _SAID.search(said)
-    return _SAID.sub("", said), int(found[1]) if found else None
+def split_part(message: str) -> tuple[str, int | None]:
+    """Returns a message without the part, and the part's number, if the message has one."""
+    found = _PART.search(message)
+    return _PART.sub("", message), int(found[1]) if found else None
