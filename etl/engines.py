@@ -1,6 +1,6 @@
 """`choose` selects the engine of a job, Spark or this machine's threads. `opened` starts it.
 
-Only this file knows `sluice.etl.local`. If that folder is deleted, Spark does all jobs."""
+The folder `sluice/etl/local` is optional. Without it, Spark does all jobs."""
 
 from __future__ import annotations
 

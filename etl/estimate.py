@@ -27,7 +27,7 @@ from sluice.etl.table.table import FeatureTable
 
 ROWS = 60_000
 ERROR = 0.3
-"""How far off the processor time may be; the time on the clock depends on what else the machine does, too."""
+"""How far off the processor time may be, as a share. The elapsed time also depends on other work of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Took:
     seconds: float
     cpu_s: float
     bytes: int
-    """The most memory that Arrow had for it."""
+    """The most memory that Arrow used for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +54,28 @@ class Estimate:
 
     @classmethod
     def of(cls, few: Took, many: Took, *, share: float, base_bytes: int, limit: int) -> Estimate:
-        """The estimate for an input of which `many` had this `share`, in a process of `base_bytes`; a job's own budgets
-        end what it holds at half of the `limit`."""
+        """Returns the estimate for a whole input. `many` had this `share` of it. `base_bytes` is the memory of the
+        process before the job. A job stores at most half of the memory `limit`, because it has a budget."""
         rows, more = round(many.rows / share), many.rows - few.rows
         row_s = max(1e-9, (many.seconds - few.seconds) / more)
         row_cpu_s = max(0.0, (many.cpu_s - few.cpu_s) / more)
         row_bytes = max(0.0, (many.bytes - few.bytes) / more)
-        held = min(row_bytes * rows, limit / 2)
+        stored = min(row_bytes * rows, limit / 2)
         return cls(
             rows=rows,
             row_s=row_s,
             seconds=max(0.0, few.seconds - few.rows * row_s) + rows * row_s,
             cpu_s=max(0.0, few.cpu_s - few.rows * row_cpu_s) + rows * row_cpu_s,
-            memory=int(base_bytes + max(0.0, few.bytes - few.rows * row_bytes) + held),
+            memory=int(base_bytes + max(0.0, few.bytes - few.rows * row_bytes) + stored),
             processors=processors(),
         )
 
     def pays(self, spark: Mapping[str, Any] | None) -> str:
-        """From which size on Spark pays, by what a job of it on this machine took, if there was one."""
+        """Returns a line on the number of rows from which Spark is faster. `spark` is the cost of a Spark job on this
+        machine, if there was one."""
         if spark is None:
             return (
-                "Spark: no job of it on this machine is on this table's record, so that its time is not known; it "
+                "Spark: its time is not known, because no Spark job on this machine has written to this table; it "
                 "pays on more machines, or where joins need it"
             )
         row_s = spark["seconds"] / max(1.0, spark["rows"])
@@ -89,15 +90,16 @@ class Estimate:
             f"Spark: {row_s * 1e6:.1f} µs a row in its last job here and {start:.0f} s to start, local "
             f"{self.row_s * 1e6:.1f}: it pays here at no size"
         )
-        many = 2 * ratio  # machines, each as fast as this one
-        return f"{text}; on {many:.0f} machines like this one from {start / (self.row_s / 2):,.0f} rows on"
+        machines = 2 * ratio
+        return f"{text}; on {machines:.0f} machines like this one from {start / (self.row_s / 2):,.0f} rows on"
 
 
-def estimated(job: Job, clock: Callable[[], float] = time.perf_counter) -> Estimate | None:
-    """Measures; None where there is no local engine, or nothing that it can cut a sample of."""
+def estimate_job(job: Job, clock: Callable[[], float] = time.perf_counter) -> Estimate | None:
+    """Runs the job on samples, and returns the estimate. None without a local engine, or if it cannot sample the
+    input."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         return None
-    from sluice.etl.local.sample import cut
+    from sluice.etl.local.sample import cut_sample
 
     took: list[Took] = []
     share, base = 1.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -105,16 +107,18 @@ def estimated(job: Job, clock: Callable[[], float] = time.perf_counter) -> Estim
         for number, rows in enumerate((ROWS // 4, ROWS // 4, ROWS)):
             folder = Path(work) / str(number)
             folder.mkdir()
-            if (found := cut(job.spec.input, job.inputs, folder, rows, processors())) is None:
+            if (
+                found := cut_sample(job.spec.input, job.inputs, folder, rows, processors())
+            ) is None:
                 return None
             count, share = found
-            took.append(_done(job, folder, Path(work) / f"table-{number}", count, clock))
-    if took[-1].rows <= took[-2].rows:  # the whole input is no more than that
+            took.append(_run_sample(job, folder, Path(work) / f"table-{number}", count, clock))
+    if took[-1].rows <= took[-2].rows:  # the smaller sample is already the whole input
         share, took[-2] = 1.0, replace(took[-2], rows=0, seconds=0.0, cpu_s=0.0, bytes=0)
     return Estimate.of(took[-2], took[-1], share=share, base_bytes=base, limit=memory_limit())
 
 
-def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], float]) -> Took:
+def _run_sample(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], float]) -> Took:
     sample = Job(spec=job.spec, inputs=(str(folder),), store=TableStore(table), max_rejects=1.0)
     before = pa.total_allocated_bytes()
     began = clock()

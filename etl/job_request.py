@@ -201,11 +201,11 @@ class JobRequest(JobInput, LearningOptions):
         return {**dataclasses.asdict(result), **about, "seconds": seconds}
 
     def _explained(self, job: Job, engine: str, progress: JobProgress) -> dict[str, Any]:
-        from sluice.etl.estimate import estimated, last_spark_job, lines_of
+        from sluice.etl.estimate import estimate_job, last_spark_job, lines_of
         from sluice.etl.spark.explain import explain
 
         lines, about = explain(job, engine)
-        if engine == "local" and (found := estimated(job)) is not None:
+        if engine == "local" and (found := estimate_job(job)) is not None:
             lines += lines_of(found, last_spark_job(job))
             about |= {"estimate": dataclasses.asdict(found)}
         for line in lines:

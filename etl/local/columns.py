@@ -1,4 +1,4 @@
-"""Input with columns (Parquet and Delta), in pieces for threads: `RowGroups`, and `check_columns`."""
+"""`RowGroups`: a piece of Parquet or Delta input for a thread. `check_columns` checks the columns of all files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class RowGroups:
     """Some row groups of a Parquet file."""
 
     file: InputFile
-    number: int  # of the first of them
+    number: int
+    """The number of the first row group."""
     groups: tuple[int, ...]
-    size: int  # in rows
+    size: int
+    """The number of rows."""
     source: Input
-    constant: Mapping[
-        str, Any
-    ]  # the values that a Delta table's log, not the file, has for its rows
+    constant: Mapping[str, Any]
+    """The values of partition columns, which a Delta table has in its log and not in its files."""
 
     def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
@@ -85,7 +86,7 @@ def row_groups_of(
 def check_columns(
     named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]
 ) -> None:
-    """Refuses files whose columns do not agree, are not those of the spec, or cannot be converted here."""
+    """Raises an InputError if the columns of the files differ, are not those of the spec, or cannot be converted."""
     stored = {
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
     }

@@ -1,8 +1,8 @@
-"""Runs a job's passes on this machine's threads: `LocalEngine`.
+"""`LocalEngine`: runs a job's passes on this machine's threads.
 
-The first pass parses. Its result is kept for the later passes, in memory and then on the disk. It is parsed again only
-where the disk has no room. Rows wait for their file in memory, and beyond a budget on the disk. `table.file_rows`
-limits the rows of a file, so a sort never holds more than one file.
+The first pass parses, and stores the rows for the later passes in memory and then on the disk. If the disk is full,
+later passes parse again. Before rows are written, they wait for their file in memory, and beyond a budget on the disk.
+A sort needs the rows of one file at a time, and `table.file_rows` limits these.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LocalEngine(Engine):
         self, job: Job, progress: JobProgress, *, threads: int = 0, memory: int = 0
     ) -> None:
         super().__init__(job, progress)
-        # A thread takes some 200 MiB. Nobody promises that a user's function may run twice at once.
+        # A thread takes some 200 MiB. A user's function may not be thread-safe.
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
         self._threads, self._budget = (
             Threads(min(most, threads or processors())),
@@ -77,7 +77,8 @@ class LocalEngine(Engine):
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._kept: dict[tuple[str, int], list[Ticket]] = {}
-        self._spools = [Spool(self._budget, free // 2)]  # the first is of what was parsed
+        # The first spool has the parsed rows.
+        self._spools = [Spool(self._budget, free // 2)]
         self._bad: set[tuple[str, int]] = set()
         self._before: tuple[dict[tuple[str, int], int], int] | None = None
         self._examples: dict[str, Reject] = {}
@@ -88,9 +89,8 @@ class LocalEngine(Engine):
         if self.job.rejects is not None:
             check_rejects_folder(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
-        if (
-            self.spec.input.place
-        ):  # read once more, as nobody knows before how many rows lie before a piece
+        if self.spec.input.place:
+            # A row's place depends on the number of rows in earlier pieces, so all rows are counted first.
             self._before = rows_before(
                 dict(
                     self._threads.over(
@@ -138,8 +138,10 @@ class LocalEngine(Engine):
         *,
         last: bool = False,
     ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
-        """Returns the rows of a piece that filters and the sample keep, with their keys. The `first` pass sees all that
-        is parsed, and keeps the rest if there is room. Later passes take that, or parse again."""
+        """Yields the rows of a piece that filters and the sample keep, with their keys.
+
+        In the first pass, `first` is called with all parsed rows, and the kept rows are stored if memory or disk allow.
+        Later passes read the stored rows, or parse again. After the `last` pass, stored rows are dropped."""
         place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
         there = self._kept.pop(place, None) if last else self._kept.get(place)
         for ticket in there or ():
@@ -176,7 +178,8 @@ class LocalEngine(Engine):
     def _places(
         self, part: tuple[str, int], upto: int, rows: int
     ) -> npt.NDArray[np.float64] | None:
-        """Returns the places in the input of so many rows. The last one has the number `upto` in its part."""
+        """Returns the places of `rows` rows in the input, as shares of all rows. The last one is row `upto` of its
+        part."""
         if self._before is None:
             return None
         firsts, total = self._before
@@ -197,7 +200,7 @@ class LocalEngine(Engine):
         deque(self._threads.over(counted, self._input.pieces()), 0)
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
-        assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
+        assert isinstance(new, pa.Table)  # this engine writes no fitted table to files
         return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
     def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
@@ -216,7 +219,7 @@ class LocalEngine(Engine):
         return counts
 
     def _rejects(self, features: Features | None) -> Iterator[Reject]:
-        """Yields all rejects, by file and line. Only pieces with rejects are read again; of compressed files, all."""
+        """Yields all rejects, by file and line. Reads again only the files with rejects."""
         before: dict[str, int] = defaultdict(int)
         files = {file for file, _ in self._bad}
         pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
@@ -224,9 +227,8 @@ class LocalEngine(Engine):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
                 line = before[name] + number + 1 if numbered else None
-                yield Reject(
-                    name.replace("file:///", "file:/"), line, reason, raw, coded
-                )  # as Spark names it here
+                # Spark writes the names of local files so.
+                yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)
             before[name] += lines
 
     def _rejects_of(
@@ -242,7 +244,8 @@ class LocalEngine(Engine):
             before += rows.num_rows
             return self._places(place, before, rows.num_rows)
 
-        for batch in piece.batches(()):  # to number lines, all have to be there
+        # Lines are numbered with the headers, so no header is left out.
+        for batch in piece.batches(()):
             self._threads.wanted()
             if place in self._bad:
                 found += [(lines + n, *rest) for n, *rest in finder.of(batch, places)]
@@ -290,10 +293,10 @@ class LocalEngine(Engine):
         def finish(file: int) -> None:
             self._pass.add(writer.finish(file), int(runs.rows[file]))
 
-        # A sort holds a file's rows three times: as they come, in order, and as they are written.
+        # A sort has three copies of a file's rows in memory: unsorted, sorted, and as they are written.
         largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
-        room = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
-        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), room), 0)
+        ahead = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
+        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), ahead), 0)
         return look.bounds.sketches(seen)
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:

@@ -1,5 +1,5 @@
-"""A job's input on this machine: `LocalInput`, its files, the checks on them, and the pieces for threads. `only_spark`
-names what only Spark can do."""
+"""`LocalInput`: the files of a job's input, their checks, and the pieces for threads. `only_spark` returns why a job
+needs Spark."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def only_spark(spec: Spec) -> str | None:
 
 
 class LocalInput:
+    """The input of a job on this machine."""
+
     def __init__(self, source: Input, paths: tuple[str, ...], threads: Threads) -> None:
         self._source = source
         self._threads = threads
@@ -53,7 +55,7 @@ class LocalInput:
         self._groups: list[RowGroups] = []
 
     def _of_delta(self, path: str) -> list[str]:
-        """Returns the files of a Delta table, and what its log says of their rows."""
+        """Returns the files of a Delta table. Stores the values of partition columns, which only its log has."""
         from deltalake import DeltaTable
 
         found = files_of_delta(path)
@@ -77,7 +79,7 @@ class LocalInput:
 
     @property
     def size(self) -> int:
-        """The bytes of all pieces, or their rows."""
+        """The size of all pieces: rows of formats with columns, otherwise bytes."""
         return sum(group.size for group in self._groups) if self._has_columns else self.bytes
 
     @property
@@ -89,8 +91,8 @@ class LocalInput:
         return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)
 
     def check(self) -> None:
-        """Refuses a file whose header differs from the spec's columns, a Parquet file with other columns, and a
-        truncated compressed file."""
+        """Raises an InputError if a file has another header or other columns than the spec, or is compressed and
+        damaged."""
         if self._has_columns:
             schemas = dict(
                 zip(

@@ -1,4 +1,4 @@
-"""Finds the files of a job's input: `files_of` resolves paths, folders, globs and URIs of any store."""
+"""`files_of`: returns the files of a job's input, given paths, folders, globs and URIs of any store."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class SameFile(InputError):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file, in its store."""
+    """A file of the input, with its file system."""
 
     fs: pafs.FileSystem
     path: str
     size: int
     name: str
-    """Its URI in messages and among rejects, as Spark has it."""
+    """Its URI as Spark writes it, for messages and rejects."""
 
     def open(self) -> pa.NativeFile:
         return self.fs.open_input_file(self.path)
 
 
 def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
-    """Returns all files with these names, sorted by name. Names that begin with _ or . are left out, as in Spark.
-    Raises a SameFile if two paths name one file. Raises a ForeignTableError if a file lies in a table's folder, unless
-    a table's log named all (`by_log`)."""
+    """Returns the files that these paths name, sorted by name. Names that begin with _ or . are left out, as in Spark.
+    Raises a SameFile if two paths name the same file. Raises a ForeignTableError if a file is in a table's folder.
+    `by_log` turns this check off, for files that a table's log lists."""
     found: list[InputFile] = []
     for path in paths:
         try:
@@ -71,8 +71,8 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
     found.sort(key=lambda file: file.name)
     if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
         raise SameFile(
-            f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder "
-            "or glob that holds it, once"
+            f"{again}: is named twice, so that each of its rows would be read twice; name it, or a folder "
+            "or glob with it, once"
         )
     return found
 
@@ -110,8 +110,8 @@ def _refuse_tables(
     listed: Iterable[pafs.FileInfo],
     prefix: str,
 ) -> None:
-    """Raises a ForeignTableError if one of these files or folders lies in a table's folder. In a remote store a look at
-    a folder takes up to eight requests, so the results of a listing are used again."""
+    """Raises a ForeignTableError if one of these files or folders is in a table's folder. To check a folder in a remote
+    store takes up to eight requests, so `listed` has what earlier requests returned."""
     known: dict[str, set[str]] = {}
     for info in listed:
         folder, _, name = info.path.rpartition("/")
@@ -133,9 +133,8 @@ def _is_folder(fs: pafs.FileSystem, path: str) -> bool:
     try:
         return bool(fs.get_file_info(path).type == _FOLDER)
     except OSError as error:
-        if _DENIED.search(
-            str(error)
-        ):  # a right to one folder alone does not show what lies above it
+        # The rights to a folder may not include those to the folders above it.
+        if _DENIED.search(str(error)):
             return False
         raise
 
@@ -163,8 +162,8 @@ def _braces(path: str) -> Iterator[str]:
 
 
 def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
-    """Yields the files and folders that a path with wildcards names. A wildcard does not match a slash. The contents of
-    the listed folders are added to `listed`."""
+    """Returns the files and folders that a path with wildcards names. A wildcard does not match a slash. Adds the
+    contents of the listed folders to `listed`."""
     parts = path.rstrip("/").split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     found = ["/".join(parts[:first])]

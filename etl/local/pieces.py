@@ -1,7 +1,7 @@
-"""Text input in pieces for threads: `Piece`, about 16 MiB of whole lines of one file.
+"""`Piece`: about 16 MiB of lines of a text file, for a thread.
 
-A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read themselves. A
-compressed file is read from its beginning, while pieces are handed out.
+A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read. A compressed
+file is decompressed from its beginning by the thread that hands out the pieces.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from sluice.etl.local.input_paths import InputFile
 PIECE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _MARK = b"\xef\xbb\xbf"
-_BEYOND = 1 << 16  # what is read beyond a piece for the end of its last line
+_BEYOND = 1 << 16
+"""The number of bytes after a piece that are read to find the end of its last line."""
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
-# What Arrow says of damage, and Spark's jobs say it in these words.
+# Arrow's errors about damaged files, and our words for them. Jobs on Spark use the same words.
 _FAULTS = {
     "Truncated": "it is cut short",
     "": "it is damaged",
@@ -36,87 +37,93 @@ _FAULTS = {
 }
 
 
-class Room:
-    """Memory for pieces, which threads use again. Fresh memory costs a page fault for every page."""
+class Buffers:
+    """Buffers for pieces, which threads use again. New memory would cost a page fault for every page."""
 
     def __init__(self, size: int) -> None:
         self._size, self._free = size, deque[bytearray]()
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[bytearray]:
+    def lend(self) -> Iterator[bytearray]:
+        """Yields a free buffer, or a new one."""
         try:
-            room = self._free.pop()
+            buffer = self._free.pop()
         except IndexError:
-            room = bytearray(self._size)
+            buffer = bytearray(self._size)
         try:
-            yield room
+            yield buffer
         finally:
-            self._free.append(room)
+            self._free.append(buffer)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a file's lines."""
+    """Some lines of a file."""
 
     file: InputFile
-    number: int  # in its file
-    size: int  # in bytes of its file
-    room: Room
+    number: int
+    """The number of the piece in its file."""
+    size: int
+    """The number of the file's bytes. They may be compressed."""
+    buffers: Buffers
     start: int = 0
-    content: bytes | None = None  # the lines, if they have been read
+    content: bytes | None = None
+    """The lines, if they were read already."""
 
     def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
-        """Yields its lines, with their ends, as a column `line`, without repeated headers. They lie in the piece's
-        memory, which is used again afterwards."""
+        """Yields the lines with their ends as a column `line`, without headers. The batch is valid until the next one
+        is requested, because its memory is used again."""
         with (
-            self.room.taken()
+            self.buffers.lend()
             if self.content is None
-            else contextlib.nullcontext(bytearray()) as room
+            else contextlib.nullcontext(bytearray()) as buffer
         ):
-            content = memoryview(self._read(room) if self.content is None else self.content)
+            content = memoryview(self._read(buffer) if self.content is None else self.content)
             content = (
                 content[len(_MARK) :]
                 if not self.number and content[: len(_MARK)] == _MARK
                 else content
             )
-            if len(
-                content
-            ):  # lines are laid over the bytes, which are not copied unless the last line has no end
-                whole = content if content[-1] == ord("\n") else memoryview(bytes(content) + b"\n")
-                ends = _ends(np.frombuffer(whole, np.uint8))
+            if len(content):
+                # The Arrow array uses these bytes. They are copied only if the last line has no end.
+                if content[-1] != ord("\n"):
+                    content = memoryview(bytes(content) + b"\n")
+                ends = _line_ends(np.frombuffer(content, np.uint8))
                 offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
                 lines = pa.Array.from_buffers(
-                    pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)]
+                    pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
                 )
-                yield _without(headers, pa.record_batch([lines], ["line"]))
+                yield _drop_headers(headers, pa.record_batch([lines], ["line"]))
 
-    def _read(self, room: bytearray) -> memoryview | bytes:
+    def _read(self, buffer: bytearray) -> memoryview | bytes:
         """Returns the bytes of the lines that begin in this part of a plain file."""
-        with self.file.open() as stream, memoryview(room) as whole:
-            before = min(1, self.start)  # the line that began before ends here at the earliest
+        with self.file.open() as stream, memoryview(buffer) as view:
+            # The byte before the piece may be the end of the line before.
+            before = min(1, self.start)
             stream.seek(self.start - before)
             end, count = before + self.size, 0
-            while got := stream.readinto(whole[count : end + _BEYOND]):
+            while got := stream.readinto(view[count : end + _BEYOND]):
                 count += got
-            first = room.find(b"\n", 0, min(count, end - 1)) + 1 if before else 0
-            if before and not first:  # a line that began before is longer than this
+            first = buffer.find(b"\n", 0, min(count, end - 1)) + 1 if before else 0
+            if before and not first:  # no line begins in this piece
                 return b""
-            last = room.find(b"\n", end - 1, count) + 1
+            last = buffer.find(b"\n", end - 1, count) + 1
             return (
-                memoryview(room)[first:last]
+                memoryview(buffer)[first:last]
                 if last
-                else bytes(whole[first:count]) + _to_line_end(stream)
+                else bytes(view[first:count]) + _to_line_end(stream)
             )
 
 
 def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
-    room = Room(1 + piece_bytes + _BEYOND)
+    """Yields the pieces of all files."""
+    buffers = Buffers(1 + piece_bytes + _BEYOND)
     for file in files:
         if PurePosixPath(file.path).suffix in _CODECS:
-            yield from _decompressed(file, piece_bytes, room)
+            yield from _decompress(file, piece_bytes, buffers)
         else:
             for number, start in enumerate(range(0, file.size, piece_bytes)):
-                yield Piece(file, number, min(piece_bytes, file.size - start), room, start)
+                yield Piece(file, number, min(piece_bytes, file.size - start), buffers, start)
 
 
 def first_line(file: InputFile, encoding: str) -> str:
@@ -127,17 +134,17 @@ def first_line(file: InputFile, encoding: str) -> str:
             f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
         )
     with file.open() as stream:
-        held = b""
+        collected = b""
         for chunk in _chunks(file, stream):
-            held += chunk
+            collected += chunk
             if b"\n" in chunk:
                 break
-    lines = held.decode(encoding, errors="replace").removeprefix("\ufeff").splitlines()
+    lines = collected.decode(encoding, errors="replace").removeprefix("\ufeff").splitlines()
     return lines[0] if lines else ""
 
 
-def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
-    """Returns where each line ends. It looks at short parts, so that the comparison stays in a core's cache."""
+def _line_ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+    """Returns the positions after each line. Searches short parts, so that the comparison stays in a core's cache."""
     return np.concatenate(
         [
             np.flatnonzero(content[start : start + _CHUNK // 4] == ord("\n")) + (start + 1)
@@ -146,34 +153,36 @@ def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
     )
 
 
-def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
+def _drop_headers(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
     found = are_headers(batch["line"], headers)
     return batch.filter(pa.array(~found)) if found.any() else batch
 
 
 def _to_line_end(stream: Any) -> bytes:
     """Returns a file's bytes from here to the end of the line, including the end."""
-    held = b""
-    while b"\n" not in held and (chunk := stream.read(_CHUNK // 16)):
-        held += chunk
-    return held[: held.find(b"\n") + 1] or held
+    collected = b""
+    while b"\n" not in collected and (chunk := stream.read(_CHUNK // 16)):
+        collected += chunk
+    return collected[: collected.find(b"\n") + 1] or collected
 
 
-def _decompressed(file: InputFile, piece_bytes: int, room: Room) -> Iterator[Piece]:
+def _decompress(file: InputFile, piece_bytes: int, buffers: Buffers) -> Iterator[Piece]:
     with file.open() as stream:
-        held = bytearray()
+        collected = bytearray()
         number = 0
         before = 0
         for chunk in _chunks(file, stream):
-            held += chunk
-            cut = held.rfind(b"\n") + 1 if len(held) >= piece_bytes else 0
+            collected += chunk
+            cut = collected.rfind(b"\n") + 1 if len(collected) >= piece_bytes else 0
             if cut:
-                yield Piece(file, number, stream.tell() - before, room, content=bytes(held[:cut]))
-                held = held[cut:]
-                number = number + 1
+                yield Piece(
+                    file, number, stream.tell() - before, buffers, content=bytes(collected[:cut])
+                )
+                collected = collected[cut:]
+                number += 1
                 before = stream.tell()
-        if held:
-            yield Piece(file, number, file.size - before, room, content=bytes(held))
+        if collected:
+            yield Piece(file, number, file.size - before, buffers, content=bytes(collected))
 
 
 def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:

@@ -1,5 +1,5 @@
-"""Reads rows of an input without a job. `cut` writes the first rows as a separate input, to predict a job's time.
-`numbered_rows` reads all rows with their places."""
+"""Reads rows of an input without a job. `cut_sample` writes the first rows to files, to predict a job's time.
+`numbered_rows` reads all rows with their files and lines."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
     return found.combine_chunks()
 
 
-def cut(
+def cut_sample(
     source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int
 ) -> tuple[int, float] | None:
-    """Writes about so many rows to `parts` files. Returns their number, and the share of the input's bytes that they
-    come from. None: the format has rows outside files."""
+    """Writes about `rows` rows to `parts` files. Returns their number, and their share of the input's bytes. None for a
+    Delta table, which has values outside its files."""
     if source.format == "delta":
         return None
     files = files_of(paths)
-    whole = max(1, sum(file.size for file in files))
+    total = max(1, sum(file.size for file in files))
     if source.format == "parquet":
         with files[0].open() as stream:
             reader = pq.ParquetFile(stream)
             table = pa.Table.from_batches([next(reader.iter_batches(rows))], reader.schema_arrow)
-            share = files[0].size / whole * table.num_rows / max(1, reader.metadata.num_rows)
+            share = files[0].size / total * table.num_rows / max(1, reader.metadata.num_rows)
         for number in range(parts):
             step = -(-table.num_rows // parts)
             pq.write_table(table.slice(number * step, step), folder / f"{number}.parquet")
@@ -71,7 +71,7 @@ def cut(
     piece = next(pieces_of(files, PIECE_BYTES))
     lines = pa.table(next(piece.batches(()))).column("line").chunk(0)
     some = lines.slice(0, rows)
-    share = piece.size / whole * len(some) / len(lines)
+    share = piece.size / total * len(some) / len(lines)
     head = lines[0].as_py() if source.header else b""
     for number in range(parts):
         step = -(-len(some) // parts)

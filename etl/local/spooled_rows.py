@@ -1,5 +1,5 @@
-"""Collects the rows of every file of a job from threads: `SpooledRows`, which wait in a `Spool`. `FileWriter` sorts and
-writes one file."""
+"""`SpooledRows`: collects the rows of every file from several threads, in a `Spool`. `FileWriter` sorts and writes a
+file."""
 
 from __future__ import annotations
 
@@ -21,37 +21,35 @@ from sluice.etl.local.threads import Threads
 from sluice.etl.table.data_files import arrow_schema, folder_of, with_dictionaries
 from sluice.etl.table.store import TableStore
 
-_ESCAPED = re.compile(
-    r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]"
-)  # in a folder's name, as Hive and Spark escape it
-
+_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+"""The characters that Hive and Spark escape in a folder's name."""
 _AS_STORED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A waiting batch, whose parts are requested one by one."""
+    """A batch in a spool, with which `Spool.get` returns its parts."""
 
     ends: npt.NDArray[np.int64]
-    """The rows before each part, and all."""
-    held: pa.RecordBatch | pa.Schema
-    """The batch; of one that lies on the disk, its schema."""
-    places: npt.NDArray[np.int64] | None = None
-    """Where each part begins on the disk, and where the last ends."""
+    """The number of rows before each part, and of all rows."""
+    content: pa.RecordBatch | pa.Schema
+    """The batch, if it is in memory. Its schema, if it is on the disk."""
+    offsets: npt.NDArray[np.int64] | None = None
+    """The position of each part on the disk, and the end of the last one."""
 
 
 class Spool:
-    """Waiting batches: in memory up to a budget, beyond it in a file without a name, which disappears with the process.
+    """Stores batches: in memory up to a budget, then in a file without a name, which disappears with the process.
 
-    In the file each part of a batch is in one piece. A memory map would read unneeded pages around each column of each
-    part, again and again when memory is short.
+    In the file, all columns of a part are next to each other. A memory map of the columns would read unneeded pages
+    around each column of each part, and read them again when memory is short.
     """
 
     def __init__(self, budget: int, most: int | None = None) -> None:
-        """`most` is the limit of the file in bytes."""
+        """`budget` is the limit of the memory in bytes, `most` that of the file."""
         self._budget = budget
         self._most = most
-        self._held = 0
+        self._memory = 0
         self._lock = threading.Lock()
         self._file: Any = None
         self._end = 0
@@ -59,21 +57,23 @@ class Spool:
     def put(
         self, batch: pa.RecordBatch, ends: npt.NDArray[np.int64] | None = None
     ) -> Ticket | None:
-        """Takes a batch, and returns the ticket for `get`. None: there is no room for it."""
+        """Stores a batch, and returns the ticket for `get`. None if it would exceed the limit of the file. `ends` are
+        the numbers of rows before each part, and of all rows."""
         ends = np.array([0, batch.num_rows]) if ends is None else ends
         with self._lock:
-            if self._held + batch.nbytes <= self._budget:
-                self._held += batch.nbytes
+            if self._memory + batch.nbytes <= self._budget:
+                self._memory += batch.nbytes
                 return Ticket(ends, batch)
         stored = pa.BufferOutputStream()
         with pa.ipc.new_stream(stored, batch.schema, options=_AS_STORED) as writer:
-            writer.write_batch(batch.slice(0, 0))  # and with it the schema, which a ticket has
-            places = [stored.tell()]
+            # This writes the schema, which is not needed: the ticket has it.
+            writer.write_batch(batch.slice(0, 0))
+            offsets = [stored.tell()]
             for first, last in itertools.pairwise(ends.tolist()):
                 if last > first:
                     writer.write_batch(batch.slice(first, last - first))
-                places.append(stored.tell())
-        content = memoryview(stored.getvalue())[places[0] : places[-1]]
+                offsets.append(stored.tell())
+        content = memoryview(stored.getvalue())[offsets[0] : offsets[-1]]
         with self._lock:
             start, end = self._end, self._end + len(content)
             if self._most is not None and end > self._most:
@@ -84,20 +84,20 @@ class Spool:
         file, count = self._file.fileno(), 0
         while count < len(content):
             count += os.pwrite(file, content[count:], start + count)
-        # The kernel begins to write them now, not when it is out of memory for others.
+        # The kernel then writes the bytes now, and not only when memory is short.
         os.posix_fadvise(file, start, len(content), os.POSIX_FADV_DONTNEED)
-        return Ticket(ends, batch.schema, np.array(places) - places[0] + start)
+        return Ticket(ends, batch.schema, np.array(offsets) - offsets[0] + start)
 
     def get(self, ticket: Ticket, part: int = 0) -> pa.RecordBatch:
         """Returns a part of a batch."""
         first, last = ticket.ends[part : part + 2].tolist()
-        if isinstance(ticket.held, pa.RecordBatch):
-            return ticket.held.slice(first, last - first)
-        if ticket.places is None or last == first:
-            return pa.RecordBatch.from_pylist([], ticket.held)
-        start, end = ticket.places[part : part + 2].tolist()
+        if isinstance(ticket.content, pa.RecordBatch):
+            return ticket.content.slice(first, last - first)
+        if ticket.offsets is None or last == first:
+            return pa.RecordBatch.from_pylist([], ticket.content)
+        start, end = ticket.offsets[part : part + 2].tolist()
         content = os.pread(self._file.fileno(), end - start, start)
-        return pa.ipc.read_record_batch(pa.py_buffer(content), ticket.held)
+        return pa.ipc.read_record_batch(pa.py_buffer(content), ticket.content)
 
     def close(self) -> None:
         if self._file is not None:
@@ -105,7 +105,7 @@ class Spool:
 
 
 class SpooledRows:
-    """Batches sorted by the number of each row's file, with one part for each file."""
+    """The rows of all files of a job, in batches with a part for each file."""
 
     def __init__(self, files: int, spool: Spool) -> None:
         self._files = files
@@ -124,7 +124,7 @@ class SpooledRows:
         ticket = self._spool.put(
             batch.take(pa.array(order)), np.concatenate([[0], np.cumsum(counts)])
         )
-        assert ticket is not None  # its file has no bound
+        assert ticket is not None  # this spool's file has no limit
         with self._lock:
             self._batches.append(ticket)
             self.rows += counts
@@ -132,8 +132,8 @@ class SpooledRows:
 
     def of(self, file: int) -> pa.Table:
         """Returns all rows of a file, in any order."""
-        there = [ticket for ticket in self._batches if ticket.ends[file + 1] > ticket.ends[file]]
-        parts = [self._spool.get(ticket, file) for ticket in there or self._batches[:1]]
+        tickets = [ticket for ticket in self._batches if ticket.ends[file + 1] > ticket.ends[file]]
+        parts = [self._spool.get(ticket, file) for ticket in tickets or self._batches[:1]]
         return pa.Table.from_batches(parts).combine_chunks()
 
 

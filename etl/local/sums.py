@@ -1,7 +1,7 @@
-"""Adds up counts by key and value from several threads: `CountSums`.
+"""`CountSums`: adds up counts by key and value from several threads.
 
-Counts that outgrow their memory budget are written to disk in parts, by the hash of their values. Only one part at a
-time has to be in memory again."""
+If the counts exceed their memory budget, they are written to disk in parts, by the hash of their values. `total` then
+needs only one part at a time in memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from sluice.etl.ops.hashing import hash_texts
 
 _PARTS = 64
 _ROWS_BEFORE_SUM = 1 << 19
-_ROW_BYTES = 64  # of a count and a short text, also while they are added up
+_ROW_BYTES = 64
+"""The memory of a count with a short text, also while counts are added up."""
 
 
 class CountSums:
-    """A key's values with sums below `least` are left out."""
+    """Sums of counts. `total` leaves out a key's sums below `least[key]`."""
 
     def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
         self._threads = threads
         self._least = least
         self._lock = threading.Lock()
-        self._most_rows, self._spool = (
-            budget // _ROW_BYTES,
-            Spool(0),
-        )  # what is set down goes to the disk
-        self._held: dict[int, list[pa.Table]] = defaultdict(list)
+        self._most_rows = budget // _ROW_BYTES
+        self._spool = Spool(0)  # uses only the disk
+        self._in_memory: dict[int, list[pa.Table]] = defaultdict(list)
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
         self._parts: dict[int, SpooledRows] = defaultdict(lambda: SpooledRows(_PARTS, self._spool))
 
@@ -44,48 +43,48 @@ class CountSums:
 
     def _add(self, key: int, counts: pa.Table) -> None:
         with self._lock:
-            self._held[key].append(counts)
+            self._in_memory[key].append(counts)
             if self._rows(key) < self._limit[key]:
                 return
-            taken = self._held.pop(key)
-        whole = summed(taken)
+            taken = self._in_memory.pop(key)
+        total = summed(taken)
         with self._lock:
-            self._held[key].append(whole)
-            self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * whole.num_rows)
-            if sum(map(self._rows, self._held)) <= self._most_rows:
+            self._in_memory[key].append(total)
+            self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * total.num_rows)
+            if sum(map(self._rows, self._in_memory)) <= self._most_rows:
                 return
-            largest = max(self._held, key=self._rows)
-            taken, parts = self._held.pop(largest), self._parts[largest]
-        _set_down(summed(taken), parts)
+            largest = max(self._in_memory, key=self._rows)
+            taken, parts = self._in_memory.pop(largest), self._parts[largest]
+        _write_parts(summed(taken), parts)
 
     def _rows(self, key: int) -> int:
-        return sum(table.num_rows for table in self._held[key])
+        return sum(table.num_rows for table in self._in_memory[key])
 
     def total(self, max_rows: int) -> pa.Table | None:
         """Returns all sums, as rows of (key, value, count). None: more than `max_rows` rows would be kept."""
         found, rows = [COUNTS.empty_table()], 0
-        for table in self._threads.over(self._whole, self._pieces()):
+        for table in self._threads.over(self._sum_piece, self._pieces()):
             found.append(table)
             if (rows := rows + table.num_rows) > max_rows:
                 return None
         return pa.concat_tables(found)
 
     def _pieces(self) -> Iterator[tuple[int, list[pa.Table], int]]:
-        for key in sorted(self._held.keys() | self._parts.keys()):
-            held = self._held.pop(key, [])
+        for key in sorted(self._in_memory.keys() | self._parts.keys()):
+            tables = self._in_memory.pop(key, [])
             if key not in self._parts:
-                yield key, held, -1
+                yield key, tables, -1
                 continue
-            _set_down(summed(held), self._parts[key])
+            _write_parts(summed(tables), self._parts[key])
             yield from ((key, [], part) for part in range(_PARTS))
 
-    def _whole(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
-        key, held, part = taken
-        whole = summed(held if part < 0 else [self._parts[key].of(part)])
+    def _sum_piece(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
+        key, tables, part = taken
+        total = summed(tables if part < 0 else [self._parts[key].of(part)])
         if self._least.get(key, 1) > 1:
-            whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
-        return whole.add_column(
-            0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))
+            total = total.filter(pa.compute.greater_equal(total["count"], self._least[key]))
+        return total.add_column(
+            0, COUNTS.field("key"), pa.array(np.full(total.num_rows, key, np.int32))
         ).cast(COUNTS)
 
     def close(self) -> None:
@@ -93,17 +92,17 @@ class CountSums:
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:
-    whole = pa.concat_tables(
+    total = pa.concat_tables(
         [pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables]
     )
     return (
-        whole.group_by("value", use_threads=False)
+        total.group_by("value", use_threads=False)
         .aggregate([("count", "sum")])
         .rename_columns(["value", "count"])
     )
 
 
-def _set_down(counts: pa.Table, parts: SpooledRows) -> None:
-    """Adds counts to parts that have no value in common."""
+def _write_parts(counts: pa.Table, parts: SpooledRows) -> None:
+    """Writes counts to the disk, in parts by the hash of their values."""
     for batch in counts.combine_chunks().to_batches():
         parts.add(batch, (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32))

@@ -1,5 +1,4 @@
-"""Runs a job's work on this machine's threads: `Threads` calls a function on one item after another, a few ahead, and
-stops within a moment."""
+"""`Threads`: calls a function on many items with several threads, and can stop them quickly."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ R = TypeVar("R")
 
 
 class JobEnded(Exception):
-    """The job ends, so a thread's current work is not needed."""
+    """Raised in a thread when the job has ended, so that its work is no longer needed."""
 
 
 class Threads:
-    """Threads that check between two steps whether they are still needed."""
+    """Threads that stop at their next call of `wanted` after `close`."""
 
     def __init__(self, count: int) -> None:
         self.count, self._stopped = count, threading.Event()
@@ -30,7 +29,7 @@ class Threads:
         self._running: set[Future[Any]] = set()
 
     def wanted(self) -> None:
-        """Raises `JobEnded` if the job has ended. A thread calls it between two steps of a moment each."""
+        """Raises `JobEnded` if the job has ended. A thread calls it between short steps of its work."""
         if self._stopped.is_set():
             raise JobEnded
 

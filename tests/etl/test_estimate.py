@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl import estimate
-from sluice.etl.estimate import Estimate, Took, estimated, last_spark_job, lines_of
+from sluice.etl.estimate import Estimate, Took, estimate_job, last_spark_job, lines_of
 from sluice.etl.jobs.job import Job
-from sluice.etl.local.sample import cut
+from sluice.etl.local.sample import cut_sample
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.store import TableStore
@@ -62,7 +62,7 @@ def test_a_sample_is_measured_and_nothing_is_left(tmp_path, monkeypatch):
         store=TableStore(tmp_path / "t"),
     )
     before = {path.name for path in tmp_path.iterdir()}
-    found = estimated(job)
+    found = estimate_job(job)
     assert found is not None
     assert found.rows == pytest.approx(400, rel=0.1)
     assert found.seconds > 0
@@ -77,6 +77,6 @@ def test_a_sample_of_parquet_is_rows_of_its_first_file(tmp_path):
     pq.write_table(pa.table({"label": list(range(100))}), tmp_path / "2.parquet")
     (tmp_path / "some").mkdir()
     paths = (str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet"))
-    found = cut(Spec.parse(SPEC % "parquet").input, paths, tmp_path / "some", 30, 2)
+    found = cut_sample(Spec.parse(SPEC % "parquet").input, paths, tmp_path / "some", 30, 2)
     assert found == (30, pytest.approx(0.15))
     assert pq.read_table(tmp_path / "some")["label"].to_pylist() == list(range(30))
