@@ -1,7 +1,7 @@
-"""What the model examples of this folder train: small models of clicks whose true chances are known.
+"""Synthetic clicks with known probabilities, and a small model of them, for the model examples in this folder.
 
-Each id of a column has a vector of its own, and a click's chance hangs on the products of some columns' vectors, so
-that a model has to learn embeddings and how they meet; numbers add to it.
+Each id of a column has a vector. The probability of a click depends on numbers, and on products of the vectors of two
+columns. A model must learn the vectors and their products.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def planted_clicks(
-    folder: Path, rows: int, *, seed: int, shop: int = 0, drift: float = 0.0
-) -> float:
-    """Writes clicks to a new folder, and returns the AUC of their true chances. `drift` is how much of each vector's
-    variance is the shop's own: with 0 all shops are the same."""
+def write_clicks(folder: Path, rows: int, *, seed: int, shop: int = 0, drift: float = 0.0) -> float:
+    """Writes clicks to a new folder, and returns the AUC of their true probabilities. `drift` is the share of each
+    vector's variance that only this shop has. With 0, all shops are the same."""
     world, random = np.random.default_rng(0), np.random.default_rng(seed)
     common, own = (
         rng.normal(size=(COLUMNS, IDS, HIDDEN))
@@ -57,9 +55,8 @@ def planted_clicks(
     return auc(torch.from_numpy(logit), torch.from_numpy(clicks))
 
 
-def batches_of(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -> list[Batch]:
-    """All batches of an epoch: numbers [rows, NUMBERS], ids [COLUMNS, rows] and clicks. They are kept, as many models
-    learn from the same ones."""
+def load_batches(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -> list[Batch]:
+    """Returns all batches of an epoch as a list: numbers [rows, NUMBERS], ids [COLUMNS, rows] and clicks."""
     with Loader(
         str(folder),
         batch_size=batch_size,
@@ -81,8 +78,8 @@ def batches_of(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -> 
 
 
 class Model(torch.nn.Module):
-    """Embeddings, a way for them to meet, and layers over all: `layers` alone, beside the products of all pairs of
-    vectors (`dots`), or over a cross layer (`cross`)."""
+    """A model of embeddings and linear layers. With the kind `dots`, the layers also get the products of all pairs of
+    vectors. With `cross`, a cross layer comes first."""
 
     def __init__(
         self, kind: str = "dots", width: int = 8, layers: Sequence[int] = (64, 32)
@@ -113,10 +110,10 @@ class Model(torch.nn.Module):
         return self.over(entering).squeeze(1)
 
 
-def trained(
+def train_model(
     model: Model, batches: Sequence[Batch], *, rate: float = 0.01, loss: Loss | None = None
 ) -> Model:
-    """The model after an epoch of Adam. `loss` is one of logits, clicks and a batch's numbers and ids; None: the
+    """Returns the model after an epoch of Adam. `loss` gets logits, clicks, and a batch's numbers and ids. None is the
     cross-entropy."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     for dense, ids, clicks in batches:
@@ -132,7 +129,7 @@ def trained(
 
 
 def auc(scores: torch.Tensor, clicks: torch.Tensor) -> float:
-    """The chance that a row with a click has a higher score than one without."""
+    """Returns the probability that a row with a click has a higher score than one without."""
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[scores.argsort()] = torch.arange(1, len(scores) + 1, dtype=torch.float64)
     hits = clicks.sum().item()
@@ -141,7 +138,7 @@ def auc(scores: torch.Tensor, clicks: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def judged(model: Model, batches: Sequence[Batch]) -> float:
-    """A model's AUC."""
+def compute_auc(model: Model, batches: Sequence[Batch]) -> float:
+    """Returns a model's AUC."""
     scores = torch.cat([model(dense, ids) for dense, ids, _ in batches])
     return auc(scores, torch.cat([clicks for *_, clicks in batches]))

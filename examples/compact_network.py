@@ -1,18 +1,19 @@
-"""A compact network by a score without training, as DE-NAS finds one: each candidate is scored, then trained.
+"""Finds a compact network with a score that needs no training, as DE-NAS does. All candidates are then trained to
+check the score.
 
     python examples/compact_network.py
     python examples/compact_network.py --rows 400000 --seed 1
 
-Fixed beforehand, from one batch at the first weights and without any step:
+The score has four parts. They are computed from one batch with the initial weights:
 
 * complexity: the logarithm of the number of parameters;
 * expressivity: how different the rows' gradients are, the log-determinant of their normalised kernel;
 * saliency: how much the loss would change without each weight, |weight × gradient|, as a logarithm;
-* fit: how well the kernel of the gradients agrees with the clicks, as far as they go beyond their mean.
+* fit: how well the kernel of the gradients agrees with the clicks, after their mean is subtracted.
 
-The score is the mean rank of a candidate in the four, and says which it would keep. Told are Kendall's τ of each part
-and of the score with the AUC of the trainings (aim: .5), and how far the AUC of the candidate that the score puts first
-lies below the best one's. The last line is JSON.
+The score of a candidate is its mean rank in the four parts. The last line is JSON. It has Kendall's τ between the AUC
+after training and the score, and each part (aim: 0.5). It also has the difference between the best AUC and that of the
+candidate with the best score.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from clicks import Model, batches_of, judged, planted_clicks, trained
+from clicks import Model, compute_auc, load_batches, train_model, write_clicks
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 KINDS, WIDTHS = ("layers", "dots", "cross"), (2, 4, 8, 16)
@@ -46,16 +47,16 @@ class Candidate(NamedTuple):
         return Model(self.kind, self.width, self.layers)
 
 
-def candidates(count: int, seed: int) -> list[Candidate]:
-    """So many of all, drawn without replacement."""
+def draw_candidates(count: int, seed: int) -> list[Candidate]:
+    """Returns `count` different candidates, drawn at random."""
     every = list(itertools.starmap(Candidate, itertools.product(KINDS, WIDTHS, LAYERS)))
     return random.Random(seed).sample(every, count)
 
 
-def parts_of(
+def compute_parts(
     model: Model, dense: torch.Tensor, ids: torch.Tensor, clicks: torch.Tensor
 ) -> dict[str, float]:
-    """The four parts of a model's score, from one batch."""
+    """Returns the four parts of a model's score, from one batch."""
     weights = list(model.parameters())
 
     def gradient(row: int) -> torch.Tensor:
@@ -83,12 +84,12 @@ def parts_of(
 
 
 def ranks(values: Sequence[float]) -> list[int]:
-    """How many others each value is above."""
+    """Returns for each value the number of smaller values."""
     return [sum(other < value for other in values) for value in values]
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """The share of pairs in the same order, less the share in the opposite one."""
+    """Returns Kendall's τ: the share of pairs in the same order, minus the share in the opposite order."""
     signs = [
         (one[a] - one[b]) * (other[a] - other[b])
         for a, b in itertools.combinations(range(len(one)), 2)
@@ -96,8 +97,8 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
     return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs)
 
 
-def scored(parts: Sequence[dict[str, float]]) -> list[float]:
-    """The mean rank of each candidate in the four parts."""
+def compute_scores(parts: Sequence[dict[str, float]]) -> list[float]:
+    """Returns the mean rank of each candidate in the four parts."""
     each = [ranks([found[name] for found in parts]) for name in PARTS]
     return [sum(one) / len(PARTS) for one in zip(*each, strict=True)]
 
@@ -116,22 +117,22 @@ def main(argv: list[str] | None = None) -> None:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
-        planted_clicks(Path(made, "train"), given.rows, seed=given.seed + 1)
-        best = planted_clicks(Path(made, "test"), 40_000, seed=given.seed + 2)
+        write_clicks(Path(made, "train"), given.rows, seed=given.seed + 1)
+        best = write_clicks(Path(made, "test"), 40_000, seed=given.seed + 2)
         train, test = (
-            batches_of(Path(made, "train")),
-            batches_of(Path(made, "test"), 8192, shuffle=False),
+            load_batches(Path(made, "train")),
+            load_batches(Path(made, "test"), 8192, shuffle=False),
         )
         some = train[0][0][: given.batch], train[0][1][:, : given.batch], train[0][2][: given.batch]
-        all_of_them = candidates(given.candidates, given.seed)
+        all_of_them = draw_candidates(given.candidates, given.seed)
         began = time.process_time()
-        parts = [parts_of(one.model(given.seed), *some) for one in all_of_them]
-        scoring_s, scores = time.process_time() - began, scored(parts)
+        parts = [compute_parts(one.model(given.seed), *some) for one in all_of_them]
+        scoring_s, scores = time.process_time() - began, compute_scores(parts)
         began, aucs = time.process_time(), []
         print("| candidate | parameters | score | AUC |\n|---|---|---|---|")
         for candidate, score in zip(all_of_them, scores, strict=True):
-            model = trained(candidate.model(given.seed), train)
-            aucs.append(judged(model, test))
+            model = train_model(candidate.model(given.seed), train)
+            aucs.append(compute_auc(model, test))
             name = f"{candidate.kind}, {candidate.width} wide, {'-'.join(map(str, candidate.layers)) or 'no layers'}"
             size = sum(parameter.numel() for parameter in model.parameters())
             print(f"| {name} | {size:,} | {score:.1f} | {aucs[-1]:.4f} |", flush=True)

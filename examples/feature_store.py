@@ -1,10 +1,10 @@
-"""Asks a feature table by key: for what was known at a time (training), and for the newest values (serving).
+"""Looks up the rows of a feature table by key: the values that were known at a time, or the newest values.
 
-    from feature_store import FeatureStore    # copy this file beside your program
+    from feature_store import FeatureStore    # copy this file next to your program
 
     users = FeatureStore.open("users")        # a table whose spec has columns of the roles `key` and `time`
-    users.as_of(clicks["user"], clicks["at"])  # a row for each click, of what was known then
-    users["u7"]                                # {"clicks": 12, …}, the newest
+    users.as_of(clicks["user"], clicks["at"])  # for training: a row for each click, with the values known then
+    users["u7"]                                # for serving: {"clicks": 12, …}, the newest values
 
 The store reads one version into memory, sorted by key and time. It needs no Spark.
 """
@@ -33,18 +33,19 @@ _POSITION = "__position"
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """The rows of one version, by key and, within a key, by time. Rows without a key or a time are not in it."""
+    """The rows of a version, sorted by key and time. Rows without a key or a time are left out."""
 
     table: FeatureTable
     values: pa.Table
-    """All columns but the key, as the table stores them, bags as lists of ids."""
+    """All columns except the key, as the table stores them. Bags are lists of ids."""
     keys: pa.Array
-    """Each key once."""
+    """The different keys."""
     _newest: dict[str, int]
     _moments: npt.NDArray[np.float64]
-    """All times that there are, rising."""
+    """All different times, rising."""
     _order: npt.NDArray[np.int64]
-    """For each row, the number of its key times the number of moments, and the number of its moment: it rises."""
+    """A number for each row that rises with key and time: index of the key × number of moments + index of the
+    moment."""
 
     @classmethod
     def open(
@@ -55,8 +56,8 @@ class FeatureStore:
         key: str | None = None,
         time: str | None = None,
     ) -> FeatureStore:
-        """Reads a version, or the newest. `key` and `time` name the columns to go by where the table has several of
-        those roles. Raises TableError if it has none."""
+        """Reads a version, or the newest. If the table has several columns of the role `key` or `time`, name the one to
+        use. Raises TableError if it has none."""
         table = FeatureTable.open(uri, version)
         key, time = _column(table, "key", key), _column(table, "time", time)
         rows = _rows(table)
@@ -87,12 +88,12 @@ class FeatureStore:
         return key in self._newest
 
     def __getitem__(self, key: str) -> dict[str, Any]:
-        """The newest values of a key; KeyError for one that is not there."""
+        """Returns the newest values of a key. Raises a KeyError for an unknown key."""
         row = self._newest[key]
         return {name: column[row].as_py() for name, column in self._columns.items()}
 
     def newest(self, keys: pa.Array | pa.ChunkedArray | Iterable[Any]) -> pa.Table:
-        """A row of the newest values for each key, nulls for one that is not there."""
+        """Returns a row with the newest values for each key. It has nulls for an unknown key."""
         asked = as_text(_array(keys))
         return self._rows_at(
             np.array([self._newest.get(key, -1) for key in asked.to_pylist()], np.int64)
@@ -105,9 +106,10 @@ class FeatureStore:
         *,
         before: bool = False,
     ) -> pa.Table:
-        """A row for each key and time: the values of the key's latest row that is not later, or, with `before`, that is
-        earlier; nulls where there is none. With `before`, rows may be asked for what the store knew when they came,
-        although they are in it themselves."""
+        """Returns a row for each key and time: the key's latest row that is not later. With `before`, it must be
+        earlier. Nulls if there is none.
+
+        Use `before` for rows that are in the store themselves: they then get what was known before them."""
         asked, given = as_text(_array(keys)), _array(times)
         try:
             at = as_number(given).to_numpy(zero_copy_only=False)
@@ -131,17 +133,17 @@ class FeatureStore:
         return self._rows_at(np.where(known, rows, -1))
 
     def _rows_at(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """Rows by their numbers; -1: nulls."""
+        """Returns the rows with these numbers. -1 gives nulls."""
         return self.values.take(pa.array(np.where(rows < 0, 0, rows), mask=rows < 0))
 
     @cached_property
     def _columns(self) -> dict[str, pa.Array]:
-        """The columns in one piece each: what a point read looks into."""
+        """The columns with one chunk each, which makes the lookup of a single row fast."""
         return {name: self.values[name].combine_chunks() for name in self.values.column_names}
 
 
 def _column(table: FeatureTable, role: str, named: str | None) -> str:
-    """The column of a role. Raises TableError if none or several could be meant."""
+    """Returns the column of a role. Raises TableError if there is none, or if there are several and `named` is None."""
     found = [f.name for f in table.stored if f.role == role]
     there_are = ", ".join(found) or "none"
     if named is not None and named not in found:
@@ -158,7 +160,7 @@ def _column(table: FeatureTable, role: str, named: str | None) -> str:
 
 
 def _rows(table: FeatureTable) -> pa.Table:
-    """All rows of a version, with bags as lists."""
+    """Returns all rows of a version, with bags as lists."""
     parts = []
     for file in table.files:
         place = TableStore(file.path)
@@ -176,7 +178,7 @@ def _rows(table: FeatureTable) -> pa.Table:
 
 
 def _bags(column: pa.ChunkedArray) -> pa.Array:
-    """Bags that are packed as bytes, as lists of ids."""
+    """Returns bags that are stored as bytes as lists of ids."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64) // 4
     content = b"".join(value for value in column.to_pylist() if value)
     return relisted(pa.array(np.frombuffer(content, "<i4")), lengths)

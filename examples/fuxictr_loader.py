@@ -1,9 +1,9 @@
-"""FuxiCTR's models, fed by Sluice: `SluiceDataLoader` stands where FuxiCTR's own loaders for Parquet and npz stand.
+"""`SluiceDataLoader`: feeds FuxiCTR's models from Parquet, in place of FuxiCTR's own loaders.
 
     RankDataLoader(feature_map, stage="train", train_data="train", batch_size=8192, data_loader=SluiceDataLoader)
 
-Run as a program, it makes a table as FuxiCTR's preprocessing leaves one, trains a DCN of FuxiCTR's own layers from it,
-and measures loading alone, and training, in turns with FuxiCTR's loaders. The last line is JSON.
+As a program, this file writes files like those of FuxiCTR's preprocessing, and trains a DCN of FuxiCTR's layers. It
+measures the loading alone and the training, in turns with FuxiCTR's loaders. The last line is JSON.
 
     make test-adapters  # makes the environment, once
     OMP_NUM_THREADS=1 .venv-peers-fuxictr/bin/python examples/fuxictr_loader.py --rounds 5
@@ -23,16 +23,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from measuring import CATEGORIES, NUMBERS, VALUES, in_turns, made_clicks
+from measuring import CATEGORIES, NUMBERS, VALUES, make_clicks, measure_in_turns
 
 from sluice import BagColumn, Loader, Order
 
 
 class SluiceDataLoader:
-    """The rows of Parquet files by the names of a feature map, as tensors; every row once an epoch.
+    """Yields the columns of a feature map from Parquet files, as tensors. Each epoch has every row once.
 
-    `data_path` is a file, a folder of files, or either without `.parquet`. Without `shuffle` rows come as they lie.
-    `hash` and `fill` are those of `sluice.Loader`, for files that FuxiCTR has not prepared."""
+    `data_path` is a file or a folder of files. Its `.parquet` may be left out. Without `shuffle`, rows keep the order
+    of the files. `hash` and `fill` go to `sluice.Loader`, for files that FuxiCTR has not prepared."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SluiceDataLoader:
         kinds = {name: spec["type"] for name, spec in self._features.items()}
         if vectors := [name for name, kind in kinds.items() if kind == "embedding"]:
             raise ValueError(
-                f"{', '.join(vectors)}: vectors have no role here; take FuxiCTR's own loader"
+                f"{', '.join(vectors)}: Sluice does not load vectors; use FuxiCTR's own loader"
             )
         roles = {
             "label": self._labels[0],
@@ -84,7 +84,7 @@ class SluiceDataLoader:
             found = {
                 name: self._matrix(name, columns[name]) for name in (*self._features, *self._labels)
             }
-            if batch.rows < len(batch):  # the last one has rows that only fill it
+            if batch.rows < len(batch):  # the last batch is filled up with other rows
                 real = batch.weight > 0
                 found = {
                     name: column if len(column) == batch.rows else column[real]
@@ -93,7 +93,7 @@ class SluiceDataLoader:
             yield found
 
     def _matrix(self, name: str, column: torch.Tensor | BagColumn) -> torch.Tensor:
-        """A column; a sequence has one length for all rows, as FuxiCTR pads it."""
+        """Returns a column. A sequence becomes a matrix, because FuxiCTR pads all sequences to one length."""
         return (
             column.values.view(-1, self._features[name]["max_len"])
             if isinstance(column, BagColumn)
@@ -102,10 +102,10 @@ class SluiceDataLoader:
 
 
 def make_table(folder: Path, rows: int) -> None:
-    """What FuxiCTR's preprocessing leaves: numbers of 8 bytes, ids, a feature map; as files, and as npz."""
+    """Writes files like those of FuxiCTR's preprocessing: Parquet, npz and a feature map."""
     columns = {
         name: values.astype(np.int64 if name in CATEGORIES else np.float64)
-        for name, values in made_clicks(rows).items()
+        for name, values in make_clicks(rows).items()
     }
     for name, part in (("train", slice(rows // 5, None)), ("valid", slice(rows // 5))):
         table = pa.table({column: values[part] for column, values in columns.items()})
@@ -134,7 +134,7 @@ def make_table(folder: Path, rows: int) -> None:
 
 
 def dcn(feature_map: Any, folder: str) -> Any:
-    """A deep and cross network of FuxiCTR's layers."""
+    """Returns a deep and cross network of FuxiCTR's layers."""
     from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block
     from fuxictr.pytorch.models import BaseModel
 
@@ -197,7 +197,7 @@ def main() -> None:
         }
 
         def loading(*names: str) -> dict[str, Any]:
-            return in_turns(
+            return measure_in_turns(
                 {
                     name: lambda train=every[name][0]: sum(len(batch["click"]) for batch in train)
                     for name in names
@@ -208,18 +208,18 @@ def main() -> None:
         alone = loading(*every)
         models = {name: dcn(feature_map, folder) for name in ("sluice", alone["beside"])}
 
-        def trained(name: str) -> int:
+        def train_model(name: str) -> int:
             models[name].fit(every[name][0], epochs=1, validation_data=every[name][1])
             return sum(part.num_samples for part in every[name])
 
-        training = in_turns(
-            {name: lambda name=name: trained(name) for name in models}, given.rounds
+        training = measure_in_turns(
+            {name: lambda name=name: train_model(name) for name in models}, given.rounds
         )
         auc = {
             name: round(float(model.evaluate(every["sluice"][1])["AUC"]), 3)
             for name, model in models.items()
         }
-        # Parquet comes last: Ray's processes run on beside all that follows.
+        # FuxiCTR's loader for Parquet comes last, because Ray's processes keep running and disturb what follows.
         every["Parquet by Ray"] = loaders(f"{folder}/blocks", data_format="parquet")
         print(
             json.dumps(

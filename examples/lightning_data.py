@@ -1,11 +1,11 @@
-"""Lightning fed by Sluice: `ClicksData`, a LightningDataModule around `sluice.Loader`.
+"""`ClicksData`: a LightningDataModule around `sluice.Loader`.
 
     trainer.fit(model, datamodule=ClicksData("clicks/*.parquet", batch_size=8192), ckpt_path="last.ckpt")
 
-Lightning keeps the loader's position in each checkpoint, and goes on there at the same row, in the middle of an epoch
-and on another number of ranks too. Run as a program, it trains on a few files of its own, breaks off, resumes, and
-compares the weights with those of a run that was never broken off; then it measures loading alone, and training, in
-turns with a torch DataLoader over the same files. The last line is JSON.
+Lightning saves the loader's position in each checkpoint. A run resumes at the same row, also in the middle of an epoch
+and with another number of ranks. As a program, this file trains on synthetic files, stops, resumes, and compares the
+weights with those of an uninterrupted run. It then measures the loading alone and the training, in turns with a torch
+DataLoader over the same files. The last line is JSON.
 
     make test-adapters  # makes the environment, once
     OMP_NUM_THREADS=1 .venv-peers-lightning/bin/python examples/lightning_data.py --rounds 5
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from measuring import CATEGORIES, NUMBERS, VALUES, in_turns, made_clicks
+from measuring import CATEGORIES, NUMBERS, VALUES, make_clicks, measure_in_turns
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sluice import Loader
@@ -37,11 +37,12 @@ SETTINGS: dict[str, Any] = {
     "roles": {"label": "click", "dense": ["I*"], "sparse": ["C*"]},
     "as_": "dict",
 }
-EPOCHS_OF_A_TURN = 4  # when loading alone: one would be too short to measure
+EPOCHS_OF_A_TURN = 4
+"""The epochs of a measurement of the loading alone. A single epoch would be too short."""
 
 
 class ClicksData(lightning.LightningDataModule):
-    """Batches as dicts of tensors, for as many ranks as the trainer has; `settings` are those of `sluice.Loader`."""
+    """Loads batches as dicts of tensors for each rank of the trainer. `settings` go to `sluice.Loader`."""
 
     def __init__(self, source: str, batch_size: int, **settings: Any):
         super().__init__()
@@ -53,14 +54,15 @@ class ClicksData(lightning.LightningDataModule):
         )
 
     def train_dataloader(self) -> Loader:
-        return self.loader  # it has state_dict and load_state_dict, which Lightning calls
+        # Lightning calls its state_dict and load_state_dict.
+        return self.loader
 
     def teardown(self, stage: str) -> None:
         self.loader.close()
 
 
 class Model(lightning.LightningModule):
-    """Embeddings of ids beside numbers, and two layers."""
+    """Two linear layers over the numbers and the embeddings of the ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class Model(lightning.LightningModule):
 
 
 class ByHand(IterableDataset[dict[str, torch.Tensor]]):
-    """What one writes without a loader: each worker reads its row groups, shuffles them and cuts batches."""
+    """A dataset as one writes it without Sluice: each worker reads row groups, shuffles their rows and cuts batches."""
 
     def __init__(self, folder: Path, batch_size: int):
         self.batch_size = batch_size
@@ -109,7 +111,7 @@ class ByHand(IterableDataset[dict[str, torch.Tensor]]):
 
 
 def fitted(data: Any, ckpt_path: str | None = None, **settings: Any) -> lightning.Trainer:
-    """The trainer after `fit`; the model is the same at each beginning."""
+    """Returns the trainer after `fit`. The model starts with the same weights at each call."""
     torch.manual_seed(0)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -123,7 +125,8 @@ def fitted(data: Any, ckpt_path: str | None = None, **settings: Any) -> lightnin
 
 
 def resumes_exactly(files: str, folder: Path, batch_size: int) -> bool:
-    """Whether a run of three epochs that is broken off within the second ends with the weights of one that is not."""
+    """Returns whether a run of three epochs that is stopped in the second one and resumed ends with the weights of an
+    uninterrupted run."""
     with Loader(files, batch_size=batch_size, **SETTINGS) as loader:
         steps = len(loader) + len(loader) // 2
     keep = ModelCheckpoint(folder, filename="middle", every_n_train_steps=steps)
@@ -168,7 +171,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as made:
         folder, files, size = Path(made), f"{made}/*.parquet", given.batch_size
-        table = pa.table(made_clicks(given.rows))
+        table = pa.table(make_clicks(given.rows))
         for number in range(4):
             pq.write_table(
                 table.slice(number * given.rows // 4, given.rows // 4),
@@ -182,14 +185,14 @@ def main() -> None:
             )
             for n in given.workers
         }
-        loading = in_turns(
+        loading = measure_in_turns(
             {
                 "sluice": lambda: loaded_by_ours(files, size),
                 **{name: lambda theirs=theirs: loaded(theirs) for name, theirs in by_hand.items()},
             },
             given.rounds,
         )
-        training = in_turns(
+        training = measure_in_turns(
             {
                 "sluice": lambda: fitted(ClicksData(files, size)).global_step * size,
                 **{

@@ -1,4 +1,4 @@
-"""What the examples of this folder measure with: made clicks, and ways of loading them that take turns."""
+"""Synthetic clicks, and a measurement of several ways to load them in turns, for the examples in this folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import psutil
 NUMBERS = tuple(f"I{n}" for n in range(13))
 CATEGORIES = tuple(f"C{n}" for n in range(26))
 VALUES = 10_000
-"""How many ids a category has."""
+"""The number of ids of a category."""
 
 
-def made_clicks(rows: int) -> dict[str, npt.NDArray[Any]]:
-    """Columns of the shape of Criteo's, and a click that depends on a number and on a category."""
+def make_clicks(rows: int) -> dict[str, npt.NDArray[Any]]:
+    """Returns columns like Criteo's, and a click that depends on a number and on a category."""
     random = np.random.default_rng(0)
     numbers = {name: random.normal(size=rows).astype(np.float32) for name in NUMBERS}
     ids = {name: (random.zipf(1.3, rows) % VALUES).astype(np.int32) for name in CATEGORIES}
@@ -29,14 +29,14 @@ def made_clicks(rows: int) -> dict[str, npt.NDArray[Any]]:
     return {**numbers, **ids, "click": (random.random(rows) < chance).astype(np.float32)}
 
 
-def in_turns(
+def measure_in_turns(
     ways: Mapping[str, Callable[[], int]], rounds: int, ours: str = "sluice"
 ) -> dict[str, Any]:
-    """Runs each way once a round and says of each how many rows a second it brought, and how much processor time a row
-    took, of this process and of all that it started. Each way returns its rows.
+    """Runs each way once in each round. Returns for each way the rows per second and the processor time of a row, in
+    this process and its children. A way returns the number of its rows.
 
-    Of the fastest of the others it says how many times as fast ours was: the median over the rounds, so that a moment
-    in which the machine was busy counts for both."""
+    `ratio` is how many times as fast our way was as the fastest other one (`beside`). It is the median over the rounds,
+    because a busy moment of the machine slows all ways of a round."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     costs: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
@@ -66,12 +66,13 @@ def in_turns(
 
 
 def _processor_seconds() -> float:
-    """Of this process and all that it started, with those that run on beside it, as Ray's do."""
-    living = 0.0
+    """Returns the processor seconds of this process and its children. Those that still run, such as Ray's, are
+    included."""
+    running = 0.0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            living += sum(child.cpu_times()[:4])
-    return living + sum(os.times()[:4])
+            running += sum(child.cpu_times()[:4])
+    return running + sum(os.times()[:4])
 
 
 def _ratio(above: list[float], below: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""A plain PyTorch model on plain Parquet files: no feature table, no Spark, no trainer of ours.
+"""Trains a plain PyTorch model on plain Parquet files, without a feature table, Spark or our trainer.
 
 python examples/plain_torch.py                      # makes a few files of its own
 python examples/plain_torch.py 'clicks/*.parquet'   # roles guessed from names and types, and printed
@@ -22,7 +22,7 @@ ID_ROWS = 1000
 
 
 class Model(torch.nn.Module):
-    """Embeddings of hashed ids, summed, beside a linear layer of the dense features."""
+    """A linear layer over the dense features and the summed embeddings of hashed ids."""
 
     def __init__(self, dense: int, keys: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Model(torch.nn.Module):
 
 
 def make_files(folder: Path) -> None:
-    """Clicks that depend on how often a user clicked before, and on which items the user has seen."""
+    """Writes files of clicks that depend on a number and on the user."""
     random = np.random.default_rng(0)
     for number in range(4):
         rows = 20_000

@@ -1,9 +1,9 @@
-"""Looks for settings of the trainer with Optuna: `python examples/search.py --data TABLE --out DIR --auc 0.80`.
+"""Searches settings of the trainer with Optuna: `python examples/search.py --data TABLE --out DIR --auc 0.80`.
 
-A trial is a run of `sluice train` with nine evaluations an epoch. It pauses after the first and the third one, and is
-given up if its AUC is below the median that earlier trials had there. Otherwise it goes on from its checkpoint. If a
-search was broken off, the same command goes on with it. Edit `SPACE` to choose among other settings. What follows `--`
-goes to every trial. It needs the extra `trainer` and `pip install optuna`. The last line is JSON.
+A trial is a run of `sluice train` with nine evaluations in an epoch. It pauses after the first and the third. If its
+AUC is then below the median of earlier trials, the trial ends. Otherwise it resumes from its checkpoint. To resume an
+interrupted search, run the same command again. To search other settings, edit `SPACE`. Options after `--` go to every
+trial. The program needs the extra `trainer` and `pip install optuna`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 
 EVALUATIONS = 9
 PAUSES = (1, 3)
-"""The evaluations after which a trial may be given up."""
+"""The numbers of evaluations after which a trial may end early."""
 SPACE: dict[str, Any] = {
     "lr": (0.003, 0.3),
     "dense-lr": (0.0003, 0.01),
@@ -34,13 +34,13 @@ SPACE: dict[str, Any] = {
     "over-layers": ["64", "256,128", "512,256"],
     "model": ["dlrm", "dcn"],
 }
-"""Option of `sluice train` → a list of values, or the ends of a range, which is searched by magnitude."""
+"""For each option of `sluice train`, a list of values, or the ends of a range that is searched on a log scale."""
 Train = Callable[[Path, Sequence[str], int | None], list[float]]
-"""Goes on with the run in a folder until it has had so many evaluations, or (None) to its end; returns its AUCs."""
+"""Resumes the run in a folder until this number of evaluations, or (None) to its end. Returns its AUCs."""
 
 
-def settings_of(trial: optuna.Trial) -> dict[str, Any]:
-    """The settings that Optuna proposes for this trial."""
+def propose_settings(trial: optuna.Trial) -> dict[str, Any]:
+    """Returns the settings that Optuna proposes for this trial."""
     return {
         name: trial.suggest_categorical(name, choice)
         if isinstance(choice, list)
@@ -50,7 +50,7 @@ def settings_of(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def train(folder: Path, words: Sequence[str], until: int | None) -> list[float]:
-    """Runs the trainer, whose messages go to a log beside its folder."""
+    """Runs the trainer. Its messages go to a log next to its folder."""
     command = [
         sys.executable,
         "-m",
@@ -61,15 +61,15 @@ def train(folder: Path, words: Sequence[str], until: int | None) -> list[float]:
         "--resume",
         *words,
     ]
-    if until is not None and (missing := until - len(aucs_of(folder))) > 0:
+    if until is not None and (missing := until - len(read_aucs(folder))) > 0:
         command += ["--pause-after", str(missing)]
     with folder.with_suffix(".log").open("a") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True)
-    return aucs_of(folder)
+    return read_aucs(folder)
 
 
-def aucs_of(folder: Path) -> list[float]:
-    """The AUC of each evaluation so far. One that was repeated after a crash counts once."""
+def read_aucs(folder: Path) -> list[float]:
+    """Returns the AUC of each evaluation so far. An evaluation that was repeated after a crash counts once."""
     file = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return list(
@@ -82,13 +82,16 @@ def aucs_of(folder: Path) -> list[float]:
 
 
 class Search:
-    """A search in a folder, which goes on from what is there."""
+    """A search whose state is in a folder. It resumes an earlier search in that folder."""
 
     def __init__(
         self, out: Path, words: Sequence[str], *, seed: int, auc: float | None, train: Train = train
     ) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self._out, self._words, self._auc, self._train = out, words, auc, train
+        self._out = out
+        self._words = words
+        self._auc = auc
+        self._train = train
         storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
         self.study = optuna.create_study(
             study_name="search",
@@ -97,11 +100,12 @@ class Search:
             pruner=optuna.pruners.MedianPruner(),
             load_if_exists=True,
         )
-        # A seed for each place in the search, so that one that goes on does not propose the first settings again.
+        # The seed depends on the number of trials, so that a resumed search does not propose the first settings again.
         self.study.sampler = optuna.samplers.TPESampler(
             seed=100_003 * seed + len(self.study.trials)
         )
-        for trial in self.study.trials[-1:]:  # an interrupt leaves it failed, a kill running
+        # The last trial is failed after an interrupt, and running after a kill. It runs again.
+        for trial in self.study.trials[-1:]:
             if trial.state == TrialState.RUNNING:
                 self.study.tell(trial.number, state=TrialState.FAIL)
             if (
@@ -111,7 +115,7 @@ class Search:
                 self.study.enqueue_trial(trial.params)
 
     def run(self, trials: int, budget_s: float | None) -> None:
-        """Runs trials until there are `trials` that ended or were given up, one reaches the AUC, or time is up."""
+        """Runs trials until `trials` have ended, a trial reaches the AUC, or the time is up."""
         ended = len(self.study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
         if ended < trials and not self.reached:
             self.study.optimize(
@@ -129,14 +133,14 @@ class Search:
         )
 
     def _score(self, trial: optuna.Trial) -> float:
-        settings, began = settings_of(trial), time.monotonic()
+        settings, began = propose_settings(trial), time.monotonic()
         words = [
             *self._words,
             "--evals",
             str(EVALUATIONS),
             *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
         ]
-        # The same settings have the same folder, so that a trial that was broken off goes on.
+        # The same settings get the same folder, so that an interrupted trial resumes.
         folder = self._out / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
         trial.set_user_attr("folder", str(folder))
         for until in (*PAUSES, None):
@@ -162,15 +166,18 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "--out", type=Path, required=True, metavar="DIR", help="folder of the search"
     )
     parser.add_argument(
-        "--auc", type=float, help="end once a trial reaches it on the validation split"
+        "--auc", type=float, help="end when a trial reaches this AUC on the validation split"
     )
     parser.add_argument(
-        "--trials", type=int, default=30, help="at most, with those of before (default: 30)"
+        "--trials",
+        type=int,
+        default=30,
+        help="most trials, with those of earlier runs (default: 30)",
     )
     parser.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="begin no trial after so many seconds"
+        "--budget", type=float, metavar="SECONDS", help="start no trial after this time"
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides what is tried")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the proposed settings")
     parser.add_argument("rest", nargs="*", metavar="-- OPTION …", help="for every trial")
     given = parser.parse_args(argv)
     words = [

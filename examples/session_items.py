@@ -1,19 +1,22 @@
-"""The next item of a session, after Intel's entry to the RecSys Challenge 2022 (SIHG4SR), from features/sessions.toml.
+"""Predicts the next item of a session, with features/sessions.toml. The model follows Intel's entry to the RecSys
+Challenge 2022 (SIHG4SR).
 
     python examples/session_items.py
     python examples/session_items.py --sessions 50000 --epochs 4
 
-Sessions of JSON lines become a feature table (by Spark, as histories are looked for across rows); a loader gives the
-items that a session clicked on before, oldest first, and the item that it clicked on then. The model looks at a session
-as at a small graph of two kinds of edges: each item gets what came right before it, and what is in the session at all.
-Items' properties, which the entry used as well, are left out. Training has two stages: Adam, then SGD with momentum for
-a third of the epochs; beside it stands Adam for as long as both.
+A Spark job makes a feature table of the sessions, which are JSON lines. A loader returns the earlier clicks of a
+session, oldest first, and the item of the next click. The model treats a session as a small graph with two kinds of
+edges: each item gets information from the item right before it, and from all items of the session. It does not use
+properties of the items, unlike the entry. Training has two stages: Adam, and then SGD with momentum for a third of the
+epochs. For comparison, another model trains with Adam for all epochs.
 
-The planted structure: each item has five successors, each session a taste; the next item is a successor of the last one
-(55 %), one of the session's taste (30 %) or any. Told are the hit rate and the mean reciprocal rank at 20 of the next
-item, beside popularity and co-occurrence: what followed the last item, and what stood after the others in sessions.
-Rows of the test split are of other sessions. Aim, fixed beforehand: above co-occurrence in both, and the two stages no
-worse than Adam alone. The last line is JSON.
+The sessions are synthetic. Each item has five successors, and each session has a taste. The next item is a successor of
+the last one (55 %), an item of the session's taste (30 %), or any item. The test split has other sessions than the
+training split.
+
+The last line is JSON: the hit rate and the mean reciprocal rank (MRR) of the next item among the first 20, for both
+models, for popularity, and for co-occurrence, which counts what followed an item directly or later in a session. The
+aims were fixed before the measurement: more than co-occurrence in both measures, and two stages no worse than Adam.
 """
 
 from __future__ import annotations
@@ -38,15 +41,15 @@ GENRES = ("drama", "comedy", "crime", "war", "music")
 
 
 class Sessions(NamedTuple):
-    """Rows of one split: what was clicked on before, oldest first and filled up in front with 0, and what then."""
+    """The rows of a split: the earlier items, oldest first and padded with 0 in front, and the next item."""
 
     before: torch.Tensor
     then: torch.Tensor
 
 
-def planted_sessions(path: Path, sessions: int, seed: int) -> None:
-    """JSON lines of views, nearly all of them clicks."""
-    random, successors = np.random.default_rng(seed), successors_of_all()
+def write_sessions(path: Path, sessions: int, seed: int) -> None:
+    """Writes synthetic sessions as JSON lines."""
+    random, successors = np.random.default_rng(seed), draw_successors()
     with path.open("w") as file:
         for session in range(sessions):
             taste, at, item = int(random.integers(TASTES)), 1_760_000_000 + 100_000 * session, None
@@ -77,12 +80,12 @@ def planted_sessions(path: Path, sessions: int, seed: int) -> None:
                 )
 
 
-def successors_of_all() -> np.ndarray:
+def draw_successors() -> np.ndarray:
     return np.random.default_rng(0).integers(0, ITEMS, (ITEMS, SUCCESSORS))
 
 
-def table_of(folder: Path, sessions: int, seed: int) -> FeatureTable:
-    planted_sessions(folder / "sessions.json", sessions, seed)
+def make_table(folder: Path, sessions: int, seed: int) -> FeatureTable:
+    write_sessions(folder / "sessions.json", sessions, seed)
     subprocess.run(
         [
             sys.executable,
@@ -104,8 +107,9 @@ def table_of(folder: Path, sessions: int, seed: int) -> FeatureTable:
     return FeatureTable.open(str(folder / "table"))
 
 
-def rows_of(table: FeatureTable, split: str) -> Sessions:
-    """All rows of a split with something before them. Ids are one more than the table's, as 0 stands for nothing."""
+def load_rows(table: FeatureTable, split: str) -> Sessions:
+    """Returns the rows of a split with an earlier click. Ids are one more than in the table, because 0 is the
+    padding."""
     before, then = [], []
     with Loader(
         table, batch_size=512, split=split, order=Order(shuffle=False, last="pad"), tuning="fixed"
@@ -127,7 +131,7 @@ def rows_of(table: FeatureTable, split: str) -> Sessions:
 
 
 class Model(torch.nn.Module):
-    """Items of a session, passing their vectors on, against all items."""
+    """Scores all items as the next one of a session."""
 
     def __init__(self, items: int, width: int = 64) -> None:
         super().__init__()
@@ -153,10 +157,10 @@ class Model(torch.nn.Module):
         return session @ self.next.weight.T + self.popular.weight.T
 
 
-def trained(
+def train_model(
     rows: Sessions, items: int, epochs: int, *, stages: int, seed: int, batch_size: int = 256
 ) -> Model:
-    """With two stages the last third of the epochs is SGD's, at a falling rate."""
+    """Returns a trained model. With two stages, SGD trains the last third of the epochs, otherwise Adam trains all."""
     torch.manual_seed(seed)
     model, first = Model(items), epochs if stages == 1 else max(1, epochs - max(1, epochs // 3))
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -170,8 +174,8 @@ def trained(
     return model
 
 
-def counted(rows: Sessions, items: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How often each item came; which came right after which; and which came after which in a session."""
+def count_pairs(rows: Sessions, items: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns how often each item was next, how often it followed each item directly, and how often it came later."""
     popular = torch.bincount(rows.then, minlength=items).float()
     after, within = torch.zeros(items, items), torch.zeros(items, items)
     after.index_put_((rows.before[:, -1], rows.then), torch.ones(len(rows.then)), accumulate=True)
@@ -188,7 +192,7 @@ def counted(rows: Sessions, items: int) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def hits(scores: torch.Tensor, then: torch.Tensor) -> tuple[float, float]:
-    """The hit rate and the mean reciprocal rank at 20; equal scores count as half above."""
+    """Returns the hit rate and the mean reciprocal rank at 20. Of the items with an equal score, half rank higher."""
     own = scores.gather(1, then.unsqueeze(1))
     ranks = 1 + (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
     return float((ranks <= TOP).double().mean()), float(((ranks <= TOP) / ranks).double().mean())
@@ -203,27 +207,27 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
-        table = table_of(Path(made), given.sessions, given.seed)
-        train, test = rows_of(table, "train"), rows_of(table, "test")
+        table = make_table(Path(made), given.sessions, given.seed)
+        train, test = load_rows(table, "train"), load_rows(table, "test")
     items = int(max(train.then.max(), train.before.max(), test.then.max(), test.before.max())) + 1
-    popular, after, within = counted(train, items)
+    popular, after, within = count_pairs(train, items)
     cooccurring = after[test.before[:, -1]] + 0.5 * within[test.before].mean(1) + 1e-6 * popular
     found = {
         "popularity": hits(popular.expand(len(test.then), -1), test.then),
         "co-occurrence": hits(cooccurring, test.then),
     }
     for name, stages in (("Adam alone", 1), ("two stages", 2)):
-        model = trained(train, items, given.epochs, stages=stages, seed=given.seed)
+        model = train_model(train, items, given.epochs, stages=stages, seed=given.seed)
         with torch.no_grad():
             found[name] = hits(model(test.before), test.then)
-    told = {
+    results = {
         name: {"hit rate at 20": round(rate, 4), "MRR at 20": round(mrr, 4)}
         for name, (rate, mrr) in found.items()
     }
-    for name, each in told.items():
-        print(f"{name}: {each}", file=sys.stderr)
-    print(json.dumps({"rows": len(train.then), "tested": len(test.then), **told}))
-    return told
+    for name, result in results.items():
+        print(f"{name}: {result}", file=sys.stderr)
+    print(json.dumps({"rows": len(train.then), "tested": len(test.then), **results}))
+    return results
 
 
 if __name__ == "__main__":

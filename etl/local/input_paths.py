@@ -71,7 +71,7 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
     found.sort(key=lambda file: file.name)
     if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
         raise SameFile(
-            f"{again}: is named twice, so that each of its rows would be read twice; name it, or a folder "
+            f"{again}: is meant twice, so that each of its rows would be read twice; name it, or a folder "
             "or glob with it, once"
         )
     return found

@@ -37,7 +37,7 @@ _FAULTS = {
 }
 
 
-class Buffers:
+class PieceBuffers:
     """Buffers for pieces, which threads use again. New memory would cost a page fault for every page."""
 
     def __init__(self, size: int) -> None:
@@ -65,7 +65,7 @@ class Piece:
     """The number of the piece in its file."""
     size: int
     """The number of the file's bytes. They may be compressed."""
-    buffers: Buffers
+    buffers: PieceBuffers
     start: int = 0
     content: bytes | None = None
     """The lines, if they were read already."""
@@ -117,7 +117,7 @@ class Piece:
 
 def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
     """Yields the pieces of all files."""
-    buffers = Buffers(1 + piece_bytes + _BEYOND)
+    buffers = PieceBuffers(1 + piece_bytes + _BEYOND)
     for file in files:
         if PurePosixPath(file.path).suffix in _CODECS:
             yield from _decompress(file, piece_bytes, buffers)
@@ -166,7 +166,7 @@ def _to_line_end(stream: Any) -> bytes:
     return collected[: collected.find(b"\n") + 1] or collected
 
 
-def _decompress(file: InputFile, piece_bytes: int, buffers: Buffers) -> Iterator[Piece]:
+def _decompress(file: InputFile, piece_bytes: int, buffers: PieceBuffers) -> Iterator[Piece]:
     with file.open() as stream:
         collected = bytearray()
         number = 0

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Criteo Kaggle, 8:1:1: train.txt to a test AUC. What comes after OUT is said to the trainer last, so it wins.
+# Criteo Kaggle, split 8:1:1: from train.txt to a test AUC. Options after OUT go to the trainer, and override those below.
 #
 #     sh examples/recipes/criteo_kaggle.sh train.txt OUT [--epochs 1 …]
 #

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Criteo's 24 days in MLPerf's shape (DCN-v2). What comes after OUT is said to the trainer last, so it wins.
+# Criteo's 24 days as MLPerf uses them (DCN-v2). Options after OUT go to the trainer, and override those below.
 #
 #     sh examples/recipes/criteo_terabyte.sh DAYS OUT [--stop-auc 0.80275 …]
 #
-# DAYS holds day_0 to day_LAST (default 23), unpacked. RANKS: trainer processes on this machine (default 8).
-# SPEC: another feature spec. The lines with their days go to OUT/lines: as much room again as the logs take.
+# DAYS is the folder with day_0 to day_LAST (default 23), unpacked. RANKS: trainer processes on this machine (default 8).
+# SPEC: another feature spec. The lines with their days are written to OUT/lines. They are as large as the logs.
 set -eu
 days=$1 out=$2 last=${LAST:-23}
 shift 2

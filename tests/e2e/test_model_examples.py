@@ -40,7 +40,7 @@ def test_a_score_is_made_of_each_rows_own_gradient(example):
     clicked = torch.tensor([1.0, 0, 1, 0, 0, 1])
     for kind in compact.KINDS:
         model = compact.Candidate(kind, 2, (4,)).model(0)
-        found = compact.parts_of(model, dense, ids, clicked)
+        found = compact.compute_parts(model, dense, ids, clicked)
         weights = [weight.detach() for weight in model.parameters()]
         names = [name for name, _ in model.named_parameters()]
         jacobian = torch.autograd.functional.jacobian(
@@ -63,23 +63,25 @@ def test_orders_are_compared_and_ranks_are_averaged(example):
     assert compact.kendall([1, 2, 3], [30, 20, 10]) == -1
     assert compact.kendall([1, 2, 3], [10, 30, 20]) == pytest.approx(1 / 3)
     one = dict.fromkeys(compact.PARTS, 0.0)
-    assert compact.scored([one, {**one, "fit": 1.0}, {**one, "fit": 2.0, "saliency": 5.0}]) == [
+    assert compact.compute_scores(
+        [one, {**one, "fit": 1.0}, {**one, "fit": 2.0, "saliency": 5.0}]
+    ) == [
         0,
         0.25,
         1.0,
     ]
-    assert len(set(compact.candidates(30, 0))) == 30
+    assert len(set(compact.draw_candidates(30, 0))) == 30
 
 
 def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
     transfer = example("transfer")
-    teacher, student = transfer.fresh(0), transfer.fresh(0, 2)
+    teacher, student = transfer.new_model(0), transfer.new_model(0, 2)
     assert sum(p.numel() for p in student.parameters()) < 0.55 * sum(
         p.numel() for p in teacher.parameters()
     )
     dense, ids = torch.randn(4, 4), torch.randint(100, (8, 4))
     logits, clicks = torch.zeros(4, requires_grad=True), torch.tensor([1.0, 0, 1, 0])
-    transfer.taught_by(teacher)(logits, clicks, dense, ids).backward()
+    transfer.distillation_loss(teacher)(logits, clicks, dense, ids).backward()
     wanted = (clicks + torch.sigmoid(teacher(dense, ids)).detach()) / 2
     assert torch.allclose(logits.grad, (0.5 - wanted) / 4)
 
@@ -100,12 +102,14 @@ def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins
         ),
     )
     for name, rows, seed, other in shops:
-        true = clicks.planted_clicks(tmp_path / name, rows, seed=seed, **other)
-        data[name] = clicks.batches_of(tmp_path / name)
+        true = clicks.write_clicks(tmp_path / name, rows, seed=seed, **other)
+        data[name] = clicks.load_batches(tmp_path / name)
         assert sum(len(label) for *_, label in data[name]) == rows
-    found = transfer.distilled({**data, "train": 3 * data["here"]}, 0, tmp_path / "teacher.pt")
+    found = transfer.compare_students(
+        {**data, "train": 3 * data["here"]}, 0, tmp_path / "teacher.pt"
+    )
     assert 0.6 < found["teacher"] < true
-    found = transfer.moved(data, 0, tmp_path / "teacher.pt")
+    found = transfer.compare_transfers(data, 0, tmp_path / "teacher.pt")
     assert found["moved"] > found["anew"] + 0.03
 
 
@@ -113,7 +117,7 @@ def test_the_planted_structure_of_sessions_is_found(example, tmp_path, monkeypat
     sessions = example("session_items")
     monkeypatch.setattr(sessions, "ITEMS", 60)
     monkeypatch.setattr(sessions, "TOP", 5)
-    sessions.planted_sessions(tmp_path / "rows.json", 900, 1)
+    sessions.write_sessions(tmp_path / "rows.json", 900, 1)
     lines = [json.loads(line) for line in (tmp_path / "rows.json").read_text().splitlines()]
     before, then = [], []
     for _, session in itertools.groupby(lines, key=lambda line: line["user"]):
@@ -126,11 +130,11 @@ def test_the_planted_structure_of_sessions_is_found(example, tmp_path, monkeypat
         sessions.Sessions(*(each[:cut] for each in rows)),
         sessions.Sessions(*(each[cut:] for each in rows)),
     )
-    popular, after, _ = sessions.counted(train, 61)
+    popular, after, _ = sessions.count_pairs(train, 61)
     assert int(popular.sum()) == cut
-    successors = sessions.successors_of_all()
+    successors = sessions.draw_successors()
     assert torch.isin(after[1:].argmax(1)[:20], torch.from_numpy(successors).unique() + 1).all()
-    model = sessions.trained(train, 61, 6, stages=2, seed=0, batch_size=64)
+    model = sessions.train_model(train, 61, 6, stages=2, seed=0, batch_size=64)
     with torch.no_grad():
         hit, _ = sessions.hits(model(test.before), test.then)
     assert hit > 1.3 * sessions.hits(popular.expand(len(test.then), -1), test.then)[0]
@@ -145,12 +149,12 @@ def test_ranks_of_hits_are_counted_with_ties_in_the_middle(example):
 def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
     """Two parts in threads, with queues for what goes between them."""
     devices, clicks = example("two_devices"), example("clicks")
-    clicks.planted_clicks(tmp_path / "clicks", 600, seed=1)
-    batches = clicks.batches_of(tmp_path / "clicks", 200)
-    whole = devices.layers_of(16, 3)
-    devices.alone(whole, batches)
+    clicks.write_clicks(tmp_path / "clicks", 600, seed=1)
+    batches = clicks.load_batches(tmp_path / "clicks", 200)
+    whole = devices.build_layers(16, 3)
+    devices.train_on_one_device(whole, batches)
     for cut in range(1, len(whole)):
-        layers, there, back = devices.layers_of(16, 3), Queue(), Queue()
+        layers, there, back = devices.build_layers(16, 3), Queue(), Queue()
         first = devices.Part(
             layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=60)
         )
@@ -167,7 +171,7 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
         for one, cut_one in zip(whole, layers, strict=True):
             for weight, same in zip(one.parameters(), cut_one.parameters(), strict=True):
                 assert torch.allclose(weight, same, rtol=0, atol=1e-6)
-        assert not torch.equal(layers[-1].weight, devices.layers_of(16, 3)[-1].weight), (
+        assert not torch.equal(layers[-1].weight, devices.build_layers(16, 3)[-1].weight), (
             "something was learned"
         )
 
@@ -189,7 +193,7 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
 def test_a_steps_length_follows_from_its_parts(example, costs, cut, micro_batches, seconds):
     devices = example("two_devices")
     assert (
-        devices.step_seconds([devices.Cost(*one) for one in costs], cut, micro_batches) == seconds
+        devices.predict_step_s([devices.Cost(*one) for one in costs], cut, micro_batches) == seconds
     )
 
 

@@ -118,7 +118,7 @@ def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):
     assert (found["trials"], found["settings"], found["reached"]) == (1, {"lr": 0.05}, False)
     assert found["auc"] > 0.5
     (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
-    aucs = search.aucs_of(folder)
+    aucs = search.read_aucs(folder)
     assert (len(aucs), max(aucs)) == (END, found["auc"])
     ends = [
         json.loads(line)
