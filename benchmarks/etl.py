@@ -1,15 +1,16 @@
 """Measures the ETL job, one table per figure: `python -m benchmarks.etl FIGURE… --work DIR`.
 
-  job      the whole job beside the least it could do (see benchmarks.etl_turns) and its rows a second and core
-  linear   1, 2 and 8 M rows: are they on a line?
-  cores    local[1], and that on one core alone, against local[2], beside what two busy processes gain over one
-  driver   peak memory of the driver at 1 and 8 M rows, the executors being elsewhere (a standalone cluster)
+  job      the job compared with a minimal job (see benchmarks.etl_turns), and its rows per second and core
+  linear   whether the time of 1, 2 and 8 M rows is linear
+  cores    local[1], and local[1] pinned to one core, against local[2], and the gain of two busy processes over one
+  driver   peak memory of the driver at 1 and 8 M rows, with the executors of a standalone cluster
 
-Every figure is taken in Spark sessions of their own, with spark-defaults.conf; their start is not counted, and a turn
-before the first warms them up. Measurements are kept in DIR/results.jsonl: asked again, a figure that was cut short
-goes on, one that was finished is only printed. The last line is JSON.
+Each figure is measured in new Spark sessions with spark-defaults.conf. Their start is not counted, and a first turn
+warms them up. DIR/results.jsonl keeps the measurements. The same command resumes an interrupted figure, and prints a
+finished one again. The last line is JSON.
 
-Beside other tools: benchmarks.etl_peers; one lever a step: benchmarks.etl_ladder; file formats: benchmarks.codecs."""
+See also benchmarks.etl_peers (other tools), benchmarks.etl_ladder (one change at a time) and benchmarks.codecs (file
+formats)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ MILLION = 1_000_000
 
 
 def submit_words(master: str, conf: Mapping[str, str] | None = None) -> list[str]:
-    """What spark-submit would be told, for PYSPARK_SUBMIT_ARGS."""
+    """Returns the arguments of spark-submit, for PYSPARK_SUBMIT_ARGS."""
     words = ["--properties-file", str(ROOT / "spark-defaults.conf"), "--master", master]
     for key, value in {"spark.pyspark.python": sys.executable, **(conf or {})}.items():
         words += ["--conf", f"{key}={value}"]
@@ -50,7 +51,7 @@ def session(
     conf: Mapping[str, str] | None = None,
     one_core: bool = False,
 ) -> dict[str, Any]:
-    """The last line of a session of its own."""
+    """Runs turns in a new session, and returns its last line."""
     prefix = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if one_core else []
     env = {
         **os.environ,
@@ -84,7 +85,7 @@ def job(work: Path, results: Results, rows: int, repeats: int) -> list[dict[str,
 
 
 def beside(rows: int, turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the turns of both kinds, and the ratio of turns that followed each other."""
+    """Returns the medians of both kinds of turns, and the median ratio of two successive turns."""
     jobs, least = ([t for t in turns if t["kind"] == kind] for kind in ("job", "rewrite"))
     cores = [rows / (t["stages_cpu_s"]["fitting"] + t["stages_cpu_s"]["writing"]) for t in jobs]
     seconds = [t["seconds"] for t in jobs]
@@ -112,7 +113,7 @@ def linear(work: Path, results: Results, sizes: list[int]) -> list[dict[str, Any
 
 
 def on_a_line(points: list[tuple[int, float]]) -> list[dict[str, Any]]:
-    """Each size beside the line through the smallest and the largest."""
+    """Returns the time of each size, and the time on the line through the smallest and the largest size."""
     (n0, s0), (n1, s1) = points[0], points[-1]
     slope = (s1 - s0) / (n1 - n0)
     return [

@@ -1,13 +1,18 @@
-"""The Criteo spec's features in one process each: pandas, Polars, DuckDB, and a loop over rows.
+"""Makes the features of the Criteo spec with pandas, Polars, DuckDB or a loop over rows, in one process.
 
     python -m benchmarks.etl_arms ARM RAW OUT
 
-Each makes what features/criteo.toml makes: logarithms of 13 counts; vocabularies of 23 columns (values seen four times
-or more, by falling count, ties by value, from id 10; 1 for missing, 2 to 9 by hash for the rest); three hashed columns;
-rows in random order; three splits in Parquet files of lz4 row groups of 32,768 rows. Their vocabularies are of all
-rows; the job's are of the training split, which it has to pick out. Each is written as its own documentation advises
-(columns at once, factorised or joined, Python per row in the loop alone). None hashes whole rows, checks what it wrote,
-keeps rejects, or publishes. The last line is JSON."""
+Each program makes the features of features/criteo.toml:
+
+* logarithms of 13 counts;
+* vocabularies of 23 columns: values seen four times or more, by falling count and then by value, get ids from 10 on, a
+  missing value gets 1, and other values get 2 to 9 by hash;
+* three hashed columns;
+* rows in random order, in three splits of Parquet files with lz4 row groups of 32,768 rows.
+
+Each program is written as its documentation advises. Their vocabularies are learned from all rows, while the ETL job
+learns only from the training split. None of them hashes whole rows, checks its files, keeps rejects or publishes a
+table. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ LOOP_ROWS = 500_000
 
 
 def bounds(rows: int) -> list[tuple[str, int, int]]:
-    """Name, first row and end of each split."""
+    """Returns the name, the first row and the end of each split."""
     train, validation = round(rows * SPLITS["train"]), round(rows * SPLITS["validation"])
     return [
         ("train", 0, train),
@@ -193,7 +198,7 @@ def with_duckdb(raw: Path, out: Path) -> int:
 
 
 def with_python(raw: Path, out: Path) -> int:
-    """Two passes over the first rows, a row at a time; only the files are written by columns."""
+    """Makes the features of the first rows in two loops over rows. Only the files are written by columns."""
     import random
 
     import pyarrow as pa
@@ -260,7 +265,8 @@ ARMS: dict[str, Callable[[Path, Path], int]] = {
 
 
 def content(folder: Path) -> dict[str, int]:
-    """What equal features have in common, in whatever order: rows, clicks, dense sums, ids out of vocabularies."""
+    """Returns a summary that does not depend on the order of rows: rows, clicks, dense sums, ids outside
+    vocabularies."""
     import numpy as np
     import pyarrow.compute as pc
     import pyarrow.dataset as ds

@@ -1,13 +1,13 @@
-"""The ETL job up a ladder, one lever a step: `python -m benchmarks.etl_ladder [LEVER…] --work DIR`.
+"""Measures the ETL job with one setting changed at a time: `python -m benchmarks.etl_ladder [LEVER…] --work DIR`.
 
   partitions  size of the pieces that the input is cut into
-  memory      of the JVM, which is driver and executor in one here
-  udf         a Python function a row, the same fed from Arrow, operators on whole columns
-  join        what was learned sent to each worker by the driver, read by each worker, or met by a shuffle join
+  memory      memory of the JVM, which is both driver and executor here
+  udf         a Python function per row, the same with rows from Arrow, and operators on whole columns
+  join        fitted tables broadcast by the driver, read by each worker, or joined by a shuffle
   workers     1 to 2 workers of one core each, on a standalone cluster
 
-A lever's steps differ in nothing else. Measurements are kept in DIR/results.jsonl, lever by lever; asked again, the run
-goes on. The last line is JSON."""
+The steps of a lever differ only in this setting. DIR/results.jsonl keeps the measurements, and the same command resumes
+an interrupted run. The last line is JSON."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Compares the ETL job with single-process programs: `python -m benchmarks.etl_peers --work DIR`.
 
-pandas, Polars, DuckDB and a loop over rows (benchmarks.etl_arms) run in an environment of their own, which
-`make bench-peers-etl` makes from requirements-peers-etl.txt; Spark as spark-submit would: a fresh session for each
-size, whose start counts too; and the same job on the local engine, in a process of its own. All have both cores. At
-every size it is checked that all arms made the same features (the loop only looks at 500,000 rows, and is reckoned from
-there).
+pandas, Polars, DuckDB and a loop over rows (benchmarks.etl_arms) run in a separate environment, which `make
+bench-peers-etl` makes from requirements-peers-etl.txt. Spark runs as with spark-submit: each size has a new session,
+and its start counts. The same job also runs on the local engine, in a new process. All programs have both cores. At
+each size the benchmark checks that all programs make the same features. The loop reads only 500,000 rows, and its time
+for more rows is extrapolated.
 
-Measurements are kept in DIR/results.jsonl, one by one; asked again, the run goes on. The last line is JSON."""
+DIR/results.jsonl keeps each measurement, and the same command resumes an interrupted run. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONTENT = (
 
 
 def arm(name: str, work: Path, rows: int) -> dict[str, Any]:
-    """One equivalent, in a process whose peak memory is its own; and what it made, for comparison."""
+    """Runs one program in a new process. Returns its time, its peak memory, and a summary of its features."""
     with tempfile.TemporaryDirectory(prefix="sluice-arm-", dir=work) as out:
         found = _last_line("-m", "benchmarks.etl_arms", name, str(raw_of(work, rows)), out)
         found["content"] = _last_line("-c", _CONTENT, out)
@@ -73,7 +73,7 @@ def spark(work: Path, rows: int) -> dict[str, Any]:
 
 
 def local(work: Path, rows: int) -> dict[str, Any]:
-    """The same job on this machine's threads: a fresh process, as a person starts it, to its committed table."""
+    """Runs the job on the local engine in a new process, up to the committed table."""
     raw = raw_of(work, rows)
     with tempfile.TemporaryDirectory(prefix="sluice-local-", dir=work) as out:
         start = time.perf_counter()
@@ -108,7 +108,8 @@ def local(work: Path, rows: int) -> dict[str, Any]:
 
 
 def alike(found: dict[str, dict[str, Any]]) -> None:
-    """Refuses a comparison of different features; numbers are summed in other orders, so thousandths may differ."""
+    """Raises an error if two programs made different features. Sums may differ slightly, because their order
+    differs."""
     contents = {
         name: dict(f["content"])
         for name, f in found.items()

@@ -1,19 +1,20 @@
-"""Turns of the ETL job, and of the least it could do, in one Spark session: what `benchmarks.etl` starts and measures.
+"""Runs turns of the ETL job and of minimal jobs in one Spark session. `benchmarks.etl` starts this program.
 
     python -m benchmarks.etl_turns --work DIR job:500000 rewrite:2000000 job:2000000
 
-A turn is `kind:rows`, rows of the Criteo shape that are made once and kept in DIR:
+A turn is `kind:rows`. The rows have the Criteo shape. They are made once and kept in DIR.
 
-  job      the whole job: fitting, applying, shuffling, sorting, writing, checking, committing
-  rewrite  the same session reads the same input and writes as many columns in the same layout, with the same shuffle by
-           row and sort within files, but learns and applies nothing: columns are hashed to numbers by Spark
-  rowwise  13 logarithms and 26 hashed columns by a Python function a row, nothing written; `udf` gives it its rows in
-           Arrow batches instead of pickles; `columns` is our parser and operators on whole columns
+  job      the complete job: fitting, applying, shuffling, sorting, writing, checking, committing
+  rewrite  reads the same input and writes as many columns in the same layout, with the same shuffle and sort, but
+           learns and applies nothing: Spark hashes columns to numbers
+  rowwise  makes 13 logarithms and 26 hashed columns with a Python function per row, and writes nothing
+  udf      the same with rows from Arrow batches instead of pickles
+  columns  the same with our parser and operators on whole columns
 
-`set:KEY=VALUE` between turns sets what the session allows to be set, or `worker_mib`, the job's --worker-memory.
+`set:KEY=VALUE` between turns sets an option of the session, or `worker_mib`, the job's --worker-memory.
 
-Each turn is a line of JSON: seconds, CPU seconds of the whole process tree by stage, and the peaks so far of resident
-memory (JVM, Python driver, all Python workers together). The last line holds all of them."""
+Each turn prints a line of JSON: seconds, CPU seconds of all processes by stage, and the peaks of resident memory so far
+(JVM, Python driver, all Python workers together). The last line has all turns."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ HASHED = 100_000
 
 
 def raw_of(work: Path, rows: int) -> Path:
-    """The input of that many rows, made on first use: whole or not at all."""
+    """Returns the input with so many rows. It is made on first use, completely or not at all."""
     path = work / f"rows-{rows}.tsv"
     if not path.exists():
         part = path.with_suffix(".part")
@@ -68,7 +69,7 @@ def raw_of(work: Path, rows: int) -> Path:
 
 
 class Tree:
-    """The processes of a session: its CPU seconds and its peaks of memory."""
+    """Measures the processes of a session: CPU seconds and peaks of memory."""
 
     def __init__(self) -> None:
         self._me = psutil.Process()
@@ -80,7 +81,7 @@ class Tree:
                 yield ("jvm" if process.name() == "java" else "workers"), process
 
     def cpu_s(self) -> float:
-        """Children that ended are in their parents' times."""
+        """The CPU seconds of all processes. Those of ended children are in their parents' times."""
         total = 0.0
         for _, process in self._each():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -89,7 +90,7 @@ class Tree:
         return total
 
     def peaks_mib(self) -> dict[str, int]:
-        """The kernel's own high-water marks of those that live."""
+        """The peaks of memory of the running processes, from the kernel."""
         found = {"jvm": 0, "driver": 0, "workers": 0}
         for kind, process in self._each():
             with contextlib.suppress(OSError, StopIteration):
@@ -102,7 +103,7 @@ class Tree:
 
 
 class Stages(JobProgress):
-    """The job's own words, and the CPU time of each stage."""
+    """Collects the job's messages, and the CPU time of each stage."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(sys.stderr)
@@ -207,7 +208,7 @@ KINDS = {
 
 
 def turns(spark: Any, work: Path, asked: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Each in turn; what they wrote is removed."""
+    """Runs each turn, and removes what it wrote."""
     tree, kinds = Tree(), dict(KINDS)
     done = []
     for kind, word in asked:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.feature_store [--rows 300000] [--users 50000]
 
-The table is made by `sluice etl`: a key, a time, a label and 20 numbers. Figures are of the processor's time, the best
-of three turns; the aim is 10,000 point reads a second.
+The table is made by `sluice etl`: a key, a time, a label and 20 numbers. The figures are rates per second of
+processor time, the best of three turns. The aim is 10,000 point reads per second.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def made(folder: Path, rows: int, users: int) -> Path:
 
 
 def rate(work: Callable[[], Any], count: int) -> int:
-    """How many a second of processor time, in the best of the turns."""
+    """Returns the calls per second of processor time in the best turn."""
     times = []
     for _ in range(_TURNS):
         began = time.process_time()

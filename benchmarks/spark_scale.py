@@ -1,16 +1,18 @@
-"""Spark at its scale, and at what goes wrong there: a job on a standalone cluster of this machine, undisturbed and
-disturbed, and what it took.
+"""Runs a large job on a standalone Spark cluster of this machine, with and without failures, and measures its cost.
 
     python -m benchmarks.spark_scale --work DIR [--rows 50000000] [--values 20000000] [--files 10000]
     python -m benchmarks.spark_scale --work DIR --kills 30
 
-Two workers have an executor of 512 MiB each. A share of 30 % of the rows has one value of a column whose vocabulary is
-too large for the driver and for a worker; all rows lie in many small files. Disturbed, an executor is killed with
-SIGKILL in the middle of fitting, and in the middle of writing a worker with its executor, which does not come back:
-the table must have the same fingerprint, learned state, rows and files. With --kills, a job in local mode is killed
-with SIGKILL at so many moments, chosen from a seed, and each time the table must have the version before, or the new
-one, whole. The last line is JSON: seconds of each stage and of the commit, and the most MiB that the driver's processes
-and those of all executors had, JVM and Python together."""
+Two workers have an executor of 512 MiB each. A column has a vocabulary that is too large for the driver and for a
+worker, and 30 % of the rows have the same value of it. The rows are in many small files.
+
+The first run has no failures. In the second run, SIGKILL ends an executor during fitting, and a worker with its
+executor during writing. That worker does not come back. The table must have the same fingerprint, learned state, rows
+and files. With --kills, SIGKILL ends a job in local mode at so many random moments. Each time the table must have the
+version before, or the complete new one.
+
+The last line is JSON: the seconds of each stage and of the commit, and the peak memory in MiB of the driver's processes
+and of all executors' processes, JVM and Python together."""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ _BIN = Path(sys.executable).parent
 
 
 def write_input(folder: Path, rows: int, values: int, files: int) -> None:
-    """Rows in so many files; all values are there, if the rows do, and one of them in `HOT` of the rows."""
+    """Writes rows in so many files. If there are enough rows, all values occur. One value is in the share `HOT` of
+    rows."""
     folder.mkdir(parents=True)
     draw = np.random.default_rng(4)
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
@@ -90,7 +93,7 @@ def write_input(folder: Path, rows: int, values: int, files: int) -> None:
 
 @dataclass(slots=True)
 class Submitted:
-    """A job at work, seen from outside: when its stages began and ended, and the most memory that its processes had."""
+    """A running job: the times of its stages, and the peak memory of its processes."""
 
     process: subprocess.Popen[str]
     began: float = field(default_factory=time.monotonic)
@@ -98,7 +101,7 @@ class Submitted:
     peak_mib: dict[str, int] = field(default_factory=lambda: {"driver": 0, "executors": 0})
 
     def followed(self, meanwhile: Callable[[str], None] = lambda _line: None) -> dict[str, Any]:
-        """The job's last line; `meanwhile` gets each line that it says."""
+        """Returns the job's last line. `meanwhile` is called with each line."""
         sampler = threading.Thread(target=self._sample, daemon=True)
         sampler.start()
         said, name, last = [], "", self.began
@@ -124,7 +127,7 @@ class Submitted:
 
     @contextlib.contextmanager
     def _ended_with_us(self) -> Iterator[None]:
-        """Ends the job, which is in a session of its own, if this is interrupted meanwhile."""
+        """Ends the job, which has its own process session, if this program is interrupted."""
         try:
             yield
         except BaseException:
@@ -163,7 +166,7 @@ def _is_executor(one: psutil.Process) -> bool:
 
 
 def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
-    """A job, with these words for spark-submit, and `then` these for the job."""
+    """Starts a job. `then` are the job's arguments, after those of spark-submit."""
     command = [
         _BIN / "spark-submit",
         "--properties-file",
@@ -195,7 +198,7 @@ def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> 
 def on_cluster(
     place: Path, name: str, options: argparse.Namespace, disturb: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """One job on a cluster of its own; `disturb` says how long after the beginning of a stage something goes wrong."""
+    """Runs a job on a new cluster. `disturb` has the failures, with their time after the start of a stage."""
     begun: list[str] = []
     came: list[str] = []
     with (
@@ -253,7 +256,7 @@ def kill(whom: str, stage: str, came: list[str]) -> None:
 
 
 def killed(place: Path, count: int, seed: int) -> dict[str, Any]:
-    """Overwrites a table again and again, each job killed at a moment of its own; returns how often what was there."""
+    """Overwrites a table many times with jobs that are killed. Returns how often each outcome occurred."""
     first = submit(place, place / "killed", "--master", "local[2]").followed()
     whole = submit(place, place / "killed", "--master", "local[2]", then=["--mode", "overwrite"])
     whole.followed()
