@@ -103,7 +103,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuses input that cannot be read, and a folder of rejects that holds other files, before any row is read."""
+        """Raises an error if the input cannot be read, or if the folder of rejects has other files. Reads no rows."""
 
     @abstractmethod
     def sample(self, rows: int) -> Mapping[str, pa.Array]:

@@ -62,7 +62,7 @@ def reading(ops: Sequence[Operator]) -> int:
 
 
 def lacks(values: pa.Array) -> pa.Array:
-    """Where a value, or an element of a list, is missing."""
+    """Returns where a value, or an element of a list, is missing."""
     missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
     if not pa.types.is_list(values.type):
         return missing

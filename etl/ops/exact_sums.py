@@ -1,8 +1,7 @@
-"""Sums and distributions that come out the same whatever the order of rows: whole numbers, added up name by name.
+"""Exact sums and distributions, which do not depend on the order of rows or on the number of workers.
 
-A float64, or its square, is cut into whole numbers of fixed scales, each of which adds up without rounding, however
-large or small the numbers are. So a mean depends on the values alone, not on how many workers saw them. Distributions
-keep 11 significant bits of a value: whole numbers below 2048 exactly, others to within 0.1 %.
+A float64, or its square, is split into whole numbers at fixed scales. Sums of whole numbers have no rounding errors.
+Distributions keep 11 significant bits of a value: whole numbers below 2048 exactly, others to within 0.1 %.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def _cut(fraction: Floats, exponent: npt.NDArray[np.integer], found: dict[int, F
 
 
 def total(sums: Iterable[tuple[int, int]]) -> Fraction:
-    """The sum of all values that were cut into parts, from the sum at each scale."""
+    """Returns the sum of all values that were cut into parts, from the sum at each scale."""
     return sum((Fraction(count) * Fraction(2) ** scale for scale, count in sums), Fraction(0))
 
 
 def quotient(numerator: int, denominator: int) -> float:
-    """The nearest float; an infinity if the quotient is larger than any."""
+    """Returns the nearest float. If the quotient is too large for a float, returns an infinity."""
     try:
         return numerator / denominator
     except OverflowError:
@@ -68,7 +67,7 @@ def quotient(numerator: int, denominator: int) -> float:
 
 
 def root(numerator: int, denominator: int) -> float:
-    """The square root of a quotient that is 0 or above, and that may itself be beyond any float."""
+    """Returns the square root of a quotient of 0 or more. The quotient may be too large for a float."""
     half = (numerator.bit_length() - denominator.bit_length()) // 2
     scaled = (
         numerator / (denominator << 2 * half)
@@ -79,12 +78,12 @@ def root(numerator: int, denominator: int) -> float:
 
 
 def coarse(values: Floats) -> Floats:
-    """Values cut to 11 significant bits, toward 0."""
+    """Returns the values rounded toward 0, to 11 significant bits."""
     return (np.ascontiguousarray(values).view(np.uint64) & _COARSE).view(np.float64) + 0.0
 
 
 def distribution(values: Floats) -> tuple[list[str], list[int]]:
-    """The coarse values as text, and how often each occurs."""
+    """Returns the different coarse values as text, and how often each occurs."""
     kinds, counts = np.unique(coarse(values), return_counts=True)
     return [repr(v) for v in kinds.tolist()], counts.tolist()
 

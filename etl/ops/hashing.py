@@ -23,7 +23,9 @@ G = np.uint64(0x9E3779B97F4A7C15)
 A = np.uint64(0xD6E8FEB86659FD93)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 NULL = np.uint64(0x5851F42D4C957F2D)
-_TURN = 16_000  # of 64 bits each: what is larger, the system would map and clear anew at every step
+_TURN = 16_000
+"""The number of hashes that are computed together. For larger arrays, each step would get new memory from the
+system."""
 
 
 def mix(x: U64) -> U64:
@@ -119,7 +121,7 @@ def hash_rows(columns: list[pa.Array], seed: int) -> U64:
 
 
 def _offset_width(column: pa.Array) -> type[np.int32 | np.int64]:
-    """The type of the offsets at which an array's texts begin."""
+    """Returns the type of the offsets at which an array's texts begin."""
     if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type):
         return np.int64
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):

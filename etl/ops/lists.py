@@ -20,8 +20,7 @@ STATISTICS = ("size", "sum", "mean", "min", "max")
 
 
 def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
-    """The elements of all lists one after the other, and the length of each list; a null list counts as an empty
-    one."""
+    """Returns the elements of all lists in one array, and the length of each list. A null list counts as empty."""
     lengths = (
         pc.fill_null(pc.list_value_length(column), 0)
         .to_numpy(zero_copy_only=False)
@@ -31,7 +30,7 @@ def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
 
 
 def relisted(values: pa.Array, lengths: Lengths) -> pa.Array:
-    """Puts the lists together again that `flat` took apart."""
+    """Returns lists of these lengths. It is the reverse of `flat`."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
@@ -162,7 +161,7 @@ class Recent(Operator):
         earlier = (times < at[row]) & (
             times >= at[row] - (np.inf if self.within is None else self.within)
         )
-        # Each row's own time stands behind the earlier ones, so that they end there.
+        # Each row's own time is appended to the earlier ones.
         row, times = (
             np.concatenate([row[earlier], np.arange(len(at))]),
             np.concatenate([times[earlier], at]),
@@ -264,7 +263,7 @@ class Vectors(Operator):
 
 
 def _distinct(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """(row, hash) of the different elements of each list."""
+    """Returns (row, hash) for the different elements of each list."""
     values, lengths = flat(column)
     rows = np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
     return np.unique(np.column_stack([rows, hash_texts(as_text(values))]), axis=0)

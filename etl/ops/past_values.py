@@ -1,4 +1,4 @@
-"""`Timeline`: what was known about a value before a moment, for whole columns.
+"""`Timeline`: looks up what was known about values before a moment.
 
 A causal state has a row for each value and moment, by value and then by time. It holds what was known after that
 moment. A row finds the last state row strictly before it, so rows of one moment do not see each other. The state is

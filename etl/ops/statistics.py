@@ -338,7 +338,7 @@ class Group(_Encoded):
         )
 
     def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
-        """The same for each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
+        """Returns the same statistics for each key and moment, over the rows up to that moment. The sums are exact."""
         names, times = split_moments(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
         scales = (

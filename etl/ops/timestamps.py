@@ -80,15 +80,16 @@ class ParseTime(Operator):
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
 _SHORT = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
-# What differs between two ways to write one time: zeros, spaces, names of days, and how much of a month's name.
+# The parts in which two texts of the same time may differ: zeros, spaces, and names of days and months.
 _WRITTEN = r"\b0+(\d)|\s+|(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*|([a-z]{3})[a-z]*"
 _FIRST_YEAR = -30_610_224_000  # the year 1000: a year of fewer digits belongs to another format
 
 
 def _parsed(column: pa.Array, how: str) -> pa.Array:
-    """Local times, as a clock on the wall shows them. Arrow also reads the 31st of February (as the 2nd of March), the
-    year 24 where one has four digits, and fewer digits than a format without separators needs: here these are no
-    times."""
+    """Returns local times. A text that does not match the format exactly becomes null.
+
+    Arrow alone accepts more. It reads the 31st of February as the 2nd of March, and 24 as a year of four digits. It
+    also accepts too few digits for a format without separators."""
     how = re.sub("%([FDTR])", lambda found: _SHORT[found[1]], how)
     local = pc.strptime(column, format=how, unit="s", error_is_null=True)
     wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)

@@ -60,7 +60,7 @@ class ColumnSpec:
     width: int | None = None
 
     def state_key(self, number: int) -> str:
-        """The name of the fitted state of this column's operator of that number."""
+        """Returns the key of the fitted state of this column's operator with this number."""
         joint = getattr(self.ops[number], "joint", "")
         return f"joint/{joint}" if joint else f"{self.name}/{number}"
 

@@ -1,4 +1,4 @@
-"""Makes Criteo-shaped clicks with a known truth: `Clicks` makes any range of rows, each from (seed, row number) alone.
+"""`Clicks`: makes synthetic clicks like Criteo's, with known probabilities. A row depends only on seed and row number.
 
 The shape follows measurements of real Criteo logs. Nulls come in blocks of columns, one count may be negative, and
 ranges saturate. Most distinct values of the long-tailed categories occur once, and some first occur on a later day.
@@ -125,7 +125,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(x: U64) -> U64:
-    """A bijection of 64 bits that leaves no pattern (the finaliser of splitmix64)."""
+    """Returns a bijection of 64 bits without visible patterns (the finaliser of splitmix64)."""
     x = x ^ (x >> np.uint64(30))
     x *= _M1
     x ^= x >> np.uint64(27)
@@ -135,7 +135,7 @@ def _mix(x: U64) -> U64:
 
 
 def _stream(*parts: int | str) -> np.uint64:
-    """A constant that names one source of randomness."""
+    """Returns a constant that identifies one source of randomness."""
     state = 0
     for part in parts:
         for byte in str(part).encode() + b"\0":
@@ -145,7 +145,7 @@ def _stream(*parts: int | str) -> np.uint64:
 
 
 def _normal(count: int, *name: int | str) -> Floats:
-    """`count` standard normal numbers, the same ones for the same name."""
+    """Returns `count` standard normal numbers, the same ones for the same name."""
     generator = np.random.Generator(np.random.Philox(key=int(_stream(*name))))
     return generator.standard_normal(count)
 
@@ -168,7 +168,7 @@ class SyntheticRows:
         return len(self.label)
 
     def codes(self, name: str) -> npt.NDArray[np.uint32]:
-        """The 32 bits that the log has, as eight hexadecimal digits, for each value of a category."""
+        """Returns the 32 bits of each value of a category. The log has them as eight hexadecimal digits."""
         return (
             _mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)
         ).astype(np.uint32)
@@ -201,7 +201,7 @@ class Clicks:
         effects["bias"] = self._bias()
 
     def _bias(self) -> float:
-        """The bias that makes the click rate the same for every seed."""
+        """Returns the bias that makes the click rate the same for every seed."""
         truth = self.rows(0, _SAMPLE).probability
         logit = np.log(truth / (1.0 - truth))
         low = -20.0

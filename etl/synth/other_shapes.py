@@ -59,7 +59,7 @@ def synthesize_shape(shape: str, target: Path, *, rows: int, seed: int = 0) -> d
 
 
 def _effect(ids: npt.NDArray[np.int64], seed: int, spread: float) -> Floats:
-    """A weight for each value, the same for the same value."""
+    """Returns a weight for each value. Equal values have equal weights."""
     bits = mix(ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed + 1))
     return ((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5) * 2 * spread
 
@@ -85,7 +85,7 @@ def _drawn(generator: np.random.Generator, logit: Floats) -> tuple[npt.NDArray[n
 
 
 def _avazu(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """Ten days hour by hour; ids beyond 63 bits; -1 in C20 and one device id stand for missing values."""
+    """Makes ten days of clicks like Avazu's. Ids have 64 bits. -1 in C20 and one device id mean a missing value."""
     generator = np.random.Generator(np.random.Philox(seed))
     hour = np.sort(generator.integers(0, _DAYS * 24, rows))
     names = {
@@ -173,7 +173,7 @@ def _sessions(rows: int, seed: int) -> tuple[pa.Table, Floats]:
 
 
 def _wide(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """A thousand columns: numbers, ids and lists. Most of them have no influence on the label."""
+    """Makes rows of a thousand columns: numbers, ids and lists. Most of them have no influence on the label."""
     generator = np.random.Generator(np.random.Philox(seed))
     numbers = generator.normal(size=(WIDE_NUMBERS, rows))
     ids = [_ranks(generator, 50 + 20 * i, rows) for i in range(WIDE_IDS)]

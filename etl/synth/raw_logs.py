@@ -177,7 +177,7 @@ def _constant(text: bytes, rows: int) -> Bytes:
 
 
 def _digits(values: npt.NDArray[np.int64]) -> Bytes:
-    """The decimal digits of numbers below 10^8 in size, with a sign, in nine bytes; bytes of value 0 are not digits."""
+    """Returns the text of numbers between -10^8 and 10^8 in nine bytes each. Bytes of value 0 are left out later."""
     size = np.abs(values)
     high, low = size // 10_000, size % 10_000
     text = np.zeros((len(values), 9), np.uint8)

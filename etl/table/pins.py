@@ -130,8 +130,8 @@ LASTS_S = 3600.0
 
 
 class PinKeeper:
-    """A context that holds a pin, with a thread that renews it. If the table cannot be written, it warns once, and the
-    reader continues without a pin."""
+    """A context with a pin, which a thread renews. If the table cannot be written, it warns once, and the reader
+    continues without a pin."""
 
     def __init__(
         self,

@@ -33,8 +33,8 @@ class DriftError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`columns[name]` holds the number of rows (or elements) and bins. By role it also holds the least, largest and
-    mean value, top ids and bag sizes."""
+    """Describes the values of each column. `columns[name]` has the number of rows (or elements) and the bins. Depending
+    on the role, it also has the least, largest and mean value, the top ids and the sizes of bags."""
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -59,11 +59,11 @@ class Profile:
 
     @classmethod
     def joined(cls, parts: Iterable[Profile]) -> Profile:
-        whole: dict[str, dict[str, Any]] = {}
+        merged: dict[str, dict[str, Any]] = {}
         for part in parts:
             for name, column in part.columns.items():
-                whole[name] = _joined(whole[name], column) if name in whole else column
-        return cls(whole)
+                merged[name] = _joined(merged[name], column) if name in merged else column
+        return cls(merged)
 
     @property
     def bags(self) -> dict[str, tuple[int, float, int]]:
@@ -109,7 +109,8 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
 
 
 def _as_read(values: pa.Array) -> dict[str, Any]:
-    """Counts texts or numbers, or lists of them, of which the loader makes features: texts in bins by their hash."""
+    """Counts texts or numbers, or lists of them, from which the loader makes features. Texts are put in bins by
+    hash."""
     if pa.types.is_list(values.type):
         lengths = pa.compute.fill_null(pa.compute.list_value_length(values), 0).to_numpy()
         bag = [int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0)), len(lengths)]
@@ -122,7 +123,7 @@ def _as_read(values: pa.Array) -> dict[str, Any]:
 
 
 def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
-    """Counts numbers of which the loader makes ids: some may be missing."""
+    """Counts numbers from which the loader makes ids. Some may be missing."""
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
     nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
     found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
@@ -169,7 +170,7 @@ def _counted(values: npt.NDArray[np.int64]) -> dict[str, int]:
 
 
 def _tally(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The different whole numbers, rising, and how often each occurs."""
+    """Returns the different whole numbers, rising, and how often each occurs."""
     least = int(values.min(initial=0))
     if int(values.max(initial=0)) - least >= 4 * len(values):  # far apart: sorting them is cheaper
         kinds, counts = np.unique(values, return_counts=True)
@@ -180,25 +181,25 @@ def _tally(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 
 
 def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    whole = dict(a)
+    merged = dict(a)
     for key, other in b.items():
         if key in ("bins", "top"):
-            whole[key] = {
+            merged[key] = {
                 k: a[key].get(k, 0) + other.get(k, 0) for k in a[key].keys() | other.keys()
             }
             if key == "top":
-                whole[key] = dict(
-                    sorted(whole[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP]
+                merged[key] = dict(
+                    sorted(merged[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP]
                 )
         elif key == "bag":
-            whole[key] = [min(a[key][0], other[0]), max(a[key][1], other[1]), a[key][2] + other[2]]
+            merged[key] = [min(a[key][0], other[0]), max(a[key][1], other[1]), a[key][2] + other[2]]
         else:
-            whole[key] = {"least": min, "largest": max}.get(key, lambda x, y: x + y)(a[key], other)
-    return whole
+            merged[key] = {"least": min, "largest": max}.get(key, lambda x, y: x + y)(a[key], other)
+    return merged
 
 
 def stability(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """Population stability index of two sets of bins: 0 if they are alike; above 0.25 is usually taken as a shift."""
+    """Returns the population stability index of two sets of bins. It is 0 if they are equal. Above 0.25 is a shift."""
     sums = [max(1, sum(side.values())) for side in (before, after)]
     index = 0.0
     for name in before.keys() | after.keys():

@@ -1,4 +1,4 @@
-"""`Sketch`: the smallest hashes of a split's rows, which stand for the same rows in every version.
+"""`Sketch`: the smallest hashes of a split's rows. They represent the same rows in every version.
 
 Two sketches show what share of one split's rows is in another. `SketchSum` collects the hashes while rows are
 written."""
@@ -59,8 +59,8 @@ class Sketch:
         return Sketch(found, self.below)
 
     @property
-    def whole(self) -> bool:
-        """Whether it holds every row."""
+    def is_complete(self) -> bool:
+        """Whether it has the hashes of all rows."""
         return self.below == _ALL
 
     def share_in(self, other: Sketch) -> float:

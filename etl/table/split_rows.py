@@ -195,7 +195,7 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
         for split, sketch in after.sketches[recognition].items():
             if split != TRAIN:
                 shares[split] = max(shares.get(split, 0.0), sketch.share_in(trained))
-                exact &= sketch.whole and trained.whole
+                exact &= sketch.is_complete and trained.is_complete
     if common or (
         before.rule is None and after.rule is None and not before.settings and not after.settings
     ):
@@ -225,4 +225,4 @@ def count_repeated_rows(
     if not common:
         return None
     both = [Sketch.joined(side.sketches[min(common)].values()) for side in (appended, before)]
-    return round(rows * both[0].share_in(both[1])), both[0].whole and both[1].whole
+    return round(rows * both[0].share_in(both[1])), both[0].is_complete and both[1].is_complete

@@ -52,7 +52,7 @@ class TableStore:
         """The absolute path, or the URI as given."""
 
     def path(self, relative: str) -> str:
-        """The path within this store's file system (without a scheme)."""
+        """Returns the path within this store's file system (without a scheme)."""
         return f"{self.root}/{relative}"
 
     def url(self, relative: str) -> str:
@@ -116,7 +116,7 @@ class TableStore:
             return bytes(stream.read())
 
     def write(self, relative: str, content: bytes) -> None:
-        """Writes a file so that readers see all of it or nothing: by a rename locally, by one put in a bucket."""
+        """Writes a file so that readers see all of it or nothing. It uses a rename locally, and one put in a bucket."""
         if not self.local:
             with self.fs.open_output_stream(self.path(relative)) as stream:
                 stream.write(content)

@@ -123,8 +123,8 @@ def _list_needed(store: TableStore, version: int, *, is_pinned: bool) -> set[str
 
 
 def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[str]]:
-    """Returns the files that jobs wrote and no kept version needs; and what is not removed, although it is where jobs
-    write."""
+    """Returns the files of jobs that no kept version needs. Also returns the other files in the folders of jobs, which
+    are not removed."""
     written: list[str] = []
     skipped: set[str] = set()
     for folder, names in _WRITTEN.items():

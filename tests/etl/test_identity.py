@@ -340,7 +340,7 @@ def test_a_sketch_is_the_same_however_its_rows_were_spread():
     want = np.unique(hashes)
     whole = Sketch.of(hashes)
     assert np.array_equal(whole.hashes, want[:MOST])
-    assert (whole.below, whole.whole) == (int(want[MOST]), False)
+    assert (whole.below, whole.is_complete) == (int(want[MOST]), False)
     bounds, adding = HashBounds.of(len(hashes), {"train": 1.0}), SketchSum()
     parts = [{("r", "train"): bounds.smallest("train", part)} for part in np.array_split(hashes, 9)]
     sent = sum(len(part["r", "train"]) for part in parts)
@@ -355,7 +355,7 @@ def test_a_sketch_is_the_same_however_its_rows_were_spread():
         == whole.to_json()
     )
     few = Sketch.of(hashes[:100])
-    assert few.whole
+    assert few.is_complete
     assert few.share_in(Sketch.of(hashes[50:150])) == 0.5
     assert Sketch().share_in(few) == 0.0
 

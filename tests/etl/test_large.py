@@ -130,14 +130,14 @@ def test_what_is_frequent_or_missing_is_known_before_the_join(made):
     """Skew: no task of the join gets the rows of a frequent value, or all rows without one."""
     state, spec = made[1].state(), Spec.parse(TEXT)
     joins = VocabularyJoins.of(spec, ["joint/i"], head=2)
-    features = Features(spec, joins.shipped(state))
+    features = Features(spec, joins.for_workers(state))
     frequent = state["joint/i"]["value"].to_pylist()
     columns = {
         "item": pa.array([frequent[0], None, frequent[1], frequent[7], "stranger"]),
         "click": pa.array([0] * 5),
         "tags": pa.array([[frequent[0], None, frequent[9]], [], None, [], []]),
     }
-    ids, left, bags, left_of_bags = joins.opened(features, columns, np.zeros(5, np.uint64))
+    ids, left, bags, left_of_bags = joins.look_up_head(features, columns, np.zeros(5, np.uint64))
     assert left.to_pylist() == [None, None, None, frequent[7], "stranger"]
     assert ids.to_pylist()[:3] == [4, 1, 5]
     assert left_of_bags.to_pylist() == [[None, None, frequent[9]], [], [], [], []]
