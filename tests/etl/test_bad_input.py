@@ -25,6 +25,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
+from tests.raises import raises
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
@@ -77,10 +78,8 @@ def test_a_parquet_file_that_lacks_a_column_is_named_or_filled_if_the_spec_says_
     ):
         folder = parts(tmp_path / f"in-{first.num_columns}", first, second)
         lacking = 2 if first.num_columns == 3 else 1
-        with pytest.raises(
-            InputError,
-            match=rf"{lacking}\.parquet: there is no column 'price', which .*"
-            rf"{3 - lacking}\.parquet has; .*input\.optional",
+        with raises(
+            InputError, f"{lacking}.parquet:", "'price'", f"{3 - lacking}.parquet", "input.optional"
         ):
             run(spark, tmp_path / "t", folder, text=PARQUET)
         text = PARQUET.replace('"price:float"]\n', '"price:float"]\noptional = ["price"]\n')
@@ -94,10 +93,7 @@ def test_a_parquet_file_that_lacks_a_column_is_named_or_filled_if_the_spec_says_
 
 def test_parquet_files_that_differ_in_a_type_are_named(spark, tmp_path):
     folder = parts(tmp_path / "in", table("a"), table("b", price=pa.array(["2.5"])))
-    with pytest.raises(
-        InputError,
-        match=r"2\.parquet: column 'price' holds string, in .*1\.parquet it holds double",
-    ):
+    with raises(InputError, "2.parquet:", "'price'", "string", "1.parquet", "double"):
         run(spark, tmp_path / "t", folder, text=PARQUET)
     assert not (tmp_path / "t" / "_delta_log").exists()
 
@@ -127,9 +123,7 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
     write_deltalake(tmp_path / "in" / "dl", table("a"), partition_by=["item"])
     write_deltalake(tmp_path / "in" / "dl", table("b"), mode="overwrite")
     for path in ("in", "in/dl", "in/dl/item=a", "in/dl/*", "in/*/*/*.parquet"):
-        with pytest.raises(
-            InputError, match=rf'{tmp_path}/in/dl: this is the folder of a Delta .*format = "delta"'
-        ):
+        with raises(InputError, f"{tmp_path}/in/dl:", "Delta", 'format = "delta"'):
             run(spark, tmp_path / "t", tmp_path / path, text=PARQUET)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     run(spark, tmp_path / "t", tmp_path / "in" / "dl", text=PARQUET.replace('"parquet"', '"delta"'))
@@ -245,18 +239,14 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
             run(spark, tmp_path / "disk" / "t", path, text=text)
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "disk" / "t").rglob("*.parquet"))
-        with pytest.raises(TableError, match="no feature table"):
+        with raises(TableError, tmp_path / "disk" / "t", "no feature table"):
             FeatureTable.open(tmp_path / "disk" / "t")
 
 
 def test_an_output_that_is_read_only_is_refused_before_spark_starts(tmp_path):
     with (
         mounted(tmp_path / "disk", "ro"),
-        pytest.raises(
-            StoreError,
-            match=rf"{tmp_path}/disk/t: cannot be written "
-            r"\(Read-only file system\); make it",
-        ),
+        raises(StoreError, tmp_path / "disk" / "t", "Read-only file system"),
     ):
         Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "disk" / "t"))
 
@@ -264,5 +254,5 @@ def test_an_output_that_is_read_only_is_refused_before_spark_starts(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_a_folder_without_permission_is_refused_before_spark_starts(tmp_path):
     (tmp_path / "t").mkdir(mode=0o500)
-    with pytest.raises(StoreError, match="Permission denied"):
+    with raises(StoreError, tmp_path / "t", "Permission denied"):
         Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "t"))

@@ -31,6 +31,7 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import on
+from tests.raises import raises
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
@@ -251,11 +252,11 @@ def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path)
 
 
 def test_another_specs_state_is_not_reused(spark, made, raw):
-    with pytest.raises(StateError, match="belongs to another spec"):
+    with raises(StateError, made.uri, "C1/0", "'min_count': 3", "'min_count': 4", "--update-state"):
         run(
             spark, made.uri, raw, mode="append", text=TEXT.replace("min_count = 3", "min_count = 4")
         )
-    with pytest.raises(CommitError, match="no table to append"):
+    with raises(CommitError, f"{made.uri}-new:", "append", "--mode create"):
         run(spark, made.uri + "-new", raw, mode="append")
 
 
@@ -290,14 +291,8 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
     # The next job's replace them; but nothing goes that no job set aside.
     kept = {place: place.read_text() for place in (broken, *(tmp_path / "rejects").glob("*.json"))}
     (tmp_path / "rejects" / "notes.md").write_text("mine")
-    for place, name in (
-        (tmp_path, "t"),
-        (tmp_path / "rejects", "notes.md"),
-        (broken, "broken.tsv"),
-    ):
-        with pytest.raises(
-            InputError, match=rf"--rejects {place}: holds '({name}|rejects|broken.tsv)'"
-        ):
+    for place in (tmp_path, tmp_path / "rejects", broken):
+        with raises(InputError, f"--rejects {place}:", "holds"):
             run(spark, tmp_path / "t", broken, rejects=str(place), mode="overwrite")
     assert kept == {place: place.read_text() for place in kept}
     (tmp_path / "rejects" / "notes.md").unlink()
@@ -305,9 +300,7 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
-    with pytest.raises(
-        InputError, match=r"3 of 1,000 rows are rejected, more than --max-rejects 0.002 allows"
-    ):
+    with raises(InputError, "3 of 1,000", "--max-rejects 0.002", "broken.tsv", "line 6"):
         run(spark, tmp_path / "t", broken, max_rejects=0.002)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     assert not (tmp_path / "t" / "_delta_log").exists()
@@ -331,10 +324,10 @@ def test_a_job_that_is_refused_for_something_else_leaves_no_rejects(spark, made,
 
 
 def test_input_that_is_not_there_or_empty_is_named(spark, tmp_path):
-    with pytest.raises(InputError, match=r"no-such-.*matches no file"):
+    with raises(InputError, "no-such-*.tsv:", "no file"):
         run(spark, tmp_path / "t", tmp_path / "no-such-*.tsv")
     (tmp_path / "empty.tsv").touch()
-    with pytest.raises(InputError, match="holds no rows"):
+    with raises(InputError, "empty.tsv:", "no rows"):
         run(spark, tmp_path / "t", tmp_path / "empty.tsv")
     assert not (tmp_path / "t" / "_delta_log").exists()
 
@@ -383,7 +376,7 @@ def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
         mode="overwrite",
     )
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
-    with pytest.raises(CommitConflict, match="another job published version 1"):
+    with raises(CommitConflict, tmp_path / "t", "version 1", "version 0"):
         on(spark, job)
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
@@ -397,7 +390,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sluice.etl.jobs.job_run.describe", full)
-    with pytest.raises(OSError, match="No space left"):
+    with raises(OSError, "No space left"):
         run(spark, tmp_path / "t", raw, mode="overwrite")
     table = FeatureTable.open(tmp_path / "t")
     assert (table.version, table.files) == (0, old.files)
@@ -408,5 +401,5 @@ def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_
     from sluice.etl.table.store import StoreError
 
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with raises(StoreError, tmp_path / "file" / "t", "Not a directory"):
         Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "file" / "t"))

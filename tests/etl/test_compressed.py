@@ -13,6 +13,7 @@ from sluice.etl.apply.input_checks import fault, zstd_fault
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import clearly, find_cause
 from tests.etl.jobs import run
+from tests.raises import raises
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
 TEXT = """
@@ -129,8 +130,7 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
     for kind, data in bad.items():
         (tmp_path / kind).mkdir()
         (tmp_path / kind / name).write_bytes(data)
-        said = rf"/{kind}/a\.csv\.zst: (it is|something else) .*copy it here"
-        with pytest.raises((InputError, JobFailure), match=said):
+        with raises((InputError, JobFailure), f"/{kind}/a.csv.zst:", "copy it here"):
             run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
         assert not list((tmp_path / f"t-{kind}").rglob("*.parquet"))
 

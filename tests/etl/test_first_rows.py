@@ -14,6 +14,7 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
+from tests.raises import raises
 
 TEXT = """
 [input]
@@ -72,22 +73,26 @@ def test_a_function_that_fails_on_them_is_named_with_file_column_and_value(tmp_p
         first,
     )
     (tmp_path / "in" / "a.tsv").unlink()
-    with pytest.raises(JobFailure, match=r"fails at '-2\.0'"):
+    with raises(JobFailure, "fails at '-2.0'"):
         refuse(tmp_path, 'format = "parquet"')
     pq.write_table(
         pa.table({"price": pa.array([3, -5], pa.timestamp("ms")), "click": pa.array([0, 1])}), first
     )
-    with pytest.raises(JobFailure, match=r"fails at '-0\.005'"):  # a time is seconds, as in the job
+    with raises(JobFailure, "fails at '-0.005'"):  # a time is seconds, as in the job
         refuse(tmp_path, 'format = "parquet"')
 
 
 def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(tmp_path, first):
     first.write_text("\n".join(f"{n},1.5" for n in range(3000)) + "\n")
-    said = (
-        r"/in/b\.tsv: none of its first 3,000 rows parses, more than --max-rejects 0\.01 allows \(row 1: wrong "
-        r"number of fields: '0,1\.5'\); correct .*clicks\.toml"
-    )
-    with pytest.raises(InputError, match=said):
+    with raises(
+        InputError,
+        "/in/b.tsv:",
+        "first 3,000 rows",
+        "--max-rejects 0.01",
+        "row 1",
+        "'0,1.5'",
+        "clicks.toml",
+    ):
         refuse(tmp_path)
     refuse(tmp_path, max_rejects=1.0)
     later = first.with_name("c.tsv")
@@ -98,9 +103,7 @@ def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(
     refuse(tmp_path)
     first.with_suffix(".gz").write_bytes(gzip.compress(b"9\t1\n" * 10))
     first.unlink()
-    with pytest.raises(
-        InputError, match=r"/in/b\.gz: none of its first 10 rows .* \(row 1: click: neither 0 nor 1"
-    ):
+    with raises(InputError, "/in/b.gz:", "first 10 rows", "row 1", "click"):
         refuse(tmp_path)
 
 
@@ -111,20 +114,16 @@ def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, fir
         inputs=(str(first.parent), str(first)),
         store=TableStore(tmp_path / "t"),
     )
-    with pytest.raises(InputError, match=r"/in/b\.tsv: is meant twice"):
+    with raises(InputError, "/in/b.tsv:", "twice"):
         refuse_by_first_rows(job, {})
 
 
 def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(tmp_path, first):
     first.write_text("price,click\n1,0\n")
-    with pytest.raises(
-        InputError, match="its header has 'price' in column 1, where the spec has 'click'"
-    ):
+    with raises(InputError, "'price'", "column 1", "'click'"):
         refuse(tmp_path, 'format = "csv"\nheader = true')
     first.write_bytes("click,Größe\n1,0\n".encode("cp1252"))
-    with pytest.raises(
-        InputError, match=r"it is not UTF-8: name its input\.encoding, such as cp1252"
-    ):
+    with raises(InputError, "/in/b.tsv:", "UTF-8", "input.encoding", "cp1252"):
         refuse(tmp_path, 'format = "csv"\nheader = true')
     refuse(tmp_path, 'format = "csv"\nheader = true\nmultiline = true')
     first.with_suffix(".lz4").write_bytes(bytes(range(10, 99)))

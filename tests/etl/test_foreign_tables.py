@@ -24,6 +24,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, parquet_pat
 from sluice.petastorm import make_batch_reader
 from sluice.tools import guess_spec
 from tests.ingest.s3 import S3Server, with_bucket
+from tests.raises import raises
 
 ROWS = pa.table(
     {"click": [0, 1, 0, 1], "price": [1.0, 2.0, 3.0, 4.0], "day": ["a", "a", "b b", "b b"]}
@@ -117,11 +118,7 @@ def test_files_that_are_named_are_read_as_long_as_the_newest_version_holds_them(
     )
     gone = next(file.path for file in old if file.path not in current)
     for asked in ([file.path for file in old], gone, [gone]):
-        with pytest.raises(
-            ForeignTableError,
-            match=rf"{gone}: the newest version of the Delta table {folder} does not "
-            r"hold this file.*file_uris",
-        ):
+        with raises(ForeignTableError, f"{gone}:", "Delta", folder, "file_uris"):
             ParquetFiles.open(asked)
 
 
@@ -129,10 +126,7 @@ def test_a_feature_table_is_read_by_its_folder_and_not_by_its_files(tmp_path):
     table = small_table(tmp_path / "clicks", rows=8, files=1)
     assert table_of(str(tmp_path / "clicks")).rows == 8
     folder = os.path.dirname(table.files[0].path)
-    with pytest.raises(
-        ForeignTableError,
-        match=rf"{tmp_path}/clicks: this is the folder of a feature table; name the",
-    ):
+    with raises(ForeignTableError, f"{tmp_path}/clicks:", "feature table"):
         ParquetFiles.open(folder)
 
 
@@ -192,9 +186,7 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
             lambda: [file.path for file in files_of([f"memory://{seed}/{asked}"])],
         ):
             if held:
-                with pytest.raises(
-                    ForeignTableError, match=rf"/({'|'.join(held)}): this is the folder of an? "
-                ):
+                with pytest.raises(ForeignTableError, match=rf"/({'|'.join(held)}): "):
                     read()
             else:
                 found = [
@@ -229,9 +221,7 @@ def test_a_store_far_away_is_asked_no_more_for_many_folders_than_for_few(monkeyp
             with bucket.open_output_stream(f"{top}/{MARKS['Iceberg']}") as out:
                 out.write(b"{}")
             for pattern in ("", "/*", "/*/*.parquet", "/day=1"):
-                with pytest.raises(
-                    ForeignTableError, match=f"s3://{top}: this is the folder of an Iceberg table"
-                ):
+                with raises(ForeignTableError, f"s3://{top}:", "Iceberg"):
                     files_of([f"s3://{top}{pattern}?{server.query}"])
     finally:
         server.close()
@@ -254,8 +244,6 @@ def test_spark_looks_through_its_own_file_systems(spark, tmp_path):
         path = tmp_path / "t" / mark
         path.parent.mkdir()
         path.write_text("{}")
-        with pytest.raises(
-            ForeignTableError, match=rf"^viewfs://tables/data/t: this is .* an? {kind} table"
-        ):
+        with raises(ForeignTableError, "viewfs://tables/data/t:", kind):
             refuse_tables(spark, files)
         shutil.rmtree(path.parent)

@@ -17,6 +17,7 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
 from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on, under_rule
+from tests.raises import raises
 
 ROWS = 80_000
 COLUMNS = ("label:int", "id:int", "price:float", "user:text", "hour:int", "tags:texts")
@@ -214,32 +215,32 @@ def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
 REFUSED = [
     (
         text(*COLUMNS[:3], "visitor:text", *COLUMNS[4:]),
-        r"input column 'user' is missing.*was = \"user\"",
+        ("'user'", "missing", 'was = "user"'),
     ),
-    (text(*COLUMNS[:3], *COLUMNS[4:]), r"input column 'user' is missing"),
+    (text(*COLUMNS[:3], *COLUMNS[4:]), ("'user'", "missing")),
     (
         text("label:int", "id:text", *COLUMNS[2:]),
-        r"input column 'id' is text and was int.*was = \"id\"",
+        ("'id'", "text", "int", 'was = "id"'),
     ),
     (
         text(*COLUMNS[:3], ("user:int", "user"), *COLUMNS[4:]),
-        r"'user' is int and was text",
+        ("'user'", "int", "text"),
     ),
     (
         text(*COLUMNS, table="seed = 1"),
-        r"table.seed = 1: the rows of this table are placed by seed 0",
+        ("table.seed = 1", "seed 0"),
     ),
     (
         text(*COLUMNS, table='split_by = "user"'),
-        r"table.split_by names user, and for the rows of this table it was",
+        ("table.split_by", "user"),
     ),
 ]
 
 
-@pytest.mark.parametrize(("later", "message"), REFUSED)
-def test_what_would_move_rows_is_refused_by_name_or_accepted(later, message):
+@pytest.mark.parametrize(("later", "facts"), REFUSED)
+def test_what_would_move_rows_is_refused_by_name_or_accepted(later, facts):
     parent = record(Spec.parse(FIRST), noise(50))
-    with pytest.raises(SplitMoved, match=message) as refused:
+    with raises(SplitMoved, *facts) as refused:
         under_rule(Spec.parse(later), parent, accept=False)
     assert "--split-moved accept" in str(refused.value)
     spec, _ = under_rule(Spec.parse(later), parent, accept=True)
@@ -254,16 +255,14 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
     found = trained_on(SplitRows.of([parent]).trained, later)
     assert found.exact
     assert "of the rows of split 'test'" in found.text
-    with pytest.raises(
-        SplitMoved, match=r"table\.key names user, and the rows of this table are .* by id"
-    ):
+    with raises(SplitMoved, "table.key", "user", "id"):
         under_rule(
             Spec.parse(text(*COLUMNS, table='key = "user"')), record(spec, noise(50)), accept=False
         )
     without = Spec.parse(text("label:int", "hour:int", "id:int", table=KEYED))
     spec, before = under_rule(without, parent, accept=False)
     assert before is None
-    with pytest.raises(SplitMoved, match=r"known by other columns.*the key id"):
+    with raises(SplitMoved, "the key id"):
         trained_on(
             SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)])
         )
@@ -285,41 +284,41 @@ def test_a_record_keeps_rule_and_sketches():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "facts"),
     [
-        ({"columns": ()}, "at least one column"),
-        ({"columns": (KeyColumn.of("a", "int"), KeyColumn.of("a", "text"))}, "a column twice"),
-        ({"columns": (KeyColumn.of("a", "int"),), "recognised": ()}, "at least one"),
+        ({"columns": ()}, ("at least one",)),
+        ({"columns": (KeyColumn.of("a", "int"), KeyColumn.of("a", "text"))}, ("twice", "a, a")),
+        ({"columns": (KeyColumn.of("a", "int"),), "recognised": ()}, ("at least one",)),
     ],
 )
-def test_an_identity_that_cannot_be_is_refused(values, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_identity_that_cannot_be_is_refused(values, facts):
+    with raises(ValueError, *facts):
         Identity(**{"seed": 0, "recognised": (KeyColumn.of("a", "int"),), **values})
-    with pytest.raises(ValueError, match="type 'number' is none of"):
+    with raises(ValueError, "'a'", "'number'"):
         KeyColumn.of("a", "number")
-    with pytest.raises(ValueError, match="int cannot be read as text"):
+    with raises(ValueError, "'a'", "int", "text"):
         dataclasses.replace(KeyColumn.of("a", "int"), first_type="text")
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "facts"),
     [
         (
             text(*COLUMNS, table='key = ["idd"]'),
-            r"table.key = 'idd': no such input column.*did you mean 'id'",
+            ("table.key = 'idd'", "'id'"),
         ),
-        (text(*COLUMNS, table='key = ["id", "id"]'), r"table.key = 'id': is there twice"),
+        (text(*COLUMNS, table='key = ["id", "id"]'), ("table.key = 'id'", "twice")),
         (
             text(*COLUMNS, table='split_by = "tags"'),
-            r"table.split_by = 'tags': .* texts,.* one value a row",
+            ("table.split_by = 'tags'", "texts"),
         ),
-        (text(*COLUMNS, ("x:int", "id")), r"'x' was 'id', but there is an input column 'id' too"),
-        (text(*COLUMNS, ("x:int", "old"), ("y:int", "old")), r"two columns were 'old'"),
-        (text(*COLUMNS, ("I1..I3:int", "old")), r"'I1..I3' has a `was`, and so must be one column"),
+        (text(*COLUMNS, ("x:int", "id")), ("'x'", "'id'")),
+        (text(*COLUMNS, ("x:int", "old"), ("y:int", "old")), ("'old'",)),
+        (text(*COLUMNS, ("I1..I3:int", "old")), ("'I1..I3'", "was")),
     ],
 )
-def test_a_spec_that_says_it_wrongly_is_refused(spec, message):
-    with pytest.raises(SpecError, match=message):
+def test_a_spec_that_says_it_wrongly_is_refused(spec, facts):
+    with raises(SpecError, *facts):
         Spec.parse(spec)
 
 
@@ -433,10 +432,10 @@ def test_the_same_files_never_move_and_versions_without_sketches_are_compared_by
         ).text
         == ""
     )
-    with pytest.raises(SplitMoved, match=r"known by other columns.*several rules"):
+    with raises(SplitMoved, "several rules"):
         trained_on(SplitRows.of([old]), both)
     recut = Spec.parse(text(*COLUMNS, table="split = {train = 0.5, test = 0.5}"))
-    with pytest.raises(SplitMoved, match="cut in another way"):
+    with raises(SplitMoved, "no sketch"):
         trained_on(
             SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, sketched=False)])
         )

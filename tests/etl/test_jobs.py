@@ -33,6 +33,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.raises import assert_names, raises
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
@@ -312,7 +313,7 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
 
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
-    with pytest.raises(InputError, match=r"more than 50 values to keep in all; .*min_count"):
+    with raises(InputError, "rows.parquet:", "50 values", "min_count"):
         fitted(spark, tmp_path, raw[0], HEAD + LABEL + COUNTED)
 
 
@@ -479,9 +480,7 @@ file_rows = 20
     with BatchLoader(table, split="a", batch_size=64, order=Order(last="pad")) as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
     monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
-    with pytest.raises(
-        InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"
-    ):
+    with raises(InputError, "column 'user'", "120 partitions", 8, "table.partition"):
         run(
             spark,
             tmp_path / "many",
@@ -489,10 +488,7 @@ file_rows = 20
             text=text.replace('partition = "item"', 'partition = "user"'),
         )
     for mode in ("append", "overwrite"):
-        with pytest.raises(
-            CommitError,
-            match="a table with partitions, which cannot change; choose another --output",
-        ):
+        with raises(CommitError, out, "partitions", "--output"):
             run(spark, out, raw[0], text=text.replace('partition = "item"\n', ""), mode=mode)
 
 
@@ -623,11 +619,9 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     # The same values under another version's state keep their ids.
     old = Counter(r["item"] for r in rows_of(FeatureTable.open(out, 0)))
     assert old == {4: 3, 5: 2, 6: 1}
-    with pytest.raises(
-        StateError, match=r"item/0 was learned by item: .*'min_count': 1.*'min_count': 2"
-    ):
+    with raises(StateError, "item/0", "'min_count': 1", "'min_count': 2"):
         run(spark, out, more, text=text.replace("oov = 2", "oov = 2, min_count = 2"), mode="append")
-    with pytest.raises(StateError, match=r"(only|not) in this spec"):
+    with raises(StateError, "in this spec", "--update-state"):
         run(
             spark,
             out,
@@ -639,8 +633,8 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     job = Job(spec=Spec.parse(text), inputs=(str(more),), store=TableStore(out), mode="append")
     lines, about = explain(job)
     assert about["fitted"] == []
-    assert "version 4 on version 3" in lines[0]
-    assert any("what version 3 learned is applied" in line for line in lines)
+    assert_names(lines[0], "version 4", "version 3")
+    assert any("version 3" in line and "learned" in line for line in lines)
 
 
 # Bad input. The rest of the rows are in test_parse (lines) and test_build (files).
@@ -650,9 +644,7 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
     text = HEAD + LABEL + ITEM
     table = pq.read_table(raw[0])
     pq.write_table(table.drop_columns("item"), tmp_path / "less.parquet")
-    with pytest.raises(
-        InputError, match=r"less\.parquet: there is no column 'item' \(there are: click, user"
-    ):
+    with raises(InputError, "less.parquet:", "'item'", "click, user"):
         run(spark, tmp_path / "t", tmp_path / "less.parquet", text=text)
     clicks = pa.array([2**64 - 1, *[1] * 899], pa.uint64())
     users = pa.array([2**63 + i for i in range(900)], pa.uint64())
@@ -695,9 +687,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
     words = FeatureTable.open(tmp_path / "t").state()["item/0"]["value"].to_pylist()
     assert words == ["007", "1e5", "a", "日"]
     (tmp_path / "in" / "5.csv").write_text("click,thing\n1,a\n")
-    with pytest.raises(
-        InputError, match=r"5\.csv: its header has 'thing' in column 2, where the spec has 'item'"
-    ):
+    with raises(InputError, "5.csv:", "'thing'", "column 2", "'item'"):
         run(spark, tmp_path / "t", tmp_path / "in", text=CSV, mode="overwrite")
 
 

@@ -23,6 +23,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.local.test_engines import alike
+from tests.raises import raises
 
 pytestmark = [
     pytest.mark.slow,
@@ -186,9 +187,7 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
             want[n][name] = x
     want = {n: row for n, row in want.items() if all(map(fits, row.values()))}
     if not want:
-        with pytest.raises(
-            TooManyRejects, match=f"{len(values)} of {len(values)} rows are rejected"
-        ):
+        with raises(TooManyRejects, f"{len(values)} of {len(values)} rows"):
             run(None, folder / "t", folder / "rows.csv", text=text, max_rejects=1.0)
         return
     result = run(None, folder / "t", folder / "rows.csv", text=text, max_rejects=1.0)
@@ -477,7 +476,7 @@ def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_colum
         return next(iter(join._finished(joins, [batch])))["x"].to_pylist()
 
     assert finished([3, 0]) == [2.0, 1.0]
-    with pytest.raises(FeatureError, match=r"column 'x': .* may not be published"):
+    with raises(FeatureError, "column 'x'"):
         finished([3, 2])
 
 

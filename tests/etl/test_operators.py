@@ -46,6 +46,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.table.fitted_state import FittedState
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -276,9 +277,7 @@ def test_a_comparison_is_1_or_0_or_nobody_knows(values, sign):
     }[sign]
     assert got == [None if v is None or math.isnan(v) else float(holds(v, -1.5)) for v in values]
     for wrong in ("4", f"{sign} four", f"{sign}{sign} 4", "", f"{sign} 4 5"):
-        with pytest.raises(
-            OperatorError, match=r"must be one of .* and a number, for instance >= 4"
-        ):
+        with raises(OperatorError, f"to = {wrong!r}", ">= 4"):
             Compare(to=wrong)
 
 
@@ -561,7 +560,7 @@ def test_a_zone_stands_last_and_parts_of_a_second_follow_the_second():
     got = ParseTime(format="%Y-%m-%dT%H:%M:%S,%f%z").apply(pa.array(odd), None).to_pylist()
     assert got == [None, None, 1706659200.5], "no such day, another sign"
     for wrong in ("%z %Y", "%Y.%f"):
-        with pytest.raises(OperatorError, match="%f must follow %S"):
+        with raises(OperatorError, "%f", "%S"):
             ParseTime(format=wrong)
 
 
@@ -584,7 +583,7 @@ def test_a_day_that_there_is_not_is_no_time_however_it_is_written(form, day, no_
 def test_thousandths_become_seconds():
     column = pa.array([1_767_225_603_553, None], pa.int64()).cast(pa.float64())
     assert Scale(by=1000).apply(column, None).to_pylist() == [1_767_225_603.553, None]
-    with pytest.raises(OperatorError, match="by = 0"):
+    with raises(OperatorError, "by = 0"):
         Scale(by=0)
 
 
@@ -723,22 +722,22 @@ def test_a_users_own_function_is_checked_when_it_is_imported_and_when_it_returns
         3.0,
         None,
     ]
-    for function, message in (
-        (f"{__name__}:nothing", "cannot be imported"),
-        ("no_such_module:f", "cannot be imported"),
-        (f"{__name__}:TEXTS", "must be module:function"),
-        ("os:system", "names the function"),
+    for function, fact in (
+        (f"{__name__}:nothing", "imported"),
+        ("no_such_module:f", "imported"),
+        (f"{__name__}:TEXTS", "module:function"),
+        ("os:system", "--allow-code"),
     ):
         Python(function=function, inputs=("number",), output="number")
-        with pytest.raises(OperatorError, match=message):
+        with raises(OperatorError, f"'{function}'", fact):
             allowed.load(function, "mine")
-    with pytest.raises(OperatorError, match="cannot take 2 arrays"):
+    with raises(OperatorError, own.function, "2 arrays"):
         Python(function=own.function, inputs=("number", "text"), output="number").check(double)
-    with pytest.raises(OperatorError, match="inputs = 'numeral'"):
+    with raises(OperatorError, "inputs = 'numeral'"):
         Python(function=own.function, inputs=("numeral",), output="number")
-    with pytest.raises(OperatorError, match="returned 1 values"):
+    with raises(OperatorError, "returned 1 values"):
         own.apply(pa.array([1.0, 2.0]), short)
-    with pytest.raises(OperatorError, match="size: must say"):
+    with raises(OperatorError, "size:", "ids"):
         Python(function=own.function, inputs=("number",), output="id")
 
 
@@ -777,7 +776,7 @@ def test_small_letters_and_patterns(texts):
 
 def test_a_pattern_that_is_none_is_refused():
     for wrong in ({"pattern": "(a"}, {"pattern": "a", "to": r"\1"}):
-        with pytest.raises(OperatorError, match="pattern = "):
+        with raises(OperatorError, "pattern = "):
             Replace(**wrong)
 
 
@@ -816,8 +815,13 @@ def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, ga
 
 
 def test_recent_needs_to_know_how_far_back():
-    for wrong in ({}, {"gap": 0.0}, {"within": -1.0}, {"gap": 1.0, "of": "sum"}):
-        with pytest.raises(OperatorError, match=r"within: give how far|must be"):
+    for fact, wrong in (
+        ("within:", {}),
+        ("gap = 0", {"gap": 0.0}),
+        ("within = -1", {"within": -1.0}),
+        ("of = 'sum'", {"gap": 1.0, "of": "sum"}),
+    ):
+        with raises(OperatorError, fact):
             Recent(**wrong)
 
 
@@ -837,7 +841,7 @@ def test_flags_are_the_names_of_the_columns_that_are_set(rows):
 
 
 def test_flags_of_texts_are_refused():
-    with pytest.raises(OperatorError, match="flags takes columns of numbers, and 'a' is string"):
+    with raises(OperatorError, "flags", "'a'", "string"):
         Flags().apply(pa.StructArray.from_arrays([pa.array(["x"])], ["a"]), None)
 
 
@@ -857,10 +861,10 @@ def test_what_is_left_to_the_loader_is_one_pure_function():
     got = run(np.array([-1.0, 0.0, math.e - 1], np.float32))
     assert got.dtype == np.float64, "what a batch cannot hold is seen where it is made"
     assert got.tolist() == pytest.approx([-0.5, -0.5, -0.25])
-    with pytest.raises(OperatorError, match="'I': standardise needs the table's fitted state"):
+    with raises(OperatorError, "'I'", "standardise", "fitted state"):
         online(field, None)
     hostile = {"op": "python", "function": "os:system", "inputs": ["text"], "output": "number"}
-    with pytest.raises(OperatorError, match="'python' is no operator for the loader"):
+    with raises(OperatorError, "'I'", "'python'", "loader"):
         online(Field(name="I", role="dense", type="float", online=(hostile,)), None)
     assert made({"op": "bucketize", "boundaries": [1.0]}) == Bucketize(boundaries=(1.0,))
 

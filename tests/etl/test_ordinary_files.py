@@ -16,6 +16,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
+from tests.raises import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 ENGINES = pytest.mark.parametrize(
@@ -99,8 +100,8 @@ def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "better"),
     [
-        ("unused", "run the job with `sluice etl --engine local`"),
-        ("UNUSED", "write the column in another type"),
+        ("unused", "--engine local"),
+        ("UNUSED", "input.columns"),
     ],
 )
 def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(
@@ -113,10 +114,8 @@ def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(
     if engine == "local" and name == "unused":
         assert len(made(text, tmp_path / "a.parquet")[1]) == 20
         return
-    said = "Spark does not read" if engine == "spark" else "the local engine does not read as float"
-    with pytest.raises(
-        InputError, match=rf"a\.parquet: column '{name}' holds .*, which {said}; {better}"
-    ):
+    reader = "Spark" if engine == "spark" else "local engine"
+    with raises(InputError, "a.parquet:", f"'{name}'", reader, better):
         made(text, tmp_path / "a.parquet")
 
 
@@ -129,9 +128,7 @@ def test_types_that_do_not_go_together_are_named_with_their_files(made, tmp_path
         + LABEL
         + column("size", "sparse", '"hash", size = 9')
     )
-    with pytest.raises(
-        InputError, match=r"1\.parquet: column 'size' holds string, in .*0\.parquet it holds bigint"
-    ):
+    with raises(InputError, "1.parquet:", "'size'", "string", "0.parquet", "bigint"):
         made(text, tmp_path)
 
 
@@ -181,7 +178,7 @@ def test_columns_that_differ_by_case_alone_are_refused_before_any_work():
     text = '[input]\nformat = "parquet"\ncolumns = ["y:int", "City:text", "city:text"]\n' + LABEL
     with pytest.raises(SpecError, match="column 'city': a Delta table cannot tell it from 'City'"):
         Spec.own(text + column("City", "key") + column("city", "key"))
-    with pytest.raises(SpecError, match="'Split': this name is the table's own"):
+    with raises(SpecError, "'Split'"):
         Spec.own(text + column("Split", "key", source="City"))
 
 

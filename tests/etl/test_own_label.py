@@ -23,6 +23,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
 from tests.etl.test_identity import auc
+from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
 HASH = "split = {train = 0.8, test = 0.2}"
@@ -318,24 +319,24 @@ def test_a_row_that_is_appended_again_does_not_meet_its_label_in_the_older_sums(
 
 
 KEPT = [
-    ("append", {}, spec(*COLUMNS, table=ID + TIME), "its rows are known by other columns now"),
+    ("append", {}, spec(*COLUMNS, table=ID + TIME), ("other columns",)),
     (
         "append",
         {"update_state": True},
         spec(*COLUMNS, table=ID + TIME),
-        "its rows are known by other columns now",
+        ("other columns",),
     ),
     (
         "overwrite",
         {"reuse_state": True},
         spec(*COLUMNS, table=ID + TIME),
-        "its rows are known by other columns",
+        ("other columns",),
     ),
     (
         "append",
         {"split_moved": "accept"},
         spec(*COLUMNS, table="seed = 1\n" + TIME),
-        "its rows are known by other",
+        ("other columns",),
     ),
     (
         "append",
@@ -343,7 +344,7 @@ KEPT = [
         spec(*COLUMNS, "buy:int", table=TIME).replace(
             'name = "click"', 'name = "click"\nfrom = "buy"'
         ),
-        "it was learned by column 'click', and the spec goes by 'buy'",
+        ("'click'", "'buy'"),
     ),
 ]
 
@@ -354,14 +355,9 @@ def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
 ):
     path = write(tmp_path / "1.parquet", drawn(100))
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME))
-    with pytest.raises(StateError) as refused:
+    command = f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
+    with raises(StateError, "version 0", "labels", *why, command):
         run(None, tmp_path / "t", path, text=later, mode=mode, **options)
-    assert "version 0 learned from labels" in str(refused.value)
-    assert why in str(refused.value)
-    assert (
-        f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
-        in str(refused.value)
-    )
 
 
 def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
@@ -369,9 +365,7 @@ def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
     path = write(tmp_path / "1.parquet", drawn(100))
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME, rate=past))
     later = spec(*COLUMNS, table=TIME.replace('"day"', '"row"'), rate=past)
-    with pytest.raises(
-        StateError, match="it was learned by column 'day', and the spec goes by 'row'"
-    ):
+    with raises(StateError, "version 0", "'day'", "'row'"):
         run(None, tmp_path / "t", path, text=later, mode="append")
     keyed = spec(*COLUMNS, table=ID + TIME, rate=past)
     run(None, tmp_path / "t", path, text=keyed, mode="append")  # it has no folds
@@ -387,9 +381,7 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
     turned = [{**row, "part": ("test", "train")[row["row"] % 2]} for row in rows]
     path = write(tmp_path / "2.parquet", turned)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
-        with pytest.raises(
-            StateError, match="from their labels is kept, so they would meet their own"
-        ):
+        with raises(StateError, "100 %", "'test'", "'train'", "labels"):
             run(None, tmp_path / "t", path, text=text, mode=mode, split_moved="accept", **options)
     run(
         None,
@@ -409,12 +401,10 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
     run(None, tmp_path / "t", path, text=spec(*COLUMNS))
     (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "rules": rules}))
-    with pytest.raises(
-        TableError, match=rf"{record.name}: it is of format 1, rules {rules}, .*make the table anew"
-    ):
+    with raises(TableError, f"{record.name}:", "format 1", f"rules {rules}"):
         FeatureTable.open(tmp_path / "t")
     for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
-        with pytest.raises(TableError, match="another version of sluice wrote it"):
+        with raises(TableError, record.name, "another version of sluice"):
             run(None, tmp_path / "t", path, text=spec(*COLUMNS), mode=mode, **options)
 
 
@@ -460,7 +450,7 @@ def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
     if not refused:
         assert Spec.own(text).columns
         return
-    with pytest.raises(SpecError, match=r"'pair' learns .* 'item', .*\[negatives\]"):
+    with raises(SpecError, "'pair'", "'item'", "[negatives]"):
         Spec.own(text)
 
 
@@ -600,30 +590,30 @@ def by_row(found: list[dict]) -> dict[int, list[dict]]:
 LABELS_USED = [
     (
         '[[column]]\nname = "shown"\nfrom = "click"\nrole = "dense"\nops = [{op = "fill"}]\n',
-        "column 'shown' is made from",
+        "column 'shown'",
     ),
     (
         '[[column]]\nname = "mean"\nfrom = ["user", "click"]\nrole = "dense"\nops = [{op = "group"}, {op = "fill"}]\n',
-        "column 'mean' is made from",
+        "column 'mean'",
     ),
-    ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order names"),
-    ('[[join]]\npath = "x"\non = ["user", "click"]\ncolumns = ["age:int"]\n', "join.on names"),
+    ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order"),
+    ('[[join]]\npath = "x"\non = ["user", "click"]\ncolumns = ["age:int"]\n', "join.on"),
     (
         '[[join]]\npath = "x"\non = "user"\ntime = "click"\ntheir_time = "at"\ncolumns = ["age:int"]\n',
-        "join.time names",
+        "join.time",
     ),
     (
         '[[history]]\nname = "h"\nof = "day"\nby = "click"\norder = "day"\nlength = 2\n',
-        "history.by names",
+        "history.by",
     ),
     (
         '[[history]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\nlength = 2\n',
-        "history.order names",
+        "history.order",
     ),
-    ('[[lag]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\n', "lag.order names"),
+    ('[[lag]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\n', "lag.order"),
     (
         '[[lag]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\ndifference = true\n',
-        "lag.difference names",
+        "lag.difference",
     ),
 ]
 
@@ -633,7 +623,7 @@ LABELS_USED = [
     [
         *LABELS_USED,
         *(
-            (f"[table]\n{key} = {value}\n", f"table.{key} names")
+            (f"[table]\n{key} = {value}\n", f"table.{key}")
             for key, value in (
                 ("key", '["row", "click"]'),
                 ("split_by", '"click"'),
@@ -649,9 +639,7 @@ def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_tabl
         if "[table]" not in more
         else spec(*COLUMNS).replace("[table]\n", more)
     )
-    with pytest.raises(
-        SpecError, match=rf"spec: {where} 'click', which is the label.*earlier rows"
-    ):
+    with raises(SpecError, "spec:", where, "'click'", "[[history]]"):
         Spec.own(text)
     assert Spec.parse(text).columns
     earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'

@@ -10,6 +10,7 @@ from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from tests.raises import raises
 
 SPEC = """
 [input]
@@ -178,7 +179,7 @@ def test_decimal_commas():
         'decimal = ","\ndelimiter = ","',
         'decimal = "x"',
     ):
-        with pytest.raises(SpecError, match=r"input\.decimal = "):
+        with raises(SpecError, "input.decimal = "):
             Spec.parse(text.replace('delimiter = ";"\ndecimal = ","', wrong))
 
 

@@ -16,6 +16,7 @@ from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.test_operators import learned
+from tests.raises import raises
 
 ROWS = st.lists(
     st.tuples(
@@ -154,13 +155,11 @@ ops = [{op = "target", past = true%s}]
 """
     timed = 'split_time = "at"\nsplit = {train = 0, test = 5}'
     assert Spec.parse(text % (timed, ", past_step = 3600")).columns
-    with pytest.raises(
-        SpecError, match=r"column 'user': target with past = true needs table\.split_time"
-    ):
+    with raises(SpecError, "column 'user'", "past = true", "table.split_time"):
         Spec.parse(text % ("", ""))
-    with pytest.raises(SpecError, match=r"column\[1\]\.ops\[0\]\.past_step = -1\.0: must be 0"):
+    with raises(SpecError, "column[1].ops[0].past_step = -1.0", 0):
         Spec.parse(text % (timed, ", past_step = -1"))
-    with pytest.raises(OperatorError, match="past_step = 5: is for past = true alone"):
+    with raises(OperatorError, "past_step = 5", "past = true"):
         Count(past_step=5.0)
 
 

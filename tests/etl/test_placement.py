@@ -28,6 +28,7 @@ from sluice.ingest.row_order import Order
 from sluice.tools.packing import packing
 from sluice.tools.placing import CannotPlace, placed
 from tests.etl.jobs import Said
+from tests.raises import assert_names, raises
 
 SPEC = """
 [input]
@@ -131,7 +132,7 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
         f.bytes for f in FeatureTable.open(tmp_path / "etl").files
     )
     assert sum(line.startswith(("  I", "  C")) for line in said.text.splitlines()) == 39
-    assert "only in the ETL: pair: cross takes several columns (C1, C2)" in said.text
+    assert_names(said.text, "pair:", "cross", "C1, C2")
     assert found["foretold_rows_per_s"] == 100
     hashes = []
     for name in ("etl", "placed"):
@@ -183,16 +184,16 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     empty = ran(tmp_path / "empty", tmp_path / "etl")
     (empty / "metrics.jsonl").write_text("")
 
-    def refused(kind: type[UsageError], match: str, *words: object, text: str = SPEC) -> None:
-        with pytest.raises(kind, match=match):
+    def refused(kind: type[UsageError], facts: tuple, *words: object, text: str = SPEC) -> None:
+        with raises(kind, *facts):
             answer(tmp_path, *out, *words, text=text)
         assert not (tmp_path / "new" / "_delta_log").exists()
 
-    refused(RunError, "log: no run folder", "--place", "auto", "--for", tmp_path / "log")
-    refused(CannotPlace, "empty: it has measured no stage", "--place", "auto", "--for", empty)
+    refused(RunError, ("log:", "config.json"), "--place", "auto", "--for", tmp_path / "log")
+    refused(CannotPlace, ("empty:", "no stage"), "--place", "auto", "--for", empty)
     refused(
         CannotPlace,
-        "of another spec: column 'I1' is made in another way there",
+        ("another spec", "'I1'"),
         "--place",
         "auto",
         "--for",
@@ -201,7 +202,7 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     )
     refused(
         CannotPlace,
-        "of another spec: column 'pair' is not in this spec",
+        ("another spec", "'pair'"),
         "--place",
         "auto",
         "--for",
@@ -210,7 +211,7 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     )
     refused(
         CannotPlace,
-        r"says in \[placement\] already",
+        ("spec.toml:", "[placement]"),
         "--place",
         "auto",
         "--for",
@@ -219,16 +220,16 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     )
     refused(
         CannotPlace,
-        "its table cannot be read .*there is no feature table",
+        ("gone:", "nowhere:", "no feature table"),
         "--place",
         "auto",
         "--for",
         ran(tmp_path / "gone", tmp_path / "nowhere"),
     )
-    refused(UsageError, "--place auto and --for RUN go together", "--place", "auto")
-    refused(UsageError, "--place auto and --for RUN go together", "--for", run)
-    refused(OptionError, "--place: 'autp' is none of auto", "--place", "autp", "--for", run)
-    with pytest.raises(UsageError, match=r"--place auto: .* --mode overwrite"):
+    refused(UsageError, ("--place auto", "--for RUN"), "--place", "auto")
+    refused(UsageError, ("--place auto", "--for RUN"), "--for", run)
+    refused(OptionError, ("--place:", "'autp'", "'auto'"), "--place", "autp", "--for", run)
+    with raises(UsageError, "--place auto", "--mode overwrite"):
         answer(
             tmp_path,
             "--output",
@@ -253,13 +254,13 @@ def test_a_spec_may_say_it_itself():
     assert {c.name: c for c in marked.columns}["C12"] == same
     assert leave_to_loader(same, None, spec.kinds, "").online is None
     wrong = {
-        '"C99" = []': "no such column, did you mean|there is no such column",
-        "I2 = ['clip']": "must be the last",
-        "pair = ['cross']": "takes several columns",
-        "label = ['hash']": "must be the last",
+        '"C99" = []': ("placement.C99", "'C9'"),
+        "I2 = ['clip']": ("placement.I2 = ['clip']", "['fill', 'clip', 'log']"),
+        "pair = ['cross']": ("placement.pair:", "cross", "C1, C2"),
+        "label = ['hash']": ("placement.label = ['hash']", "[]"),
     }
-    for line, words in wrong.items():
-        with pytest.raises(SpecError, match=words):
+    for line, facts in wrong.items():
+        with raises(SpecError, *facts):
             Spec.own(f"{SPEC}\n[placement]\n{line}\n")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run
+from tests.raises import assert_names, raises
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = (
@@ -93,10 +94,8 @@ def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     for name in ("a.parquet", "b.parquet"):
         (tmp_path / name).touch()
-    assert "put a pattern of files in quotes" in refused(
-        "ingest.__main__", "doctor a.parquet b.parquet", capsys
-    )
-    assert "in quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
+    assert "quotes" in refused("ingest.__main__", "doctor a.parquet b.parquet", capsys)
+    assert "quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
 
 
 def refused(program, words, capsys) -> str:
@@ -126,31 +125,31 @@ def refused(program, words, capsys) -> str:
     ],
 )
 def test_every_program_says_which_option_may_have_been_meant(program, words, meant, capsys):
-    assert f"(did you mean '--{meant}'?)" in refused(program, words, capsys)
+    assert_names(refused(program, words, capsys), f"'--{meant}'")
 
 
 @pytest.mark.parametrize(
-    ("program", "words", "said"),
+    ("program", "words", "facts"),
     [
         (
             "sluice.etl.__main__",
             "synth --rows 60k --out o",
-            "--rows: '60k' is not a whole number of 1 or more",
+            ("--rows:", "'60k'", "whole number of 1"),
         ),
         (
             "sluice.etl.job",
             "--spec s --input i --output o --max-rejects few",
-            "'few' is not a number from 0 to 1",
+            ("--max-rejects:", "'few'", "0 to 1"),
         ),
         (
             "sluice.dlrm.train",
             "--run-dir r --batch-size abc",
-            "--batch-size: 'abc' is not a whole number",
+            ("--batch-size:", "'abc'", "whole number"),
         ),
     ],
 )
-def test_a_value_of_another_kind_is_said_in_words(program, words, said, capsys):
-    assert said in refused(program, words, capsys)
+def test_a_value_of_another_kind_is_said_in_words(program, words, facts, capsys):
+    assert_names(refused(program, words, capsys), *facts)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +180,7 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(
         monkeypatch.setenv(name, value)
     (tmp_path / "here-1").touch()
     path = path.format(tmp_path)
-    with pytest.raises(
-        InputError if refused else Started, match="matches no file" if refused else None
-    ):
+    with raises(InputError if refused else Started, *(("no file",) if refused else ())):
         main(
             [
                 "--spec",
@@ -224,7 +221,7 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
     from sluice.ingest.read.sources import Reading
 
     synthesize(tmp_path / "log", rows=600, seed=2)
-    with pytest.raises(UsageError, match="'10Gib of it' is not a number of bytes"):
+    with raises(UsageError, "'10Gib of it'", "bytes"):
         packed_by_a_job(tmp_path, "--packed", "10Gib of it")
     assert not (tmp_path / "t").exists()
     made = packed_by_a_job(tmp_path, "--packed")
@@ -253,10 +250,9 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
         said = [
             line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")
         ]
-        assert sum("no more packed copies are made" in line for line in said) == len(said) == lines
+        assert sum("packed copies" in line for line in said) == len(said) == lines
         assert all(
-            (os.strerror(errno.ENOSPC) if len(words) == 1 else "has reached its limit") in line
-            for line in said
+            (os.strerror(errno.ENOSPC) if len(words) == 1 else "limit") in line for line in said
         )
 
 

@@ -8,6 +8,7 @@ from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import Fill, Log
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from tests.raises import raises
 
 GOOD = """
 [input]
@@ -69,305 +70,305 @@ def test_criteo_spec_is_good(repo):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "facts"),
     [
-        ("seed = 3", "sede = 3", r"table\.sede: unknown key \(did you mean 'seed'\?\)"),
-        ("[table]", "[tabel]", r"tabel: unknown key \(did you mean 'table'\?\)"),
+        ("seed = 3", "sede = 3", ("table.sede", "'seed'")),
+        ("[table]", "[tabel]", ("tabel", "'table'")),
         (
             "min_count = 2",
             "min_cuont = 2",
-            r"column\[2\]\.ops\[0\]\.min_cuont: unknown key \(did you mean 'min_count'\?\)",
+            ("column[2].ops[0].min_cuont", "'min_count'"),
         ),
         (
             'op = "log"',
             'op = "lgo"',
-            r"column\[1\]\.ops\[1\]\.op = 'lgo': unknown operator \(did you mean 'log'\?\)",
+            ("column[1].ops[1].op = 'lgo'", "'log'"),
         ),
         (
             'role = "dense"',
             'role = "dens"',
-            r"column\[1\]\.role = 'dens': unknown role \(did you mean 'dense'\?\)",
+            ("column[1].role = 'dens'", "'dense'"),
         ),
-        ('match = "C*"', 'match = "D*"', r"column\[2\]\.match = 'D\*': matches no input column"),
-        ('match = "C*"', 'match = "*"', r"column\[2\]\.match = '\*': column\[1\] matches 'I1' too"),
+        ('match = "C*"', 'match = "D*"', ("column[2].match = 'D*'", "C1, C2, I1")),
+        ('match = "C*"', 'match = "*"', ("column[2].match = '*'", "column[1]", "'I1'")),
         (
             'name = "C2"',
             'name = "label"',
-            r"column\[3\]\.name = 'label': column\[0\] has this name already",
+            ("column[3].name = 'label'", "column[0]"),
         ),
-        ('name = "C2"', 'name = "C3"', r"column\[3\]\.name = 'C3': no such input column"),
+        ('name = "C2"', 'name = "C3"', ("column[3].name = 'C3'", "'I3'")),
         (
             'name = "C2"',
             'name = "C9"\nfrom = "C22"',
-            r"column\[3\]\.from = 'C22'.*did you mean 'C2'",
+            ("column[3].from = 'C22'", "'C2'"),
         ),
-        ('"I1..I3:int"', '"I1..I3:itn"', r"input\.columns\[1\].*did you mean 'int'"),
+        ('"I1..I3:int"', '"I1..I3:itn"', ("input.columns[1]", "'int'")),
         (
             '"I1..I3:int"',
             '"I1..I3:int", "I2:int"',
-            r"input\.columns\[2\]: column 'I2' is there twice",
+            ("input.columns[2]", "'I2'", "twice"),
         ),
-        ('"I1..I3:int"', '"I3..I1:int"', r"input\.columns\[1\]: 'I3..I1' is no range"),
-        ('{op = "fill"}, ', "", r"column 'I1' may have nulls"),
-        ("size = 10", "size = 0", r"column\[3\]\.ops\[0\]\.size = 0: must be from 1"),
-        ("size = 10", "salt = 1", r"column\[3\]\.ops\[0\]: hash needs size"),
-        ("size = 10", 'size = "10"', r"column\[3\]\.ops\[0\]\.size = '10': must be int"),
+        ('"I1..I3:int"', '"I3..I1:int"', ("input.columns[1]", "'I3..I1'")),
+        ('{op = "fill"}, ', "", ("'I1'", "nulls")),
+        ("size = 10", "size = 0", ("column[3].ops[0].size = 0", "1")),
+        ("size = 10", "salt = 1", ("column[3].ops[0]:", "hash", "size")),
+        ("size = 10", 'size = "10"', ("column[3].ops[0].size = '10'", "int")),
         (
             "width = 8",
             "widht = 8",
-            r"column\[2\]\.embedding\.widht: unknown key \(did you mean 'width'\?\)",
+            ("column[2].embedding.widht", "'width'"),
         ),
         (
             'ops = [{op = "hash", size = 10}]',
             "",
-            r"role 'sparse', which needs id.*categorify or hash",
+            ("'sparse'", "id", "categorify", "hash"),
         ),
-        ('role = "label"', 'role = "dense"\nops = [{op = "fill"}]', "exactly one must have role"),
+        ('role = "label"', 'role = "dense"\nops = [{op = "fill"}]', ('role = "label"', "none")),
         (
             "seed = 3",
             "split = {train = 0.5, test = 0.4}",
-            r"table\.split: the shares add up to 0.9",
+            ("table.split:", "0.9"),
         ),
-        ("seed = 3", 'split = {"a/b" = 1.0}', r"table\.split\.a/b"),
-        ("seed = 3", "row_group_rows = 0", r"table\.row_group_rows = 0"),
-        ("seed = 3", "seed = true", r"table\.seed = True: must be int"),
-        ("seed = 3", "seed = ", "not TOML"),
-        ("seed = 3", 'split_by = "C9"', r"table\.split_by = 'C9': no such input column"),
+        ("seed = 3", 'split = {"a/b" = 1.0}', ("table.split.a/b",)),
+        ("seed = 3", "row_group_rows = 0", ("table.row_group_rows = 0",)),
+        ("seed = 3", "seed = true", ("table.seed = True", "int")),
+        ("seed = 3", "seed = ", ("not TOML",)),
+        ("seed = 3", 'split_by = "C9"', ("table.split_by = 'C9'", "'C2'")),
         (
             "seed = 3",
             'split_by = "C1"\nsplit_column = "C2"',
-            r"table\.split_column: cannot be combined with split_by",
+            ("table.split_column:", "split_by"),
         ),
-        ("seed = 3", 'order = "C1"', r"table\.order = 'C1': .* text,.* number"),
-        ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', r"table\.split: .* must rise"),
+        ("seed = 3", 'order = "C1"', ("table.order = 'C1'", "text", "number")),
+        ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', ("table.split:", "rise")),
         (
             '{op = "log", shift = 3}',
             '{op = "hash", size = 3}',
-            r"has role 'dense', which needs number",
+            ("'dense'", "number"),
         ),
         (
             '{op = "log", shift = 3}',
             '{op = "split"}, {op = "log"}',
-            r"ops\[2\]: log takes number, but column 'I1' is texts",
+            ("ops[2]:", "log", "number", "'I1'", "texts"),
         ),
         (
             '{op = "log", shift = 3}',
             '{op = "overlap"}',
-            r"column\[1\]\.ops\[1\]: overlap takes row",
+            ("column[1].ops[1]:", "overlap", "row"),
         ),
         (
             '{op = "log", shift = 3}',
             '{op = "bag"}',
-            r"ops\[1\]: bag takes numbers or texts or ids, but column 'I1' is number",
+            ("ops[1]:", "bag", "'I1'", "number"),
         ),
         (
             '{op = "log", shift = 3}',
             '{op = "log", shift = 3, online = true}, {op = "clip", low = 0}',
-            r"must be too",
+            ("ops[2].online:", "ops[1]"),
         ),
         (
             '{op = "fill"}, {op = "log", shift = 3}',
             '{op = "target", online = true}, {op = "fill", online = true}',
-            r"column\[\d\]: target .* label and key",
+            ("column[1]:", "target", "label", "key"),
         ),
         (
             '{op = "fill"}, {op = "log", shift = 3}',
             '{op = "clip", low = 0, online = true}',
-            "may have nulls",
+            ("'I1'", "nulls"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "python", function = "m:f", inputs = "text", output = "id", size = 3, online = true}',
-            r"column\[\d\]: python .*'m:f'",
+            ("python", "'m:f'", "[[transform]]"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "modulus", size = 9, online = true}, {op = "hash", size = 3}',
-            "must be too",
+            ("ops[1].online:", "ops[0]"),
         ),
         (
             '{op = "fill"}, {op = "log", shift = 3}',
             '{op = "fill"}, {op = "bucketize", boundaries = [1], online = true}',
-            r"has role 'dense', which needs number",
+            ("'dense'", "number"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "categorify", joint = 3}',
-            r"ops\[0\]\.joint = 3: must be str",
+            ("ops[0].joint = 3", "str"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "bucketize", boundaries = [2, 1]}',
-            r"boundaries = \[2.0, 1.0\]: must be numbers that rise",
+            ("boundaries = [2.0, 1.0]", "rise"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "vocabulary", values = ["a", "a"]}',
-            r"ops\[0\]\.values: must be one or more",
+            ("ops[0].values:", "one or more"),
         ),
         (
             '{op = "hash", size = 10}',
             '{op = "map", values = ["a"], to = []}',
-            r"ops\[0\]\.to: has 0 texts for 1 values",
+            ("ops[0].to:", "0 texts", "1 values"),
         ),
         (
             'name = "C2"',
             'name = "X"\nfrom = ["C1", "C2"]',
-            r"ops\[0\]: hash takes text, but column 'X' is several",
+            ("ops[0]:", "hash", "text", "'X'", "several"),
         ),
-        ("[table]", "[sample]\nnegatives = 2\n[table]", r"sample\.negatives = 2: must be a share"),
+        ("[table]", "[sample]\nnegatives = 2\n[table]", ("sample.negatives = 2", "share")),
         (
             "[table]",
             '[[filter]]\ncolumn = "I1"\nop = "=~"\nvalue = 1\n[table]',
-            r"filter\[0\]\.op = '=~': unknown comparison",
+            ("filter[0].op = '=~'", "'>='"),
         ),
         (
             "[table]",
             '[[filter]]\ncolumn = "I1"\nop = "=="\nvalue = "x"\n[table]',
-            r"filter\[0\]\.value = 'x': column 'I1'",
+            ("filter[0].value = 'x'", "'I1'"),
         ),
         (
             "[table]",
             '[[history]]\nname = "H"\nof = "C1"\nby = "C2"\norder = "I9"\nlength = 3\n[table]',
-            r"history\[0\]\.order = 'I9': no such input column \(did you mean 'I3'|history\[0\]\.order = 'I9'",
+            ("history[0].order = 'I9'", "'I3'"),
         ),
         (
             "[table]",
             '[[join]]\npath = "x"\non = "C1"\ncolumns = ["C2:text"]\n[table]',
-            r"join\[0\]\.columns = 'C2'",
+            ("join[0].columns = 'C2'", "already"),
         ),
         (
             "[table]",
             "[drift]\npsy = {warn = 1}\n[table]",
-            r"drift\.psy: unknown key \(did you mean 'psi'\?\)",
+            ("drift.psy", "'psi'"),
         ),
-        ("[table]", '[dedup]\nkeep = "any"\n[table]', r"dedup\.keep = 'any'"),
+        ("[table]", '[dedup]\nkeep = "any"\n[table]', ("dedup.keep = 'any'", "first, last")),
         (
             "[table]",
             "multiline = true\n[table]",
-            r"input\.multiline: .* csv.*'tsv'",
+            ("input.multiline:", "csv", "'tsv'"),
         ),
         (
             "[table]",
             'optional = "I1"\n[table]',
-            r"input\.optional = \['I1'\]: in tsv they must be the last of",
+            ("input.optional = ['I1']", "tsv", "last"),
         ),
         (
             "[input]",
             '[input]\nformat = "parquet"\noptional = ["I9"]',
-            r"input\.optional = 'I9': no such input column",
+            ("input.optional = 'I9'", "'I3'"),
         ),
-        ("seed = 3", 'partition = "C9"', r"table\.partition = 'C9': no such input column"),
+        ("seed = 3", 'partition = "C9"', ("table.partition = 'C9'", "'C2'")),
         (
             "seed = 3",
             'partition = "C1"\norder = "I1"',
-            r"table\.order: cannot be combined with partition",
+            ("table.order:", "partition"),
         ),
         (
             "seed = 3",
             'order = "I1"\ntogether = "C1"',
-            r"table\.order: cannot be combined with together",
+            ("table.order:", "together"),
         ),
         (
             "[table]",
             '[negatives]\ncolumn = "C1"\n[table]\npartition = "C2"',
-            r"table\.partition: cannot be combined with",
+            ("table.partition:", "[negatives]"),
         ),
         (
             'name = "C2"',
             'name = "partition"\nfrom = "C2"',
-            r"name = 'partition': this name is the table's own",
+            ("name = 'partition'", "table's own"),
         ),
         (
             '"I1..I3:int"',
             '{name = "I1..I3:text", format = "%Y"}',
-            r"input\.columns\[1\] = .*becomes seconds since 1970",
+            ("input.columns[1]", "'%Y'", "seconds"),
         ),
         (
             '"I1..I3:int"',
             '{name = "I1..I3:int", zone = "UTC"}',
-            r"input\.columns\[1\] = .*format = ",
+            ("input.columns[1]", "'UTC'", "seconds"),
         ),
         (
             '"I1..I3:int"',
             '{name = "I1..I3:int", format = "%Y", zone = "Bonn"}',
-            r"columns\[1\]\.zone = 'Bonn': no such",
+            ("columns[1].zone = 'Bonn'", "Europe/Berlin"),
         ),
         (
             "[table]",
             'encoding = "utf-16"\n[table]',
-            r"input\.encoding = 'utf-16': .*line's end",
+            ("input.encoding = 'utf-16'", "UTF-8"),
         ),
         (
             "[table]",
             'encoding = "utf-7"\n[table]',
-            r"input\.encoding = 'utf-7': .*line's end",
+            ("input.encoding = 'utf-7'", "UTF-8"),
         ),
         (
             "[table]",
             'encoding = "latin-99"\n[table]',
-            r"input\.encoding = 'latin-99': no such encoding; write",
+            ("input.encoding = 'latin-99'", "cp1252"),
         ),
         (
             "[input]",
             '[input]\nformat = "parquet"\nencoding = "cp1252"',
-            r"input\.encoding: .*tsv or csv or json",
+            ("input.encoding:", "tsv", "csv", "json"),
         ),
         (
             "[input]",
             '[input]\nformat = "delta"\nplace = "p"',
-            r"input\.place: .*'delta'",
+            ("input.place:", "'delta'"),
         ),
         (
             "[table]",
             'place = "I1"\n[table]',
-            r"input\.place = 'I1': must be the name of a new column",
+            ("input.place = 'I1'", "new column"),
         ),
         (
             '"I1..I3:int", "C1..C2:text"]',
             '"I1..I3:int", "C1..C2:text"]\nplace = "Ip"',
-            r"input\.place: 'Ip' is made of it, and a server does not know where a row lies",
+            ("input.place:", "'Ip'", "server"),
         ),
         (
             "[table]",
             'place = "p"\n[dedup]\norder = "p"\n[table]',
-            r"dedup\.by: name the columns",
+            ("dedup.by:", "input.place"),
         ),
         (
             "seed = 3",
             'unlabelled = "test"',
-            r"table\.unlabelled = 'test': must be the name of one more split",
+            ("table.unlabelled = 'test'", "split"),
         ),
         (
             "[table]",
             '[sample]\nnegatives = 0.5\n[table]\nunlabelled = "ask"',
-            r"table\.unlabelled: cannot be combined with",
+            ("table.unlabelled:", "[sample]"),
         ),
         (
             "[table]",
             '[[join]]\npath = "x"\non = "C1"\ncolumns = ["A:text"]\ndelimiter = ";"\n[table]',
-            r"join\[0\]\.delimiter: .* csv.*'parquet'",
+            ("join[0].delimiter:", "csv", "'parquet'"),
         ),
         (
             "[table]",
             '[[join]]\npath = "x"\nformat = "csv"\non = "C1"\ncolumns = ["A:text"]\nfields = ["C1", "AA"]\n[table]',
-            r"join\[0\]\.fields: 'A' is none of them \(did you mean 'AA'\?\)",
+            ("join[0].fields:", "'A'", "'AA'"),
         ),
         (
             'name = "C2"\nrole = "sparse"\nops = [{op = "hash", size = 10}]',
             'name = "X"\nfrom = ["I1", "C2"]\nrole = "dense"\nops = [{op = "recent", gap = 9}, {op = "fill"}]',
-            r"ops\[0\]: recent takes columns of number and numbers, and I1, C2 are number and text",
+            ("ops[0]:", "recent", "I1, C2", "number and text"),
         ),
         (
             '"C1..C2:text"]',
             '"C1..C2:text", "T:texts"]',
-            r"input\.columns\[3\] = 'T:texts': tsv has no lists",
+            ("input.columns[3] = 'T:texts'", "tsv"),
         ),
     ],
 )
-def test_a_mistake_is_named_by_its_path(old, new, message):
+def test_a_mistake_is_named_by_its_path(old, new, facts):
     assert old in GOOD
-    with pytest.raises(SpecError, match=message):
+    with raises(SpecError, *facts):
         Spec.parse(GOOD.replace(old, new), "my.toml")
 
 
@@ -377,7 +378,7 @@ def test_joint_columns_share_a_state_and_must_agree():
     ).replace('{op = "hash", size = 10}', '{op = "categorify", joint = "C"}')
     (learned,) = Spec.parse(text).fitted
     assert (learned.key, [c.name for c, _ in learned.users]) == ("joint/C", ["C1", "C2"])
-    with pytest.raises(SpecError, match="joint = 'C' has other parameters in column 'C1'"):
+    with raises(SpecError, "joint = 'C'", "'C1'"):
         Spec.parse(text[::-1].replace('"C" = tnioj'[::1], '2 = voo ,"C" = tnioj', 1)[::-1])
 
 
@@ -386,7 +387,7 @@ def test_levels_are_the_operators_that_learn_one_after_the_other():
     spec = Spec.parse(text)
     assert spec.levels == 2
     assert {learned.key: learned.level for learned in spec.fitted}["I1/2"] == 1
-    with pytest.raises(SpecError, match="at most 3 operators that learn"):
+    with raises(SpecError, "column[1].ops:", 3):
         Spec.parse(text.replace('{op = "standardise"}', ", ".join(['{op = "standardise"}'] * 3)))
 
 
@@ -442,44 +443,44 @@ ops = [{before}{{op = "fill", indicator = true}}{after}]
 
 
 @pytest.mark.parametrize(
-    ("role", "chain", "complaint"),
+    ("role", "chain", "facts"),
     [
         (
             "dense",
             '{op = "categorify"}, {op = "count"}, {op = "fill", indicator = true}',
-            "indicator: the added column is made of text here, not of a number; leave indicator out",
+            ("indicator:", "text"),
         ),
         (
             "id_list",
             '{op = "split"}, {op = "parse_time"}, {op = "fill", indicator = true}, {op = "hash", size = 9}',
-            "indicator: the added column is made of numbers here",
+            ("indicator:", "numbers"),
         ),
         (
             "label",
             '{op = "parse_time"}, {op = "fill", indicator = true}',
-            "indicator: a label cannot make another column",
+            ("indicator:", "label"),
         ),
     ],
 )
-def test_an_indicator_that_cannot_be_made_is_refused(role, chain, complaint):
-    with pytest.raises(SpecError, match=complaint):
+def test_an_indicator_that_cannot_be_made_is_refused(role, chain, facts):
+    with raises(SpecError, *facts):
         Spec.parse(
             f'{GOOD}\n[[column]]\nname = "x"\nfrom = "C1"\nrole = "{role}"\nops = [{chain}]\n'
         )
 
 
 @pytest.mark.parametrize(
-    ("values", "complaint"),
+    ("values", "facts"),
     [
         (
             '"é", "É"',
-            "column 'x=É': a Delta table cannot tell it from 'x=é'; give one of them another name",
+            ("'x=É'", "'x=é'"),
         ),
-        (r'"a\u0000b"', r"column 'x=a\\x00b': a file cannot hold a name with the character 0"),
+        (r'"a\u0000b"', (r"'x=a\x00b'", "character 0")),
     ],
 )
-def test_names_that_no_table_can_hold_are_refused(values, complaint):
-    with pytest.raises(SpecError, match=complaint):
+def test_names_that_no_table_can_hold_are_refused(values, facts):
+    with raises(SpecError, *facts):
         Spec.parse(
             f'{GOOD}\n[[column]]\nname = "x"\nfrom = "C1"\nrole = "dense"\n'
             f'ops = [{{op = "one_hot", values = [{values}]}}]\n'
@@ -516,28 +517,26 @@ def test_ids_left_to_the_loader_are_stored_as_the_numbers_that_they_are_made_of(
 
 
 def test_a_missing_spec_is_named(tmp_path):
-    with pytest.raises(SpecError, match=r"nothing\.toml: the spec cannot be read"):
+    with raises(SpecError, "nothing.toml:"):
         Spec.read(tmp_path / "nothing.toml")
 
 
 @pytest.mark.parametrize(
-    ("function", "inputs", "complaint"),
+    ("function", "inputs", "facts"),
     [
         (
             "no:f",
             "text",
-            r"my\.toml: column 'C2': function = 'no:f': cannot be imported \(No module named 'no'\)",
+            ("my.toml: column 'C2': function = 'no:f':", "No module named 'no'"),
         ),
-        ("os.path:nothing", "text", r"'os\.path:nothing': cannot be imported"),
-        ("os.path:sep", "text", r"'os\.path:sep': must be module:function"),
-        ("os", "text", r"'os': must be module:function"),
-        ("os:../x", "text", r"must be module:function"),
-        ("os.path:basename", '["text", "text"]', r"'os\.path:basename': cannot take 2 arrays"),
+        ("os.path:nothing", "text", ("'os.path:nothing'", "imported")),
+        ("os.path:sep", "text", ("'os.path:sep'", "module:function")),
+        ("os", "text", ("'os'", "module:function")),
+        ("os:../x", "text", ("'os:../x'", "module:function")),
+        ("os.path:basename", '["text", "text"]', ("'os.path:basename'", "2 arrays")),
     ],
 )
-def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(
-    function, inputs, complaint
-):
+def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(function, inputs, facts):
     text = GOOD.replace(
         '{op = "hash", size = 10}',
         f'''{{op = "python", function = "{function}", '''
@@ -545,5 +544,5 @@ def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(
     )
     if not inputs.startswith("["):
         assert Spec.parse(text).functions == {function}  # which imports nothing
-    with pytest.raises(SpecError, match=complaint):
+    with raises(SpecError, *facts):
         Spec.own(text, "my.toml")

@@ -25,6 +25,7 @@ from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError, _bag
 from sluice.etl.table.vacuum import vacuum
+from tests.raises import raises
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_a_table_tells_its_fields_files_and_splits(table):
 
 
 def test_an_unknown_split_names_those_there_are(table):
-    with pytest.raises(TableError, match=r"no split 'tset'.*train"):
+    with raises(TableError, "'tset'", "train"):
         table.files_of("tset")
 
 
@@ -68,31 +69,23 @@ def foreign(folder: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["show", "check", "vacuum"])
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "facts"),
     [
+        (foreign, ("Delta table", "another program", "role", "spec")),
+        (Path.mkdir, ("no feature table", "no _delta_log", "`sluice etl`")),
         (
-            foreign,
-            "is a Delta table that another program wrote: no column has a role; write a spec",
+            lambda path: (path / "_delta_log").mkdir(parents=True),
+            ("no feature table", "_delta_log holds no version", "`sluice etl`"),
         ),
-        (
-            Path.mkdir,
-            "there is no feature table here (the folder has no _delta_log); `sluice etl` makes one",
-        ),
-        (
-            Path.touch,
-            "is a file, and a feature table is a folder; `sluice etl` makes a table of files",
-        ),
-        (
-            lambda path: None,
-            "there is no feature table here (there is no such folder); `sluice etl` makes one",
-        ),
+        (Path.touch, ("a file", "`sluice etl`")),
+        (lambda path: None, ("no feature table", "no such folder", "`sluice etl`")),
     ],
 )
-def test_what_is_no_feature_table_is_one_sentence_with_what_to_do(tmp_path, command, make, said):
+def test_what_is_no_feature_table_is_said_with_what_to_do(tmp_path, command, make, facts):
     make(tmp_path / "x")
-    with pytest.raises(TableError) as raised:
+    with raises(TableError, *facts) as raised:
         main([command, str(tmp_path / "x")])
-    assert str(raised.value).startswith(f"{tmp_path / 'x'}: {said}")
+    assert str(raised.value).startswith(f"{tmp_path / 'x'}: ")
     assert "_sluice" not in str(raised.value)
 
 
@@ -108,15 +101,12 @@ def test_a_file_that_another_program_added_to_a_feature_table_is_named(table):
         "dataChange": True,
     }
     (root / "_delta_log" / f"{1:020}.json").write_text(json.dumps({"add": add}))
-    with pytest.raises(
-        TableError,
-        match=f"{name}: no job record .* make the table again with it",
-    ):
+    with raises(TableError, f"{name}:", "job record"):
         FeatureTable.open(root)
 
 
 def test_a_version_that_is_not_there_yet_names_the_newest(table):
-    with pytest.raises(TableError, match="there is no version 7: the newest is 0"):
+    with raises(TableError, "version 7", 0):
         FeatureTable.open(table.uri, 7)
 
 
@@ -137,7 +127,7 @@ def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
         (0, "create", 3000),
     ]
     assert [(v.version, v.mode, v.rows) for v in old.history()] == [(0, "create", 3000)]
-    assert old.check() == []  # what came later is no orphan
+    assert (old.check(), replaced.check()) == ([], [])  # files of other versions are no orphans
     assert replaced.fingerprint.layout == old.fingerprint.layout
     assert replaced.fingerprint.vocabulary != old.fingerprint.vocabulary
 
@@ -148,11 +138,6 @@ def test_an_orphan_is_reported_and_never_read(table):
     assert FeatureTable.open(table.uri).files == table.files
     assert [p for p in table.check() if "orphan" in p and str(orphan) in p]
     assert len(table.check()) == 1
-
-
-def test_files_of_other_versions_are_no_orphans(table):
-    small_table(table.uri, rows=200, mode="overwrite", row_group_rows=256)
-    assert FeatureTable.open(table.uri).check() == []
 
 
 def _flip(path: Path, offset: int) -> None:
@@ -178,23 +163,6 @@ def test_the_command_ends_with_1_where_there_is_a_problem(table, capsys):
     assert json.loads(capsys.readouterr().out)["problems"] == [f"{table.files[1].path}: missing"]
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        ((), "there is no such folder"),
-        (("t",), "the folder has no _delta_log"),
-        (("t", "t/_delta_log"), "its _delta_log holds no version"),
-    ],
-)
-def test_a_place_without_a_table_is_told_in_plain_words(tmp_path, made, why):
-    for folder in made:
-        (tmp_path / folder).mkdir()
-    with pytest.raises(
-        TableError, match=rf"/t: there is no feature table here \({why}\); `sluice etl` makes one$"
-    ):
-        FeatureTable.open(tmp_path / "t")
-
-
 def test_check_finds_missing_truncated_and_replaced_files(table):
     missing, truncated, replaced = (Path(f.path) for f in table.files[:3])
     missing.unlink()
@@ -218,20 +186,16 @@ def test_check_finds_ids_beyond_their_embedding(table):
     assert any("'C7'" in p and "10 rows" in p for p in FeatureTable.open(table.uri).check())
 
 
-def test_what_is_no_table_is_refused_in_our_words(table, tmp_path):
-    with pytest.raises(TableError, match="no feature table"):
-        FeatureTable.open(tmp_path / "nothing")
-    with pytest.raises(TableError, match="version 7"):
-        FeatureTable.open(table.uri, 7)
+def test_a_version_without_its_record_is_refused_by_name(table):
     Path(table.uri, "_sluice", "jobs", f"{table.record.job}.json").unlink()
-    with pytest.raises(TableError, match="record is missing"):
+    with raises(TableError, f"{table.record.job}.json:", "record"):
         FeatureTable.open(table.uri)
 
 
 def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
-    with pytest.raises(CommitError, match="already there"):
+    with raises(CommitError, table.uri, "already"):
         small_table(table.uri)
-    with pytest.raises(CommitError, match="no table to append"):
+    with raises(CommitError, "new:", "append"):
         small_table(tmp_path / "new", mode="append")
 
 
@@ -239,9 +203,7 @@ def test_a_stale_version_is_a_conflict_in_our_words(table):
     store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
     small_table(table.uri, rows=100, mode="append", first=9000)
     record = dataclasses.replace(table.record, mode="overwrite", job="late")
-    with pytest.raises(
-        CommitConflict, match="version 1 while this one, which started from version 0"
-    ):
+    with raises(CommitConflict, table.uri, "version 1", "version 0"):
         publish(store, stale, record, table.fields)
     assert FeatureTable.open(table.uri).version == 1
 
@@ -346,7 +308,7 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     for version in (1, 3, 4):
         assert FeatureTable.open(uri, version).check() == []
     assert [v.version for v in FeatureTable.open(uri).history()] == [4, 3, 1]
-    with pytest.raises(TableError, match="was this version removed by vacuum"):
+    with raises(TableError, "record", "vacuum"):
         FeatureTable.open(uri, 2)
     assert vacuum(store, keep=2, now=later).files == ()
     Pin(name="trainer", version=1, expires=0).release(store)
@@ -411,7 +373,7 @@ def test_vacuum_removes_nothing_that_readers_cannot_be_told_of(table, tmp_path):
     Path(old).write_text("a job's")
     (uri / "_sluice").rename(tmp_path / "outside")
     (uri / "_sluice").symlink_to(tmp_path / "outside")
-    with pytest.raises(StoreError, match=r"_sluice.* is a link.*nothing was removed"):
+    with raises(StoreError, "_sluice", "link", "nothing was removed"):
         vacuum(TableStore(uri), keep=1, now=2e9)
     assert Path(old).exists()
 
@@ -449,11 +411,11 @@ def test_vacuum_stops_where_the_log_is_a_link_or_a_kept_record_is_damaged(table,
     small_table(uri, rows=60, mode="overwrite", first=9000)
     record, before = uri / "_sluice" / "jobs" / f"{table.record.job}.json", all_files(table)
     record.write_bytes(record.read_bytes()[:-9])
-    with pytest.raises(TableError, match=f"{record}: "):
+    with raises(TableError, f"{record}:"):
         vacuum(store, keep=2, now=2e9)
     (uri / "_delta_log").rename(tmp_path / "log")
     (uri / "_delta_log").symlink_to(tmp_path / "log")
-    with pytest.raises(StoreError, match=f"{uri}/_delta_log: is a link"):
+    with raises(StoreError, f"{uri}/_delta_log:", "link"):
         vacuum(store, keep=1, now=2e9)
     assert all_files(table) == before
 
@@ -510,9 +472,9 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
 def test_a_pin_that_cannot_be_read_stops_vacuum(table):
     store = TableStore(table.uri)
     store.write("_sluice/pins/bad.json", b"{")
-    with pytest.raises(StoreError, match=r"bad\.json: a pin that cannot be read"):
+    with raises(StoreError, "bad.json:", "pin"):
         vacuum(store, keep=1, now=time.time())
-    with pytest.raises(StoreError, match="pin name"):
+    with raises(StoreError, "pin name"):
         Pin(name="a/b", version=1, expires=1.0)
 
 
@@ -565,7 +527,7 @@ def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(tab
     fields = tuple(
         dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields
     )
-    with pytest.raises(CommitError, match=r"'I3'.*overwrite"):
+    with raises(CommitError, "'I3'", "overwrite"):
         publish(store, base, dataclasses.replace(table.record, mode="append", job="other"), fields)
     version = publish(
         store, base, dataclasses.replace(table.record, mode="overwrite", job="another"), fields

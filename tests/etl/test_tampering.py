@@ -18,6 +18,7 @@ from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, 
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from tests.raises import raises
 
 SPEC = Spec.parse("""
 [input]
@@ -94,9 +95,7 @@ def test_a_vocabulary_that_was_changed_is_refused_by_name(table, reader):
         path for path in TableStore(table.uri).files("_sluice/state") if path.endswith(".parquet")
     ]
     TableStore(table.uri).write(file, parquet(SWAPPED))
-    with pytest.raises(
-        StateError, match=rf"{table.uri}/_sluice/state/.*changed since it was written"
-    ):
+    with raises(StateError, f"{table.uri}/_sluice/state/", "changed"):
         reader(table)
 
 
@@ -110,11 +109,7 @@ def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change)
     store, file = TableStore(table.uri), f"_sluice/state/{table.record.state}/state.json"
     about = store.read_json(file)
     store.write_json(file, {**about, **change})
-    with pytest.raises(
-        StateError,
-        match=rf"{table.uri}/_sluice/state/{table.record.state}: the fitted state "
-        r"(was changed|cannot be read)",
-    ):
+    with raises(StateError, f"{table.uri}/_sluice/state/{table.record.state}:"):
         reader(table)
 
 
@@ -124,5 +119,5 @@ def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change)
 )
 def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
     TableStore(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
-    with pytest.raises(StateError, match=rf"{table.record.state}: the fitted state cannot be read"):
+    with raises(StateError, f"{table.record.state}:", "read"):
         reader(table)

@@ -25,6 +25,7 @@ from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.raises import assert_names, raises
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
@@ -201,11 +202,11 @@ def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(made):
 def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(made):
     table = made[1]
     assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
-    assert "learned from the rows of split 'train'" in describe_table(table)
+    assert_names(describe_table(table), "learned", "split 'train'")
     job = Job(
         spec=Spec.parse(TEXT), inputs=("rows",), store=TableStore(table.uri), mode="overwrite"
     )
-    assert "  all is learned from the rows of split 'train' alone" in explain(job)[0]
+    assert any("learned" in line and "split 'train'" in line for line in explain(job)[0])
 
 
 SMALL = """
@@ -262,7 +263,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
     spark, elsewhere, tmp_path
 ):
     out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
-    assert "learned from the rows of split 'first'" in describe_table(FeatureTable.open(out))
+    assert_names(describe_table(FeatureTable.open(out)), "learned", "split 'first'")
 
     def job(mode: str, **options: bool) -> Job:
         return Job(
@@ -282,7 +283,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
         ):
             job(mode, update_state=True)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
-        with pytest.raises(StateError, match=r"--refit learns everything anew.*--mode overwrite"):
+        with raises(StateError, "--refit", "--mode overwrite"):
             job(mode, refit=True, **options)
     said, before = Said(), FeatureTable.open(out).state()
     run(
@@ -294,7 +295,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
         said=said,
         split_moved="accept",
     )
-    assert said.text.count("learned from the rows of split 'first'") == 1
+    assert said.text.count("split 'first'") == 1
     after = FeatureTable.open(out)
     assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, "first")
     run(
@@ -336,10 +337,7 @@ def test_a_training_split_without_rows_is_refused(spark, elsewhere, tmp_path):
     text = SMALL.replace(
         "split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}'
     )
-    with pytest.raises(
-        InputError,
-        match=r"none of 200 rows lies in split 'train', from which everything is learned",
-    ):
+    with raises(InputError, "none of 200 rows", "'train'"):
         run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     with pytest.raises(TableError):
         FeatureTable.open(tmp_path / "t")
@@ -348,27 +346,27 @@ def test_a_training_split_without_rows_is_refused(spark, elsewhere, tmp_path):
 @pytest.mark.parametrize(
     ("was", "now", "why"),
     [
-        ("seed = 3", "seed = 4", "rows go to their splits by other keys"),
+        ("seed = 3", "seed = 4", ("other keys",)),
         (
             "seed = 3",
             'seed = 4\nsplit_column = "user"',
-            "table.split_column was None and is 'user'",
+            ("table.split_column", "None", "'user'"),
         ),
         (
             "{train = 0.6, test = 0.4}",
             "{train = 0.5, test = 0.5}",
-            "split 'train' was from 0 to 0.6 and is from 0 to 0.5",
+            ("'train'", "0 to 0.6", "0 to 0.5"),
         ),
-        ("{train = 0.6, test = 0.4}", "{test = 0.4, train = 0.6}", "is from 0.4 to 1"),
+        ("{train = 0.6, test = 0.4}", "{test = 0.4, train = 0.6}", ("0.4 to 1",)),
         (
             "{train = 0.6, test = 0.4}",
             '{train = 0, test = 4}\nsplit_time = "at"',
-            "table.split_time was None and is 'at'",
+            ("table.split_time", "None", "'at'"),
         ),
         (
             "{train = 0.6, test = 0.4}",
             '{train = 0.6, test = 0.4}\nsplit_by = "user"',
-            "by other keys",
+            ("other keys",),
         ),
         (
             "{train = 0.6, test = 0.4}",
@@ -385,7 +383,8 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
     spec = Spec.parse(SMALL.replace(was, now))
     moved = not spec.rule.is_same(Spec.parse(SMALL).rule)
     found = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
-    assert (found is None) if why is None else why in found
+    assert (found is None) == (why is None)
+    assert_names(found or "", *(why or ()))
     assert (
         why_not(before, SMALL, spec, mode="append", update=True, rows_moved=moved) is None
     )  # its rows were not there
@@ -406,9 +405,10 @@ def test_a_bound_in_time_may_move_on_but_not_back():
         )
         is None
     )
-    assert "was from -inf to 5 and is from -inf to 4" in why_not(
+    back = why_not(
         before, spec(5), Spec.parse(spec(4)), mode="overwrite", update=True, rows_moved=False
     )
+    assert_names(back, "-inf to 5", "-inf to 4")
     assert saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL))
     assert not saw_others(
         dataclasses.replace(before, fitted_on="first"),

@@ -26,6 +26,7 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +122,7 @@ def test_a_time_that_only_looks_like_one_is_none():
     several = ParseTime(format=("%Y-%m-%d", "%d.%m.%Y"))
     read = several.apply(pa.array(["2024-01-05", "05.01.2024", "5/1/2024"]), None)
     assert read.to_pylist() == [1704412800.0, 1704412800.0, None]
-    with pytest.raises(OperatorError, match="one format, or several different ones"):
+    with raises(OperatorError, "several different"):
         ParseTime(format=("%Y", "%Y"))
     zones = pa.array(["Asia/Tokyo", "Asia/Tokio", None])
     both = pa.StructArray.from_arrays([pa.array([0.0] * 3), zones], ["at", "zone"])
@@ -142,20 +143,20 @@ def test_texts_that_sort_as_times_do():
             )
             is None
         )
-    assert why_unsorted([("0", "5"), ("00", "10")]) == "'5' and '10' are not written alike"
-    assert why_unsorted([("00.00.0000", "31.01.2024")]) == "'31.01.2024' is no time"
+    assert_names(why_unsorted([("0", "5"), ("00", "10")]) or "", "'5'", "'10'")
+    assert_names(why_unsorted([("00.00.0000", "31.01.2024")]) or "", "'31.01.2024'")
     assert (
         why_unsorted(
             [("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]
         )
         is not None
     )
-    with pytest.raises(SpecError, match=r"join\[0\]\.time = 'at': the column holds text"):
+    with raises(SpecError, "join[0].time = 'at'", "text"):
         Spec.parse(
             TEXT
             + '[[join]]\npath = "x"\non = "at"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
         )
-    with pytest.raises(SpecError, match=r"lag\[0\]\.order = 'tags': the column holds texts"):
+    with raises(SpecError, "lag[0].order = 'tags'", "texts"):
         Spec.parse(
             TEXT.replace(
                 '"price:float"]',
@@ -203,10 +204,7 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     assert not [
         p for p in (table / "data").iterdir() if FeatureTable.open(table).record.job != p.name
     ]
-    with pytest.raises(
-        DriftError,
-        match=r"column 'price': 10\.0% of its values are missing; in the version before it",
-    ):
+    with raises(DriftError, "'price'", "10.0%", "missing"):
         run(
             spark,
             table,
@@ -221,13 +219,8 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     changes = between(FeatureTable.open(table, 1), FeatureTable.open(table, 2))
     assert changes.lost == {"hour": (0.0, 0.15)}
     assert "the same columns" not in changes.text
-    assert (
-        "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before"
-        in changes.text
-    )
-    with pytest.raises(
-        InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"
-    ):
+    assert_names(changes.text, "'hour'", "15.0%", "0.0%")
+    with raises(InputError, "--accept-nulls huor", "'hour'"):
         Job(
             spec=Spec.parse(TEXT),
             inputs=(),
@@ -260,9 +253,7 @@ their_time = "since"
 """
     )
     for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
-        with pytest.raises(
-            InputError,
-            match=rf"join.path = .*: column '{name}': 50\.0% of its values are not of its "
-            rf"type, (bigint|double), for instance '{value}'.*--accept-nulls {name}",
+        with raises(
+            InputError, "join.path", f"'{name}'", "50.0%", f"'{value}'", f"--accept-nulls {name}"
         ):
             run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)

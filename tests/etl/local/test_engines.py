@@ -21,6 +21,7 @@ from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import on
+from tests.raises import raises
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
@@ -283,10 +284,7 @@ def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
     )
     local = made(None, text, [tmp_path / "rows.parquet"], tmp_path / "local")
     assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
-    with pytest.raises(
-        InputError,
-        match=r"input column 'device.os': names with dots, .* run it with --engine local",
-    ):
+    with raises(InputError, "'device.os'", "--engine local"):
         made(spark, text, [tmp_path / "rows.parquet"], tmp_path / "spark")
     lines = [
         json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}})
@@ -343,9 +341,7 @@ def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spar
     both, grown = [], GROWN % (', "place:text"', 'optional = ["place"]\n') + MORE
     for engine, where in ((spark, "spark"), (None, "local")):
         before = made(engine, GROWN % ("", ""), [tmp_path / "1.csv"], tmp_path / where)
-        with pytest.raises(
-            InputError, match="its header has no column in column 4, where the spec has 'place'"
-        ):
+        with raises(InputError, "column 4", "'place'"):
             made(
                 engine,
                 grown.replace('optional = ["place"]\n', ""),

@@ -40,6 +40,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
+from tests.raises import assert_names, raises
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page
 LEFT_OUT = {
@@ -206,11 +207,11 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         file.write(b"1")
     assert [file.name for file in files_of(["memory://logs/*.tsv"])] == ["memory:///logs/a.tsv"]
     for wrong in (f"{tmp_path}/day_9*", f"{tmp_path}/nothing"):
-        with pytest.raises(InputError, match="matches no file"):
+        with raises(InputError, wrong, "no file"):
             files_of([wrong])
-    with pytest.raises(InputError, match=r"/day_2.tsv: is meant twice"):
+    with raises(InputError, "/day_2.tsv:", "twice"):
         files_of([str(tmp_path), f"file://{tmp_path}/sub/../day_2.tsv"])
-    with pytest.raises(InputError, match="knows a store 'nowhere'"):
+    with raises(InputError, "'nowhere'"):
         files_of(["nowhere://x/y"])
 
 
@@ -226,18 +227,11 @@ def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is
     (tmp_path / name).write_bytes(packed)
     build.run(None, tmp_path / "t", tmp_path / name)
     assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
-    damaged = [
-        (packed[:99] + bytes([packed[99] ^ 255]) + packed[100:], "it is damaged|it is cut short")
-    ]
-    for content, words in [
-        (packed[:-5], "it is cut short|its end is missing"),
-        *(damaged if not name.endswith("zst") else []),
-    ]:  # which has no checksum of its own
+    damaged = packed[:99] + bytes([packed[99] ^ 255]) + packed[100:]
+    # Zstandard has no checksum of its own.
+    for content in [packed[:-5], *([] if name.endswith("zst") else [damaged])]:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(
-            (JobFailure, InputError),
-            match=rf"/{name}: ({words}).*: copy it here|; copy it here anew",
-        ):
+        with raises((JobFailure, InputError), f"/{name}:", "copy it here anew"):
             build.run(None, tmp_path / "t", tmp_path / name, mode="overwrite")
     assert FeatureTable.open(tmp_path / "t").version == 0
 
@@ -279,9 +273,7 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5
     )
     assert result.rejected == {"click: missing": 1}
-    with pytest.raises(
-        InputError, match=r"are in .*; table\.unlabelled gives rows without a label"
-    ):
+    with raises(InputError, "are in", "table.unlabelled"):
         build.run(
             None,
             tmp_path / "t1",
@@ -294,11 +286,7 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
     pq.write_table(
         table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"])), tmp_path / "rows.parquet"
     )
-    with pytest.raises(
-        InputError,
-        match=r"rows\.parquet: column 'item' holds binary, which the local engine does not "
-        r"read as text; run it with --engine spark",
-    ):
+    with raises(InputError, "rows.parquet:", "'item'", "binary", "text", "--engine spark"):
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
@@ -317,7 +305,7 @@ def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
     )
     said = Said()
     jobs.on(None, job_of(tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet"), said)
-    assert "input columns day are not used" in said.text
+    assert_names(said.text, "input columns day")
 
 
 @pytest.mark.parametrize("digits", [15, 30])
