@@ -84,13 +84,22 @@ def on(spark, job: Job, said: Said | None = None) -> Result:
     return run_job(job, LocalEngine(job, progress, threads=2))
 
 
+def job_of(output: Path | str, *inputs: object, text: str, **options: object) -> Job:
+    return Job(
+        spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
+    )
+
+
 def run(
     spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object
 ) -> Result:
-    job = Job(
-        spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
-    )
-    return on(spark, job, said)
+    return on(spark, job_of(output, *inputs, text=text, **options), said)
+
+
+def build_table(spark, output: Path, *inputs: object, text: str, **options: object) -> FeatureTable:
+    """Runs a job, and opens the table that it made."""
+    run(spark, output, *inputs, text=text, **options)
+    return FeatureTable.open(output)
 
 
 def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.errors import InputError
@@ -26,32 +26,20 @@ from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import Said, run
+from tests.etl.jobs import Said, build_table, run
+from tests.etl.tables import column, section, write_rows, write_spec
 from tests.fuzz import leaks
 from tests.fuzz.seeds import seed_of_code
 from tests.raises import assert_names, raises
 
 ROWS = 400
-HEAD = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:text", "item:text", "at:float", "price:float"]
-[table]
-key = ["user", "item", "at"]
-%s
-[[column]]
-name = "click"
-role = "label"
-"""
+HEAD = write_spec(
+    "click:int user:text item:text at:float price:float",
+    table='key = ["user", "item", "at"]\n%s',
+)
 BY_HASH = "split = {train = 0.7, test = 0.3}"
 BY_TIME = 'split_time = "at"\nsplit = {train = 0, test = 70}'
 MOMENT = "labels of the same moment, or later ones"
-
-
-def column(name: str, ops: str, source: str = "", role: str = "dense") -> str:
-    return f'[[column]]\nname = "{name}"\nrole = "{role}"\nops = [{ops}]\n' + (
-        f"from = [{source}]\n" if source else ""
-    )
 
 
 def rows(seed: int = 0, count: int = ROWS) -> pa.Table:
@@ -69,7 +57,7 @@ def rows(seed: int = 0, count: int = ROWS) -> pa.Table:
 
 @pytest.fixture
 def file(tmp_path):
-    pq.write_table(rows(), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", rows())
     return str(tmp_path / "rows.parquet")
 
 
@@ -90,23 +78,19 @@ def found(audit) -> set[tuple[str, str, str]]:
 
 
 CLEAN = (
-    column("user", '{op = "target"}')
-    + column("price", '{op = "fill_mean"}, {op = "standardise"}')
-    + column("item", '{op = "categorify"}', role="sparse")
-    + column("mean", '{op = "group"}, {op = "fill"}', '"user", "price"')
+    column("user", "dense", "target")
+    + column("price", "dense", "fill_mean; standardise")
+    + column("item", "sparse", "categorify")
+    + column("mean", "dense", "group; fill", ["user", "price"])
 )
 
 
 @pytest.mark.parametrize("table", [BY_HASH, BY_TIME])
 def test_a_table_without_leaks_is_said_to_have_none(table, file):
     past = table == BY_TIME
-    text = HEAD % table + (
-        CLEAN.replace('"target"', '"target", past = true').replace(
-            '"group"', '"group", past = true'
-        )
-        if past
-        else CLEAN
-    )
+    text = HEAD % table + CLEAN
+    if past:
+        text = re.sub('"(target|group)"', r'"\1", past = true', text)
     audit = audited(text, file)
     assert audit.leaks == []
     assert (audit.rows, audit.table_rows) == (ROWS, ROWS)
@@ -157,7 +141,7 @@ class Prophet(Target):
 def test_a_rows_own_label_is_found_in_a_target_encoding_without_folds(file, monkeypatch):
     monkeypatch.setitem(ops.OPERATORS, "whole", Whole)
     audit = audited(
-        HEAD % BY_HASH + column("user", '{op = "whole"}') + column("price", '{op = "fill"}'), file
+        HEAD % BY_HASH + column("user", "dense", "whole") + column("price", "dense", "fill"), file
     )
     assert found(audit) == {("user", "whole", "its own label")}
     leak = audit.leaks[0]
@@ -178,7 +162,7 @@ def test_an_encoding_that_sees_its_own_moment_or_later_ones_is_found(
     name, kind, holds, file, monkeypatch
 ):
     monkeypatch.setitem(ops.OPERATORS, name, kind)
-    audit = audited(HEAD % BY_TIME + column("user", f'{{op = "{name}", past = true}}'), file)
+    audit = audited(HEAD % BY_TIME + column("user", "dense", f"{name}, past = true"), file)
     assert found(audit) == {("user", name, one) for one in holds}
 
 
@@ -189,8 +173,8 @@ def test_a_state_that_is_learned_from_test_rows_is_found(file, monkeypatch):
     monkeypatch.setattr(counts, "_training", everything)
     audit = audited(
         HEAD % BY_HASH
-        + column("price", '{op = "standardise"}, {op = "fill"}')
-        + column("user", '{op = "categorify"}', role="sparse"),
+        + column("price", "dense", "standardise; fill")
+        + column("user", "sparse", "categorify"),
         file,
     )
     assert ("price", "standardise", "rows of split 'test'") in found(audit)
@@ -200,12 +184,12 @@ def test_a_state_that_is_learned_from_test_rows_is_found(file, monkeypatch):
 def test_a_column_made_of_the_label_is_found_also_through_a_users_function(file):
     text = (
         HEAD % BY_HASH
-        + column("copy", '{op = "fill"}', '"click"')
+        + column("copy", "dense", "fill", ["click"])
         + column(
             "mixed",
-            '{op = "python", function = "tests.etl.test_audit:mixed", inputs = ["number", "number"], '
-            'output = "number"}, {op = "fill"}',
-            '"price", "click"',
+            "dense",
+            MIXED,
+            ["price", "click"],
         )
     )
     assert found(audited(text, file)) == {
@@ -215,6 +199,12 @@ def test_a_column_made_of_the_label_is_found_also_through_a_users_function(file)
     }
 
 
+MIXED = (
+    'python, function = "tests.etl.test_audit:mixed", inputs = ["number", "number"], '
+    'output = "number"; fill'
+)
+
+
 def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
     return pc.add(price, click)
 
@@ -222,9 +212,9 @@ def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
 def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
     text = HEAD % BY_HASH + column(
         "twice",
-        '{op = "python", function = "tests.etl.test_audit:mixed", '
-        'inputs = ["number", "number"], output = "number"}, {op = "fill"}',
-        '"price", "at"',
+        "dense",
+        MIXED,
+        ["price", "at"],
     )
     run(None, tmp_path / "table", file, text=text)
     with raises(
@@ -243,14 +233,14 @@ def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(
 ):
     """A fault that is planted: a job keeps the sums of folds, and a key that is named later moves the folds."""
     monkeypatch.setattr(Spec, "learned_from_labels", {}, raising=False)
-    text = HEAD % BY_TIME + column("user", '{op = "target"}')
+    text = HEAD % BY_TIME + column("user", "dense", "target")
     first = text.replace('key = ["user", "item", "at"]', "")
     then = text.replace('"price:float"', '"price:float", "more:int"') + column(
-        "more", '{op = "fill"}'
+        "more", "dense", "fill"
     )
-    pq.write_table(rows(), tmp_path / "first.parquet")
-    pq.write_table(
-        rows().append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "then.parquet"
+    write_rows(tmp_path / "first.parquet", rows())
+    write_rows(
+        tmp_path / "then.parquet", rows().append_column("more", pa.array(np.arange(ROWS) % 7))
     )
     out, files = tmp_path / "table", [str(tmp_path / "then.parquet")]
     run(None, out, tmp_path / "first.parquet", text=first)
@@ -270,12 +260,11 @@ def test_a_state_that_equals_an_older_versions_by_chance_is_learned_from_its_own
         drawn = rows(seed, 12)
         prices = pc.floor(pc.multiply(drawn["price"], 3.0))
         path = tmp_path / f"rows-{seed}.parquet"
-        pq.write_table(drawn.set_column(4, "price", prices), path)
-        text = (HEAD % BY_HASH) + column("price", '{op = "fill"}, {op = "min_max"}')
+        write_rows(path, drawn.set_column(4, "price", prices))
+        text = (HEAD % BY_HASH) + column("price", "dense", "fill; min_max")
         without_key = text.replace('key = ["user", "item", "at"]\n', "")
         run(None, tmp_path / f"t{seed}", path, text=without_key)
-        run(None, tmp_path / f"t{seed}", path, text=text, mode="overwrite")
-        table = FeatureTable.open(tmp_path / f"t{seed}")
+        table = build_table(None, tmp_path / f"t{seed}", path, text=text, mode="overwrite")
         assert table.version == 1
         audits.append(audit_table(table, [str(path)], engine()))
     assert [audit.leaks for audit in audits] == [[]] * len(audits)
@@ -284,8 +273,8 @@ def test_a_state_that_equals_an_older_versions_by_chance_is_learned_from_its_own
 def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
     """Appended rows were not learned from, and a renamed column is known by its older name in an older version."""
     text = HEAD % BY_HASH + CLEAN
-    pq.write_table(rows(1), tmp_path / "one.parquet")
-    pq.write_table(rows(2), tmp_path / "two.parquet")
+    write_rows(tmp_path / "one.parquet", rows(1))
+    write_rows(tmp_path / "two.parquet", rows(2))
     out, both = (
         tmp_path / "table",
         [str(tmp_path / name) for name in ("one.parquet", "two.parquet")],
@@ -301,15 +290,11 @@ def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
 def test_rows_that_were_learned_from_and_then_rejected_are_learned_from_again(tmp_path):
     huge = rows().to_pylist()
     huge[3]["price"] = 1e18
-    pq.write_table(pa.Table.from_pylist(huge, rows().schema), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", pa.Table.from_pylist(huge, rows().schema))
     text = (
         HEAD % BY_HASH
-        + column("user", '{op = "target"}')
-        + column(
-            "sum",
-            '{op = "group", of = "sum"}, {op = "scale", by = 1e-30}, {op = "fill"}',
-            '"user", "price"',
-        )
+        + column("user", "dense", "target")
+        + column("sum", "dense", 'group, of = "sum"; scale, by = 1e-30; fill', ["user", "price"])
     )
     audit = audited(text, str(tmp_path / "rows.parquet"))
     assert audit.leaks == []
@@ -317,13 +302,13 @@ def test_rows_that_were_learned_from_and_then_rejected_are_learned_from_again(tm
 
 
 def test_of_a_table_that_the_input_does_not_make_nothing_is_said(file, tmp_path):
-    pq.write_table(rows().slice(0, 300), tmp_path / "some.parquet")
-    run(None, tmp_path / "table", file, text=HEAD % BY_HASH + column("user", '{op = "target"}'))
+    write_rows(tmp_path / "some.parquet", rows().slice(0, 300))
+    run(None, tmp_path / "table", file, text=HEAD % BY_HASH + column("user", "dense", "target"))
     with raises(InputError, tmp_path / "table", "target", "'user'", "some.parquet", "--refit"):
         audit_table(
             FeatureTable.open(tmp_path / "table"), [str(tmp_path / "some.parquet")], engine()
         )
-    run(None, tmp_path / "plain", file, text=HEAD % BY_HASH + column("price", '{op = "fill"}'))
+    run(None, tmp_path / "plain", file, text=HEAD % BY_HASH + column("price", "dense", "fill"))
     with raises(InputError, tmp_path / "plain", "300 of 400", "some.parquet"):
         audit_table(
             FeatureTable.open(tmp_path / "plain"), [str(tmp_path / "some.parquet")], engine()
@@ -337,17 +322,17 @@ def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(
     file, tmp_path, monkeypatch, capsys
 ):
     def run_audit(name: str, ops: str) -> int:
-        (tmp_path / name).write_text(HEAD % BY_HASH + column("user", ops))
+        (tmp_path / name).write_text(HEAD % BY_HASH + column("user", "dense", ops))
         with pytest.raises(SystemExit) as end:
             run_program(main, argv=["audit", str(tmp_path / name), "--input", file, "--flips", "3"])
         return end.value.code
 
     monkeypatch.setitem(ops.OPERATORS, "whole", Whole)
-    assert run_audit("clean.toml", '{op = "target"}') == 0
+    assert run_audit("clean.toml", "target") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["leaks"] == []
     assert "no leaks" in said.err
-    assert run_audit("leaky.toml", '{op = "whole"}') == 2
+    assert run_audit("leaky.toml", "whole") == 2
     said = capsys.readouterr()
     assert [(leak["column"], leak["operator"]) for leak in json.loads(said.out)["leaks"]] == [
         ("user", "whole")
@@ -359,9 +344,6 @@ def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings(
-    "ignore:unclosed <socket:ResourceWarning"
-)  # pyspark 4.1 leaves them to the collector
 def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(
     spark, tmp_path, monkeypatch
 ):
@@ -381,29 +363,25 @@ def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(
     monkeypatch.setattr(joins, "_add_history", lag)
     monkeypatch.setattr(joins, "_add_side_columns", join)
     side = tmp_path / "side.parquet"
-    pq.write_table(
-        pa.table(
-            {
-                "user": [f"u{n}" for n in draw.integers(0, 20, 200)],
-                "age": draw.integers(0, 90, 200),
-                "since": draw.integers(0, 100, 200).astype(float),
-            }
-        ),
+    write_rows(
         side,
+        user=[f"u{n}" for n in draw.integers(0, 20, 200)],
+        age=draw.integers(0, 90, 200),
+        since=draw.integers(0, 100, 200).astype(float),
     )
-    pq.write_table(rows(), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", rows())
     lags = "".join(
-        f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\n'
+        section("lag", name=name, of=of, by="user", order="at")
         for name, of in (("tied", "price"), ("seen", "click"), ("ahead", "price"))
     )
     text = (
         HEAD % BY_TIME
         + lags
-        + (
-            f'[[join]]\npath = "{side}"\non = ["user"]\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
+        + section(
+            "join", path=str(side), on=["user"], columns=["age:int"], time="at", their_time="since"
         )
         + "".join(
-            column(name, '{op = "fill"}') for name in ("tied", "seen", "ahead", "age", "price")
+            column(name, "dense", "fill") for name in ("tied", "seen", "ahead", "age", "price")
         )
     )
     seen = found(audited(text, str(tmp_path / "rows.parquet"), spark, flips=5))
@@ -419,7 +397,6 @@ def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_drawn_table_whose_rows_meet_others_has_no_leak(spark, tmp_path):
     seed = leaks.SPARK_EVERY * seed_of_code()
     assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"

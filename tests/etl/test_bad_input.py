@@ -5,7 +5,6 @@ ones and rejects in test_build."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from contextlib import contextmanager
@@ -25,39 +24,20 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
+from tests.etl.tables import column, lines_in, write_rows, write_spec
 from tests.raises import raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
-REST = """
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "item"
-role = "key"
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill", value = -1}]
-"""
-PARQUET = (
-    '[input]\nformat = "parquet"\ncolumns = ["click:int", "item:text", "price:float"]\n' + REST
-)
-CSV = '[input]\nformat = "csv"\nheader = true\nmultiline = true\ncolumns = ["click:int", "item:text", "price:float"]\n'
-CSV += REST
+INPUTS = "click:int item:text price:float"
+REST = column("item", "key") + column("price", "dense", "fill, value = -1")
+PARQUET = write_spec(INPUTS, REST)
+CSV = write_spec(INPUTS, REST, form="csv", head="header = true\nmultiline = true\n")
 
 
 def parts(folder: Path, *tables: pa.Table) -> Path:
-    folder.mkdir()
     for number, table in enumerate(tables, 1):
-        pq.write_table(table, folder / f"{number}.parquet")
+        write_rows(folder / f"{number}.parquet", table)
     return folder
 
 
@@ -150,11 +130,7 @@ def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
         "price: not a number of 64 bits": 1,
         "wrong number of fields": 2,
     }
-    kept = [
-        json.loads(line)
-        for part in (tmp_path / "rejects").glob("*.json")
-        for line in part.read_text().splitlines()
-    ]
+    kept = lines_in(tmp_path / "rejects")
     assert sorted(row["raw"] for row in kept) == [
         "0,caf\\xe9,1",
         "1,a,2,long",
@@ -175,17 +151,12 @@ def test_a_million_rows_in_one_file_and_ten_in_another(spark, tmp_path):
     words = np.array([f"0\tw{i}\n" for i in range(1000)])
     (folder / "large.tsv").write_text("".join(np.tile(words, 1000).tolist()))
     (folder / "small.tsv").write_text("1\tten\n" * 10)  # lines that come twice are two rows
-    text = (
-        '[input]\ncolumns = ["click:int", "item:text"]\n'
-        + REST[: REST.index('[[column]]\nname = "item"')]
-        + """
-[[column]]
-name = "item"
-role = "sparse"
-ops = [{op = "categorify", min_count = 5}]
-"""
+    text = write_spec(
+        "click:int item:text",
+        column("item", "sparse", "categorify, min_count = 5"),
+        form="tsv",
+        table="file_rows = 300_000\nrow_group_rows = 100_000\nsplit = {all = 1.0}",
     )
-    text = text.replace("[table]", "[table]\nfile_rows = 300_000\nrow_group_rows = 100_000")
     result = run(spark, tmp_path / "t", folder, text=text)
     assert (result.rows_in, result.rows_out, result.files) == (1_000_010, 1_000_010, 4)
     made = FeatureTable.open(tmp_path / "t")
@@ -223,7 +194,7 @@ def mounted(place: Path, options: str):
 def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, size):
     """Too small for the state that is saved, or for the rows that are written."""
     path = tmp_path / "rows.parquet"
-    pq.write_table(table(*np.random.default_rng(1).integers(0, 2**63, 20_000).astype(str)), path)
+    write_rows(path, table(*np.random.default_rng(1).integers(0, 2**63, 20_000).astype(str)))
     text = (
         PARQUET.replace('role = "key"', 'role = "sparse"\nops = [{op = "categorify"}]')
         if size == "16k"

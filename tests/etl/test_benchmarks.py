@@ -16,10 +16,7 @@ from tests.etl.jobs import run
 from tests.raises import raises
 
 ROWS = 3000
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from deltalake import write_deltalake
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
@@ -28,16 +28,13 @@ from sluice.etl.table.commit import CommitConflict
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import StoreError
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import on
+from tests.etl import jobs
+from tests.etl.tables import batch_of, lines_in, write_rows
 from tests.raises import raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 TEXT = """
 [input]
@@ -73,11 +70,7 @@ ROWS = 2000
 COLUMNS = ("label", "I1", "I2", "I3", *(f"C{i}" for i in range(1, 8)))
 
 
-def run(spark, output, *inputs, text=TEXT, **options):
-    job = Job(
-        spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
-    )
-    return on(spark, job)
+run = partial(jobs.run, text=TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +107,8 @@ def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
     """Each line's key, and the number of its split."""
     from sluice.etl.apply.parse import InputParser
 
-    spec, lines = Spec.parse(TEXT), [line + b"\n" for line in raw.read_bytes().splitlines()]
-    columns = (
-        InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
-    )
+    spec, lines = Spec.parse(TEXT), raw.read_bytes().splitlines()
+    columns = InputParser(spec).parse(batch_of(lines)).columns
     keys = row_keys(columns, spec)
     return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
 
@@ -282,8 +273,7 @@ REASONS = {
 def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, tmp_path):
     result = run(spark, tmp_path / "t", broken, rejects=str(tmp_path / "rejects"))
     assert (result.rows_in, result.rows_out, result.rejected) == (1000, 997, REASONS)
-    parts = [part.read_text() for part in (tmp_path / "rejects").glob("*.json")]
-    kept = [json.loads(line) for part in parts for line in part.splitlines()]
+    kept = lines_in(tmp_path / "rejects")
     assert Counter(row["reason"] for row in kept) == REASONS
     assert all(row["file"].endswith("/broken.tsv") for row in kept)
     assert "only\tthree\tfields" in [row["raw"] for row in kept]
@@ -359,7 +349,7 @@ def test_other_formats_make_the_same_table(spark, made, raw, tmp_path, form):
             ],
             list(COLUMNS),
         )
-        (write_deltalake(path, table) if form == "delta" else pq.write_table(table, path))
+        (write_deltalake(path, table) if form == "delta" else write_rows(path, table))
     text = TEXT.replace(
         "[input]", f'[input]\nformat = "{form}"' + ("\nheader = true" if form == "csv" else "")
     )
@@ -369,15 +359,10 @@ def test_other_formats_make_the_same_table(spark, made, raw, tmp_path, form):
 
 def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
     small_table(tmp_path / "t", rows=300)
-    job = Job(
-        spec=Spec.parse(TEXT),
-        inputs=(str(raw),),
-        store=TableStore(tmp_path / "t"),
-        mode="overwrite",
-    )
+    job = jobs.job_of(tmp_path / "t", raw, text=TEXT, mode="overwrite")
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
     with raises(CommitConflict, tmp_path / "t", "version 1", "version 0"):
-        on(spark, job)
+        jobs.on(spark, job)
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
 
@@ -398,8 +383,6 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
-    from sluice.etl.table.store import StoreError
-
     (tmp_path / "file").write_text("in the way")
     with raises(StoreError, tmp_path / "file" / "t", "Not a directory"):
-        Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "file" / "t"))
+        jobs.job_of(tmp_path / "file" / "t", raw, text=TEXT)

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import run
+from tests.etl.jobs import build_table, run
+from tests.etl.tables import column, write_rows, write_spec
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 def spec(*columns: str) -> str:
-    names = ", ".join(f'"{name}:text"' for name in ("a", "b", "c"))
-    made = "".join(
-        f'\n[[column]]\nname = "{name}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
-        for name in columns
-    )
-    return (
-        f'[input]\nformat = "parquet"\ncolumns = ["click:int", {names}]\n[table]\nsplit = {{all = 1.0}}\n'
-        f'\n[[column]]\nname = "click"\nrole = "label"\n{made}'
-    )
+    made = (column(name, "sparse", "categorify") for name in columns)
+    return write_spec("click:int a:text b:text c:text", *made)
 
 
 def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
     def write(name: str, **columns: str):
-        pq.write_table(
-            pa.table({"click": [0, 1] * 3, **{n: list(v) for n, v in columns.items()}}),
+        write_rows(
             tmp_path / name,
+            pa.table({"click": [0, 1] * 3, **{n: list(v) for n, v in columns.items()}}),
         )
         return tmp_path / name
 
@@ -43,8 +32,9 @@ def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
     second = write("2.parquet", a="zzzzzw", b="rrrrrs", c="vvvvuu")
     run(spark, tmp_path / "t", first, text=spec("a", "b"))
     assert (values("a"), values("b")) == (["x", "y", "z"], ["p", "q", "r"])
-    run(spark, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite", update_state=True)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(
+        spark, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite", update_state=True
+    )
     assert [f.name for f in table.fields] == ["click", "a", "c"]
     assert values("a") == ["x", "y", "z", "w"]  # as before, though z is the most frequent now
     assert values("c") == ["v", "u"]

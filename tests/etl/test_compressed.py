@@ -13,23 +13,11 @@ from sluice.etl.apply.input_checks import fault, zstd_fault
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import clearly, find_cause
 from tests.etl.jobs import run
+from tests.etl.tables import column, write_spec
 from tests.raises import raises
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
-TEXT = """
-[input]
-format = "csv"
-columns = ["click:int", "item:text"]
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "item"
-role = "sparse"
-ops = [{op = "hash", size = 100}]
-"""
+TEXT = write_spec("click:int item:text", column("item", "sparse", "hash, size = 100"), form="csv")
 
 
 def blocks(data: bytes) -> list[int]:
@@ -105,9 +93,6 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings(
-    "ignore:unclosed <socket:ResourceWarning"
-)  # pyspark's, of a job that failed
 @pytest.mark.parametrize("local", [True, False], ids=["local", "spark"])
 def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp_path, local):
     """Spark alone would read the frames before the one that is cut."""
@@ -136,9 +121,6 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings(
-    "ignore:unclosed <socket:ResourceWarning"
-)  # pyspark's, of a job that failed
 def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
     """Of bzip2 also one that ends where a block does, which Spark takes for whole."""
     data = bz2.compress(LINES * 6, 1)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl import estimate
 from sluice.etl.estimate import Estimate, Took, estimate_job, last_spark_job, lines_of
-from sluice.etl.jobs.job import Job
 from sluice.etl.local.sample import cut_sample
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.store import TableStore
+from tests.etl.jobs import job_of
+from tests.etl.tables import write_rows, write_spec
 from tests.raises import assert_names
 
 FEW = Took(rows=100, seconds=3.0, cpu_s=2.0, bytes=5000)
@@ -41,29 +40,15 @@ def test_from_which_size_on_spark_pays_is_reckoned_from_its_last_job_here():
     assert "not known" in found.pays(None)
 
 
-SPEC = """
-[input]
-format = "%s"
-columns = ["label:int", "I1..I13:int", "C1..C26:text"]
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-match = "C*"
-role = "sparse"
-ops = [{op = "categorify"}]
-"""
+ENTRIES = '[[column]]\nmatch = "C*"\nrole = "sparse"\nops = [{op = "categorify"}]\n'
+SPEC = write_spec("label:int I1..I13:int C1..C26:text", ENTRIES, form="%s", table="")
 
 
 def test_a_sample_is_measured_and_nothing_is_left(tmp_path, monkeypatch):
     synthesize(tmp_path / "log", rows=400, seed=1)
     monkeypatch.setattr(estimate, "ROWS", 80)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    job = Job(
-        spec=Spec.parse(SPEC % "tsv"),
-        inputs=(str(tmp_path / "log"),),
-        store=TableStore(tmp_path / "t"),
-    )
+    job = job_of(tmp_path / "t", tmp_path / "log", text=SPEC % "tsv")
     before = {path.name for path in tmp_path.iterdir()}
     found = estimate_job(job)
     assert found is not None
@@ -76,8 +61,8 @@ def test_a_sample_is_measured_and_nothing_is_left(tmp_path, monkeypatch):
 
 
 def test_a_sample_of_parquet_is_rows_of_its_first_file(tmp_path):
-    pq.write_table(pa.table({"label": list(range(100))}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"label": list(range(100))}), tmp_path / "2.parquet")
+    write_rows(tmp_path / "1.parquet", label=list(range(100)))
+    write_rows(tmp_path / "2.parquet", label=list(range(100)))
     (tmp_path / "some").mkdir()
     paths = (str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet"))
     found = cut_sample(Spec.parse(SPEC % "parquet").input, paths, tmp_path / "some", 30, 2)

@@ -18,13 +18,10 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
-from tests.etl.jobs import alike, in_one_process, rows_of, run
+from tests.etl.jobs import alike, build_table, in_one_process, rows_of, run
+from tests.etl.tables import columns_of
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s != "criteo"])
@@ -72,7 +69,7 @@ def test_avazu(spark, repo, tmp_path, forks):
     raw = pyarrow.csv.read_csv(
         tmp_path / "a.csv", convert_options=pyarrow.csv.ConvertOptions(column_types=types)
     )
-    columns = {name: raw[name].combine_chunks() for name in raw.column_names}
+    columns = columns_of(raw)
     got = rows_of(table)
     alike(got, in_one_process(text, table, columns))
     # By time: nothing of the last days is trained on.
@@ -152,11 +149,10 @@ def test_sessions(spark, repo, tmp_path, forks):
 def test_a_thousand_columns(spark, repo, tmp_path):
     synthesize_shape("wide", tmp_path / "w.parquet", rows=300, seed=3)
     text = (repo / "features/wide.toml").read_text()
-    run(spark, tmp_path / "t", tmp_path / "w.parquet", text=text)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(spark, tmp_path / "t", tmp_path / "w.parquet", text=text)
     assert len(table.fields) == 1000
     raw = pq.read_table(tmp_path / "w.parquet")
     alike(
         rows_of(table),
-        in_one_process(text, table, {n: raw[n].combine_chunks() for n in raw.column_names}),
+        in_one_process(text, table, columns_of(raw)),
     )

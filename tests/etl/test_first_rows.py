@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.errors import InputError
@@ -14,21 +13,22 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
+from tests.etl.jobs import job_of
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
-TEXT = """
-[input]
-%s
-columns = ["click:int", "price:float"]
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "python", function = "tests.etl.test_first_rows:positive", inputs = "number", output = "number"},
-       {op = "fill_mean"}]
-"""
+POSITIVE = "tests.etl.test_first_rows:positive"
+TEXT = write_spec(
+    "click:int price:float",
+    column(
+        "price",
+        "dense",
+        f'python, function = "{POSITIVE}", inputs = "number", output = "number"; fill_mean',
+    ),
+    form="%s",
+    head="%s\n",
+    table="",
+)
 
 
 def positive(values: pa.Array) -> pa.Array:
@@ -37,9 +37,9 @@ def positive(values: pa.Array) -> pa.Array:
     return values
 
 
-def refuse(tmp_path, head: str = "", environment=None, **options):
+def refuse(tmp_path, form: str = "tsv", head: str = "", environment=None, **options):
     job = Job(
-        spec=Spec.own(TEXT % head, "clicks.toml"),
+        spec=Spec.own(TEXT % (form, head), "clicks.toml"),
         inputs=(str(tmp_path / "in"),),
         store=TableStore(tmp_path / "t"),
         **options,
@@ -66,20 +66,15 @@ def test_a_function_that_fails_on_them_is_named_with_file_column_and_value(tmp_p
     first.write_text("\n".join([*rows, "0\t2", "0\t-2.5"]) + "\n")  # one row later
     refuse(tmp_path)
     first.unlink()
-    pq.write_table(
-        pa.table(
-            {"price": pa.array([1, None, -2], pa.int32()), "click": pa.array([0, 1, 0], pa.int8())}
-        ),
-        first,
+    write_rows(
+        first, price=pa.array([1, None, -2], pa.int32()), click=pa.array([0, 1, 0], pa.int8())
     )
     (tmp_path / "in" / "a.tsv").unlink()
     with raises(JobFailure, "fails at '-2.0'"):
-        refuse(tmp_path, 'format = "parquet"')
-    pq.write_table(
-        pa.table({"price": pa.array([3, -5], pa.timestamp("ms")), "click": pa.array([0, 1])}), first
-    )
+        refuse(tmp_path, "parquet")
+    write_rows(first, price=pa.array([3, -5], pa.timestamp("ms")), click=pa.array([0, 1]))
     with raises(JobFailure, "fails at '-0.005'"):  # a time is seconds, as in the job
-        refuse(tmp_path, 'format = "parquet"')
+        refuse(tmp_path, "parquet")
 
 
 def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(tmp_path, first):
@@ -109,11 +104,7 @@ def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(
 
 def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, first):
     first.write_text("1\t2\n")
-    job = Job(
-        spec=Spec.own(TEXT % ""),
-        inputs=(str(first.parent), str(first)),
-        store=TableStore(tmp_path / "t"),
-    )
+    job = job_of(tmp_path / "t", first.parent, first, text=TEXT % ("tsv", ""))
     with raises(InputError, "/in/b.tsv:", "twice"):
         refuse_by_first_rows(job, {})
 
@@ -121,11 +112,11 @@ def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, fir
 def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(tmp_path, first):
     first.write_text("price,click\n1,0\n")
     with raises(InputError, "'price'", "column 1", "'click'"):
-        refuse(tmp_path, 'format = "csv"\nheader = true')
+        refuse(tmp_path, "csv", "header = true")
     first.write_bytes("click,Größe\n1,0\n".encode("cp1252"))
     with raises(InputError, "/in/b.tsv:", "UTF-8", "input.encoding", "cp1252"):
-        refuse(tmp_path, 'format = "csv"\nheader = true')
-    refuse(tmp_path, 'format = "csv"\nheader = true\nmultiline = true')
+        refuse(tmp_path, "csv", "header = true")
+    refuse(tmp_path, "csv", "header = true\nmultiline = true")
     first.with_suffix(".lz4").write_bytes(bytes(range(10, 99)))
     first.unlink()
     refuse(tmp_path)

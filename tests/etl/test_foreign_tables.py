@@ -9,7 +9,6 @@ import shutil
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -23,6 +22,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, parquet_paths, table_of
 from sluice.petastorm import make_batch_reader
 from sluice.tools import guess_spec
+from tests.etl.tables import write_rows
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.raises import raises
 
@@ -71,7 +71,7 @@ def refused_by(read, path, capsys) -> str:
 def test_no_reader_lists_files_in_a_tables_folder(tmp_path, capsys, kind, way):
     for path in ("t/day=a/0.parquet", "t/day=b/1.parquet"):
         (tmp_path / path).parent.mkdir(parents=True)
-        pq.write_table(ROWS, tmp_path / path)
+        write_rows(tmp_path / path, ROWS)
     mark = tmp_path / "t" / MARKS[kind]
     mark.parent.mkdir()
     mark.write_text("{}")
@@ -153,7 +153,7 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
     for name in (*files, *marks, *harmless):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(ROWS, path) if name in files else path.write_text("{}")
+        write_rows(path, ROWS) if name in files else path.write_text("{}")
         store.pipe_file(f"/{seed}/{name}", path.read_bytes())
 
     folder, name = os.path.split(chance.choice(files))
@@ -235,7 +235,7 @@ def test_a_store_far_away_is_asked_no_more_for_many_folders_than_for_few(monkeyp
 def test_spark_looks_through_its_own_file_systems(spark, tmp_path):
     """Hadoop's viewfs stands for a store far away."""
     (tmp_path / "t" / "day=a b").mkdir(parents=True)
-    pq.write_table(ROWS, tmp_path / "t" / "day=a b" / "0.parquet")
+    write_rows(tmp_path / "t" / "day=a b" / "0.parquet", ROWS)
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     conf.set("fs.viewfs.mounttable.tables.link./data", f"file://{tmp_path}")
     files = ["viewfs://tables/data/t/day=a%20b/0.parquet"]

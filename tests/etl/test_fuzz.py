@@ -14,11 +14,9 @@ import pytest
 from tests.fuzz.__main__ import modules
 from tests.fuzz.seeds import seed_of_code
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
 SECONDS = 60.0

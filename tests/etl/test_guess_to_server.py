@@ -24,9 +24,7 @@ from tests.raises import assert_names
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:unclosed <socket:ResourceWarning", "ignore::FutureWarning", "ignore::UserWarning"
-    ),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
 ENGINES = pytest.mark.parametrize(
     "engine", ["local", pytest.param("spark", marks=pytest.mark.spark)]

@@ -17,6 +17,7 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
 from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on, under_rule
+from tests.etl.tables import auc, column, write_spec
 from tests.raises import raises
 
 ROWS = 80_000
@@ -26,15 +27,9 @@ HALVES = "split = {train = 0.7, test = 0.3}"
 
 def text(*columns: str | tuple[str, str], table: str = "") -> str:
     """A spec; a pair is a column and what it was."""
-    entries = [
-        f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns
-    ]
     split = "" if "split =" in table else HALVES
-    return (
-        f'[input]\nformat = "json"\ncolumns = [{", ".join(entries)}]\n[table]\n{split}\n{table}\n'
-        '[[column]]\nname = "label"\nrole = "label"\n'
-        '[[column]]\nname = "hour"\nrole = "dense"\nops = [{op = "fill"}]\n'
-    )
+    hour = column("hour", "dense", "fill")
+    return write_spec(columns, hour, form="json", table=f"{split}\n{table}", label="label")
 
 
 def noise(rows: int = ROWS, seed: int = 7) -> dict[str, pa.Array]:
@@ -87,16 +82,6 @@ def record(
 
 def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
     return FileAssignment(spec, (1, 1)).split(row_keys(columns, spec), columns)
-
-
-def auc(score: np.ndarray, label: np.ndarray) -> float:
-    """Ties count half."""
-    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    clicks = int(label.sum())
-    return float(
-        (ranks[label == 1].sum() - clicks * (clicks + 1) / 2) / (clicks * (len(label) - clicks))
-    )
 
 
 def by_heart(first: np.ndarray, later: np.ndarray, label: np.ndarray) -> float:
@@ -171,7 +156,7 @@ CASES = {
         )
         .replace('ops = [{op = "fill"}]', "")
         .replace('role = "dense"', 'role = "key"')
-        + '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n',
+        + column("id", "dense", "fill"),
         now(NOISE, hour=NOISE["hour"].cast(pa.string())),
     ),
 }

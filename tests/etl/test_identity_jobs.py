@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.dlrm import start_options as options
@@ -16,13 +15,10 @@ from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.rig import last_json
 from tests.etl.jobs import Said, rows_of, run
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
@@ -31,13 +27,13 @@ COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 def spec(
     *columns: str, split: str = "{train = 0.6, test = 0.4}", table: str = "", more: str = ""
 ) -> str:
-    names = ", ".join(f'"{column}"' for column in columns)
-    return (
-        f'[input]\nformat = "parquet"\ncolumns = [{names}]\n'
-        f"[table]\nsplit = {split}\nrow_group_rows = 512\n{table}\n"
-        '[[column]]\nname = "click"\nrole = "label"\n'
-        '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n'
-        '[[column]]\nname = "user"\nrole = "sparse"\nops = [{op = "hash", size = 4000}]\n' + more
+    return write_spec(
+        columns,
+        column("id", "dense", "fill"),
+        column("user", "sparse", "hash, size = 4000"),
+        more,
+        table=f"split = {split}\nrow_group_rows = 512\n{table}",
+        label="click",
     )
 
 
@@ -62,15 +58,13 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
 ):
     out, said = tmp_path / "t", Said()
     rows = noise()
-    pq.write_table(rows, tmp_path / "first.parquet")
-    pq.write_table(
-        rows.append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "more.parquet"
-    )
+    write_rows(tmp_path / "first.parquet", rows)
+    write_rows(tmp_path / "more.parquet", rows.append_column("more", pa.array(np.arange(ROWS) % 7)))
     run(spark, out, tmp_path / "first.parquet", text=spec(*COLUMNS))
     wider = spec(
         "more:int",
         *COLUMNS[::-1],
-        more='[[column]]\nname = "more"\nrole = "dense"\nops = [{op = "fill"}]\n',
+        more=column("more", "dense", "fill"),
     )
     run(spark, out, tmp_path / "more.parquet", text=wider, mode="overwrite", said=said)
     tables = [FeatureTable.open(out, version) for version in (0, 1)]
@@ -81,7 +75,7 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     # What Spark's tasks gathered is what all rows at once make.
     rule = tables[0].record.identity
     keys = hash_of(
-        {name: rows[name].combine_chunks() for name in rows.column_names},
+        columns_of(rows),
         rule.recognised,
         rule.seed,
     )
@@ -90,38 +84,21 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
         there = np.isin(number, sorted(ids(tables[1], split)))
         assert sketch.to_json() == Sketch.of(keys[there]).to_json()
 
-    words = [
-        "--run-dir",
-        tmp_path / "run",
-        "--data",
-        out,
-        "--version",
-        0,
-        "--follow",
-        "--epochs",
-        2,
-        "--batch-size",
-        256,
-        "--width",
-        8,
-        "--dense-layers",
-        8,
-        "--over-layers",
-        8,
-        "--tuning",
-        "fixed",
-    ]
+    words = (
+        f"--run-dir {tmp_path}/run --data {out} --version 0 --follow --epochs 2 --batch-size 256 "
+        "--width 8 --dense-layers 8 --over-layers 8 --tuning fixed"
+    ).split()
     process = forks.train(*words, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["version"], found["rows"], found["epochs"]) == (1, tables[1].rows_of("test"), 2)
     assert found["auc"] == pytest.approx(0.5, abs=0.07)  # 1,600 rows: five standard deviations
 
-    pq.write_table(
+    write_rows(
+        tmp_path / "again.parquet",
         pa.concat_tables([rows.slice(0, 500), noise(ROWS, 100)]).append_column(
             "more", pa.array([n % 7 for n in range(600)])
         ),
-        tmp_path / "again.parquet",
     )
     run(spark, out, tmp_path / "again.parquet", text=wider, mode="append", said=said)
     assert_names(said.text, "warning:", 500, "600 rows")
@@ -164,7 +141,7 @@ def test_rows_of_one_key_lie_alike_however_the_input_was_cut(spark, tmp_path):
         folder = tmp_path / f"in-{number}"
         folder.mkdir()
         for place, part in enumerate(parts):
-            pq.write_table(part, folder / f"{place}.parquet")
+            write_rows(folder / f"{place}.parquet", part)
         run(spark, tmp_path / f"t-{number}", folder, text=text)
         made.append(FeatureTable.open(tmp_path / f"t-{number}"))
     assert rows_of(made[0]) == rows_of(made[1])

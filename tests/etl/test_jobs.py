@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
 from sluice.etl.jobs.fitting import fit
-from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain
@@ -28,18 +27,14 @@ from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
-from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 COLUMNS = {
     "click": pa.int64(),
@@ -48,30 +43,9 @@ COLUMNS = {
     "at": pa.float64(),
     "price": pa.float64(),
 }
-HEAD = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:text", "item:text", "at:float", "price:float"]
-"""
-LABEL = """
-[[column]]
-name = "click"
-role = "label"
-"""
-ITEM = """
-[[column]]
-name = "item"
-role = "sparse"
-ops = [{op = "categorify", oov = 2}]
-"""
-KEPT = """
-[[column]]
-name = "user"
-role = "key"
-[[column]]
-name = "at"
-role = "time"
-"""
+HEAD = write_spec("click:int user:text item:text at:float price:float", table="")
+ITEM = column("item", "sparse", "categorify, oov = 2")
+KEPT = column("user", "key") + column("at", "time")
 
 
 @pytest.fixture(scope="module")
@@ -88,62 +62,48 @@ def raw(tmp_path_factory):
     }
     table = pa.table({n: pa.array(columns[n], kind) for n, kind in COLUMNS.items()})
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
-    pq.write_table(table, path)
+    write_rows(path, table)
     return path, {n: table[n].combine_chunks() for n in COLUMNS}
 
 
 def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
     text = (
         HEAD
-        + LABEL
         + ITEM
         + KEPT
-        + """
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill_median", indicator = true}, {op = "standardise"}, {op = "min_max"}, {op = "log", online = true}]
-[[column]]
-name = "price_bucket"
-from = "price"
-role = "sparse"
-ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 8}, {op = "categorify"}]
-[[column]]
-name = "price_left"
-from = "price"
-role = "sparse"
-ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 8, online = true}]
-[[column]]
-name = "user_left"
-from = "user"
-role = "sparse"
-ops = [{op = "replace", pattern = "u", to = ""}, {op = "modulus", size = 5, online = true}]
-[[column]]
-name = "clicks_of_item"
-from = "item"
-role = "dense"
-ops = [{op = "target", folds = 3, smoothing = 5}]
-[[column]]
-name = "clicks_of_pair"
-from = ["user", "item"]
-role = "dense"
-ops = [{op = "concat"}, {op = "target"}]
-[[column]]
-name = "mean_price"
-from = ["item", "price"]
-role = "dense"
-ops = [{op = "group", of = "mean"}, {op = "fill", value = -1}]
-[[column]]
-name = "seen"
-from = "item"
-role = "dense"
-ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
-"""
+        + column(
+            "price",
+            "dense",
+            "fill_median, indicator = true; standardise; min_max; log, online = true",
+        )
+        + column(
+            "price_bucket",
+            "sparse",
+            "fill_mean; quantiles, buckets = 8; categorify",
+            source="price",
+        )
+        + column(
+            "price_left",
+            "sparse",
+            "fill_mean; quantiles, buckets = 8, online = true",
+            source="price",
+        )
+        + column(
+            "user_left",
+            "sparse",
+            'replace, pattern = "u", to = ""; modulus, size = 5, online = true',
+            source="user",
+        )
+        + column("clicks_of_item", "dense", "target, folds = 3, smoothing = 5", source="item")
+        + column("clicks_of_pair", "dense", "concat; target", source=["user", "item"])
+        + column(
+            "mean_price", "dense", 'group, of = "mean"; fill, value = -1', source=["item", "price"]
+        )
+        + column("seen", "dense", "count; fill; log", source="item")
     )
     spec = Spec.parse(text)
     jobs = _spark_jobs(spark)
-    run(spark, tmp_path / "t", raw[0], text=text)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(spark, tmp_path / "t", raw[0], text=text)
     alike(rows_of(table), in_one_process(text, table, raw[1]))
     assert spec.levels == 3
     # Three fits, one write, one look at the files; Spark may split what it adapts to, but not by the column.
@@ -188,11 +148,10 @@ def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, t
             "price": [1.0] * 4,
         }
     )
-    pq.write_table(table, tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", table)
     head = HEAD + "[table]\nsplit = {all = 1.0}\n"
     text = (
         head
-        + LABEL
         + ITEM
         + "".join(
             ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
@@ -200,12 +159,11 @@ def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, t
             )
             for n in (2, 3, 4)
         )
-        + """
-[[column]]
-name = "user"
-role = "sparse"
-ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"}, {op = "categorify"}]
-"""
+        + column(
+            "user",
+            "sparse",
+            'python, function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"; categorify',
+        )
     )
     assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
     state, counted = fitted(spark, tmp_path, tmp_path / "rows.parquet", text)
@@ -223,22 +181,16 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
     text = (
         HEAD
         + rules
-        + LABEL
         + ITEM
         + COUNTED
-        + """
-[[column]]
-name = "mean_price"
-from = ["item", "price"]
-role = "dense"
-ops = [{op = "group", of = "mean"}, {op = "fill", value = -1}, {op = "standardise"}]
-"""
+        + column(
+            "mean_price",
+            "dense",
+            'group, of = "mean"; fill, value = -1; standardise',
+            source=["item", "price"],
+        )
     )
-    job = Job(
-        spec=Spec.own(text),
-        inputs=(str(tmp_path / "rows.parquet"),),
-        store=TableStore(tmp_path / "t"),
-    )
+    job = job_of(tmp_path / "t", tmp_path / "rows.parquet", text=text)
     engine = SparkEngine(spark, job, JobProgress(Said()))
     sums = engine.sums(0, FittedState(), {})
     (tmp_path / "rows.parquet").unlink()
@@ -266,16 +218,11 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     monkeypatch.setattr(DataFrame, "toPandas", lambda _: pytest.fail("rows are collected"))
     jobs = []
     for columns in (1, 40):
-        text = (
-            HEAD
-            + LABEL
-            + "".join(
-                ITEM.replace('"item"', f'"item{n}"\nfrom = "item"', 1) for n in range(columns)
-            )
+        text = HEAD + "".join(
+            ITEM.replace('"item"', f'"item{n}"\nfrom = "item"', 1) for n in range(columns)
         )
         text += "".join(
-            f'[[column]]\nname = "p{n}"\nfrom = "price"\nrole = "dense"\nops = [{{op = "fill_mean"}}, '
-            '{op = "standardise"}]\n'
+            column(f"p{n}", "dense", "fill_mean; standardise", source="price")
             for n in range(columns)
         )
         before = _spark_jobs(spark)
@@ -288,17 +235,11 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     assert jobs[0] == jobs[1] <= 2 * 3
 
 
-COUNTED = """
-[[column]]
-name = "seen"
-from = "item"
-role = "dense"
-ops = [{op = "count"}, {op = "fill"}]
-"""
+COUNTED = column("seen", "dense", "count; fill", source="item")
 
 
 def fitted(spark, tmp_path, path, text):
-    job = Job(spec=Spec.own(text), inputs=(str(path),), store=TableStore(tmp_path / "fitted"))
+    job = job_of(tmp_path / "fitted", path, text=text)
     engine = SparkEngine(spark, job, JobProgress(Said()))
     try:
         return fit(engine)
@@ -314,7 +255,7 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
     with raises(InputError, "rows.parquet:", "50 values", "min_count"):
-        fitted(spark, tmp_path, raw[0], HEAD + LABEL + COUNTED)
+        fitted(spark, tmp_path, raw[0], HEAD + COUNTED)
 
 
 def test_every_window_has_a_partition(repo):
@@ -344,7 +285,6 @@ def _spark_jobs(spark) -> int:
 def test_rows_are_filtered_sampled_and_weighted(spark, raw, tmp_path):
     text = (
         HEAD
-        + LABEL
         + ITEM
         + KEPT
         + """
@@ -384,13 +324,7 @@ split = {a = 0.5, b = 0.5}
 
 
 def test_splits_by_a_column(spark, raw, tmp_path):
-    text = (
-        HEAD
-        + LABEL
-        + KEPT
-        + ITEM
-        + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
-    )
+    text = HEAD + KEPT + ITEM + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
     result = run(spark, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     users = raw[1]["user"].to_pylist()
@@ -403,7 +337,6 @@ def test_splits_by_a_column(spark, raw, tmp_path):
 def test_drawn_negatives_and_time_order(spark, raw, tmp_path):
     text = (
         HEAD
-        + LABEL
         + KEPT
         + ITEM
         + """
@@ -438,7 +371,6 @@ def test_files_lie_in_folders_by_a_columns_value(spark, raw, tmp_path, monkeypat
     """As any Delta reader, ours and the loader's see it."""
     text = (
         HEAD
-        + LABEL
         + KEPT
         + """
 [[column]]
@@ -454,7 +386,7 @@ file_rows = 20
     odd = pa.table({n: raw[1][n] for n in COLUMNS}).slice(0, 300)
     names = ["2026-11-20 08:00/é%25=x", "", None, "plain"]
     odd = odd.set_column(2, "item", pa.array([names[i % 4] for i in range(300)], pa.string()))
-    pq.write_table(odd, tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", odd)
     out = tmp_path / "t"
     for mode in ("create", "append"):
         run(spark, out, tmp_path / "rows.parquet", text=text, mode=mode)
@@ -503,8 +435,8 @@ def test_joins_by_key_and_as_of_a_time(spark, raw, tmp_path):
             "level": [1.0, 2.0, 3.0, 4.0],
         }
     )
-    pq.write_table(users, tmp_path / "users.parquet")
-    pq.write_table(prices, tmp_path / "prices.parquet")
+    write_rows(tmp_path / "users.parquet", users)
+    write_rows(tmp_path / "prices.parquet", prices)
     text = (
         HEAD
         + f"""
@@ -519,22 +451,12 @@ columns = ["level:float"]
 time = "at"
 their_time = "since"
 """
-        + LABEL
         + KEPT
         + ITEM
-        + """
-[[column]]
-name = "age"
-role = "dense"
-ops = [{op = "fill", value = -1}]
-[[column]]
-name = "level"
-role = "dense"
-ops = [{op = "fill", value = 0}]
-"""
+        + column("age", "dense", "fill, value = -1")
+        + column("level", "dense", "fill, value = 0")
     )
-    run(spark, tmp_path / "t", raw[0], text=text)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(spark, tmp_path / "t", raw[0], text=text)
     ages = {f"u{2 * i}": float(i) for i in range(30)} | {"u0": 99.0}
     want = []
     for user, item, at in zip(
@@ -556,27 +478,20 @@ ops = [{op = "fill", value = 0}]
 def write(path, *items):
     """Rows of these items, each clicked on every other time."""
     count = len(items)
-    pq.write_table(
-        pa.table(
-            {
-                "click": pa.array([i % 2 for i in range(count)], pa.int64()),
-                "user": ["u"] * count,
-                "item": pa.array(items, pa.string()),
-                "at": np.arange(count, dtype=float),
-                "price": np.ones(count),
-            }
-        ),
+    return write_rows(
         path,
+        click=pa.array([i % 2 for i in range(count)], pa.int64()),
+        user=["u"] * count,
+        item=pa.array(items, pa.string()),
+        at=np.arange(count, dtype=float),
+        price=np.ones(count),
     )
     return path
 
 
 def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     text = (
-        HEAD
-        + "[table]\nsplit = {all = 1.0}\n[drift]\nunseen = {warn = 0.2, refuse = 0.9}\n"
-        + LABEL
-        + ITEM
+        HEAD + "[table]\nsplit = {all = 1.0}\n[drift]\nunseen = {warn = 0.2, refuse = 0.9}\n" + ITEM
     )
     first = write(tmp_path / "1.parquet", *"aaabbc")
     more = write(tmp_path / "2.parquet", *"dddadccb")
@@ -630,8 +545,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
             mode="overwrite",
             reuse_state=True,
         )
-    job = Job(spec=Spec.parse(text), inputs=(str(more),), store=TableStore(out), mode="append")
-    lines, about = explain(job)
+    lines, about = explain(job_of(out, more, text=text, mode="append"))
     assert about["fitted"] == []
     assert_names(lines[0], "version 4", "version 3")
     assert any("version 3" in line and "learned" in line for line in lines)
@@ -641,9 +555,9 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
 
 
 def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path):
-    text = HEAD + LABEL + ITEM
+    text = HEAD + ITEM
     table = pq.read_table(raw[0])
-    pq.write_table(table.drop_columns("item"), tmp_path / "less.parquet")
+    write_rows(tmp_path / "less.parquet", table.drop_columns("item"))
     with raises(InputError, "less.parquet:", "'item'", "click, user"):
         run(spark, tmp_path / "t", tmp_path / "less.parquet", text=text)
     clicks = pa.array([2**64 - 1, *[1] * 899], pa.uint64())
@@ -653,25 +567,14 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
         .set_column(1, "user", users)
         .append_column("new", clicks)
     )
-    pq.write_table(wide, tmp_path / "unsigned.parquet")
+    write_rows(tmp_path / "unsigned.parquet", wide)
     result = run(spark, tmp_path / "t", tmp_path / "unsigned.parquet", text=text + KEPT)
     assert (result.rows_out, result.rejected) == (899, {"click: not a whole number of 64 bits": 1})
     got = {row["user"] for row in rows_of(FeatureTable.open(tmp_path / "t"))}
     assert got == {str(2**63 + i) for i in range(1, 900)}  # read as text they stay whole
 
 
-CSV = (
-    """
-[input]
-format = "csv"
-header = true
-columns = ["click:int", "item:text"]
-[table]
-split = {all = 1.0}
-"""
-    + LABEL
-    + ITEM
-)
+CSV = write_spec("click:int item:text", ITEM, form="csv", head="header = true\n")
 
 
 def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(spark, tmp_path):
@@ -697,14 +600,12 @@ def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path)
 
     text = (
         HEAD
-        + LABEL
         + ITEM
-        + """
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "python", function = "tests.etl.test_jobs:broken", inputs = "number", output = "number"}, {op = "fill"}]
-"""
+        + column(
+            "price",
+            "dense",
+            'python, function = "tests.etl.test_jobs:broken", inputs = "number", output = "number"; fill',
+        )
     )
     for name, words in (
         ("broken", "broken returned 899 values, not an Arrow array for 900 rows"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.etl.apply.lookups import Serving, joined
-from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import rows_of, run
+from tests.etl.jobs import build_table, rows_of
+from tests.etl.tables import column, section, write_rows, write_spec
 
 TEXTS = st.text("\x1b\x1f01a", max_size=4)
 
@@ -31,38 +30,31 @@ def test_different_keys_are_different_texts(rows):
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_server_finds_the_side_row_that_the_job_joined(spark, tmp_path):
     """Texts with separators on both sides, in the side table and in what is asked."""
     texts = ["", "a", "\x1f", "a\x1f", "\x1fa", "\x1b", "\x1b1", "a\x1b1", "\x1b0", "\x1b\x1f"]
     pairs = list(itertools.product(texts, texts))
     there = {pair: number for number, pair in enumerate(pairs) if number % 3}
-    pq.write_table(
-        pa.table(
-            {"a": [a for a, _ in there], "b": [b for _, b in there], "level": list(there.values())}
-        ),
+    write_rows(
         tmp_path / "side.parquet",
+        a=[a for a, _ in there],
+        b=[b for _, b in there],
+        level=list(there.values()),
     )
-    pq.write_table(
-        pa.table(
-            {
-                "click": [n % 2 for n in range(len(pairs))],
-                "a": [a for a, _ in pairs],
-                "b": [b for _, b in pairs],
-                "row": range(len(pairs)),
-            }
-        ),
+    write_rows(
         tmp_path / "rows.parquet",
+        click=[n % 2 for n in range(len(pairs))],
+        a=[a for a, _ in pairs],
+        b=[b for _, b in pairs],
+        row=range(len(pairs)),
     )
-    text = (
-        f'[input]\nformat = "parquet"\ncolumns = ["click:int", "a:text", "b:text", "row:int"]\n'
-        f'[[join]]\npath = "{tmp_path}/side.parquet"\non = ["a", "b"]\ncolumns = ["level:int"]\n'
-        "[table]\nsplit = {all = 1.0}\n"
-        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
-        '[[column]]\nname = "level"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n'
+    text = write_spec(
+        "click:int a:text b:text row:int",
+        section("join", path=f"{tmp_path}/side.parquet", on=["a", "b"], columns=["level:int"]),
+        column("row", "time"),
+        column("level", "dense", "fill, value = -1"),
     )
-    run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)
     want = [there.get(pair, -1) for pair in pairs]
     assert [row["level"] for row in sorted(rows_of(table), key=lambda row: row["row"])] == want
     asked = {name: pa.array([pair[number] for pair in pairs]) for number, name in enumerate("ab")}

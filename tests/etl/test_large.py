@@ -23,42 +23,22 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
-TEXT = """
-[input]
-format = "parquet"
-columns = ["click:int", "item:text", "tags:texts"]
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "item"
-role = "sparse"
-ops = [{op = "categorify", oov = 2, joint = "i"}]
-[[column]]
-name = "tags"
-role = "id_list"
-ops = [{op = "first_x", size = 3}, {op = "categorify", oov = 2, joint = "i"}, {op = "first_x", size = 2, last = true}]
-[[column]]
-name = "few"
-from = "item"
-role = "sparse"
-ops = [{op = "categorify", oov = 3, min_count = 2, max_size = 9}]
-[[column]]
-name = "seen"
-from = "item"
-role = "dense"
-ops = [{op = "categorify", min_count = 3}, {op = "count"}, {op = "fill"}]
-"""
+TEXT = write_spec(
+    "click:int item:text tags:texts",
+    column("item", "sparse", 'categorify, oov = 2, joint = "i"'),
+    column(
+        "tags",
+        "id_list",
+        'first_x, size = 3; categorify, oov = 2, joint = "i"; first_x, size = 2, last = true',
+    ),
+    column("few", "sparse", "categorify, oov = 3, min_count = 2, max_size = 9", source="item"),
+    column("seen", "dense", "categorify, min_count = 3; count; fill", source="item"),
+)
 TINY = 128 * 20  # the driver may collect 20 values, a worker hold 40
 
 
@@ -88,7 +68,7 @@ def rows(seed: int, most: int) -> pa.Table:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("large") / "rows.parquet"
-    pq.write_table(rows(1, 200), path)
+    write_rows(path, rows(1, 200))
     return path
 
 
@@ -110,7 +90,7 @@ def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made, raw):
     columns = pq.read_table(raw)
     alike(
         rows_of(files),
-        in_one_process(TEXT, files, {n: columns[n].combine_chunks() for n in columns.column_names}),
+        in_one_process(TEXT, files, columns_of(columns)),
     )
     layouts = [
         str(pq.ParquetFile(t.files[0].path).schema).splitlines()[1:] for t in (memory, files)
@@ -147,7 +127,7 @@ def test_what_is_frequent_or_missing_is_known_before_the_join(made):
 
 def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw, tmp_path):
     more = tmp_path / "more.parquet"
-    pq.write_table(rows(2, 260), more)
+    write_rows(more, rows(2, 260))
     states = []
     for name, size, table in (("memory", 2**28, made[0]), ("files", TINY, made[1])):
         out = shutil.copytree(table.uri, tmp_path / name)
@@ -188,7 +168,7 @@ def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
     parts = {path for table in state.stored.values() for path, _ in table.parts}
     # A file that is not what was written is named.
     path = Path(store.path(min(parts)))
-    pq.write_table(pq.read_table(path, partitioning=None).slice(1), path)
+    write_rows(path, pq.read_table(path, partitioning=None).slice(1))
     with raises(StateError, f"{path}:", "rows", "written"):
         [state[key] for key in state.stored]
     small_table(store.uri, rows=50, mode="overwrite")
@@ -211,8 +191,8 @@ def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_sta
 
 def test_a_job_that_is_refused_leaves_no_files(spark, tmp_path):
     table = rows(1, 200)
-    pq.write_table(
-        table.set_column(0, "click", pa.array([7] * 30 + [1] * 670)), tmp_path / "rows.parquet"
+    write_rows(
+        tmp_path / "rows.parquet", table.set_column(0, "click", pa.array([7] * 30 + [1] * 670))
     )
     one_level = TEXT[: TEXT.index('[[column]]\nname = "tags"')]
     with raises(ValueError, "--max-rejects"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import random
 
@@ -16,6 +15,7 @@ from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
+from tests.etl.tables import batch_of, column, lines_in
 from tests.etl.test_parse import SPEC, parse
 
 pytestmark = pytest.mark.slow
@@ -164,9 +164,7 @@ def any_line(draw: random.Random, form: str) -> bytes:
 
 
 def parsed(parser: InputParser, lines: list[bytes]) -> Parsed:
-    return parser.parse(
-        pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
-    )
+    return parser.parse(batch_of(lines))
 
 
 def by_line(found: Parsed, count: int) -> dict[int, str]:
@@ -174,9 +172,9 @@ def by_line(found: Parsed, count: int) -> dict[int, str]:
     assert found.rows + len(found.rejected) == count
     numbers = np.setdiff1d(np.arange(count), [number for number, _ in found.rejected]).tolist()
     assert len(numbers) == found.rows
-    for column in found.columns.values():
-        column.validate(full=True)
-    rows = zip(*(column.to_pylist() for column in found.columns.values()), strict=True)
+    for values in found.columns.values():
+        values.validate(full=True)
+    rows = zip(*(values.to_pylist() for values in found.columns.values()), strict=True)
     return {**dict(found.rejected), **dict(zip(numbers, map(repr, rows), strict=True))}
 
 
@@ -298,7 +296,6 @@ def test_lines_that_make_up_for_each_other_are_not_counted_as_read():
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize(
     ("form", "head", "last"),
     [
@@ -316,7 +313,7 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         "[[column]]",
         ("header = true\n" if head else "") + ("[table]\nsplit = {all = 1.0}\n[[column]]"),
         1,
-    ) + '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n'
+    ) + column("text", "key", source="C")
     draw, parser = random.Random(15), InputParser(Spec.parse(text))
     (tmp_path / "in").mkdir()
     want: list[tuple[str, int, str, bytes]] = []
@@ -353,11 +350,7 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
     assert made.rows_in == 1002 - empty
     assert sorted(row["text"] for row in rows_of(FeatureTable.open(tmp_path / "t"))) == sorted(kept)
-    aside = [
-        json.loads(line)
-        for part in (tmp_path / "aside").glob("*.json")
-        for line in part.read_bytes().splitlines()
-    ]
+    aside = lines_in(tmp_path / "aside")
     got = [
         (
             row["file"].rsplit("/", 1)[-1],

@@ -15,11 +15,7 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 from tests.raises import assert_names, raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

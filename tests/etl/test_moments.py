@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.apply.lookups import Serving
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import rows_of, run
-from tests.etl.test_identity import auc
+from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.tables import auc, column, section, write_rows, write_spec
 from tests.etl.test_own_label import key_of
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 KINDS = {"click": "int", "user": "text", "item": "int", "at": "int", "row": "int"}
 FIRST, LAST = tuple(KINDS), tuple(reversed(KINDS))
@@ -32,33 +26,19 @@ DEDUP = '[dedup]\nby = ["user", "at", "item"]\norder = "at"\nkeep = "%s"\n'
 
 def spec(order: tuple[str, ...], rules: str = "") -> str:
     """A spec with `rules`, or else with all lags and histories."""
-    text = f'[input]\nformat = "parquet"\ncolumns = {json.dumps([f"{name}:{KINDS[name]}" for name in order])}\n'
-    text += (
-        "[table]\nsplit = {all = 1.0}\n"
-        + rules
-        + "".join(
-            f'[[column]]\nname = "{name}"\nrole = "{role}"\n'
-            for name, role in (("click", "label"), ("row", "time"), ("at", "time"), ("user", "key"))
-        )
-    )
+    kept = column("row", "time") + column("at", "time") + column("user", "key")
+    text = write_spec([f"{name}:{KINDS[name]}" for name in order], kept, rules, label="click")
     if rules:
-        return text + '[[column]]\nname = "item"\nrole = "dense"\nops = [{op = "fill"}]\n'
+        return text + column("item", "dense", "fill")
     for name, of, length, positive in HISTORIES:
-        text += (
-            f'[[history]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nlength = {length}\n'
-            f'positive = {str(positive).lower()}\n[[column]]\nname = "{name}"\nrole = "id_list"\n'
-            'ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]\n'
-        )
+        text += section(
+            "history", name=name, of=of, by="user", order="at", length=length, positive=positive
+        ) + column(name, "id_list", "bucketize, boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]")
     for name, of, rows, difference in LAGS:
-        text += (
-            f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nrows = {rows}\n'
-            f'difference = {str(difference).lower()}\n[[column]]\nname = "{name}"\nrole = "dense"\n'
-            'ops = [{op = "fill", value = -1}]\n'
-        )
-    return text + (
-        '[[column]]\nname = "mean"\nfrom = "clicks"\nrole = "dense"\n'
-        'ops = [{op = "bag", of = "mean"}, {op = "fill"}]\n'
-    )
+        text += section(
+            "lag", name=name, of=of, by="user", order="at", rows=rows, difference=difference
+        ) + column(name, "dense", "fill, value = -1")
+    return text + column("mean", "dense", 'bag, of = "mean"; fill', source="clicks")
 
 
 def drawn(rows: int, seed: int, users: int = 8, moments: int = 12) -> list[dict]:
@@ -77,14 +57,9 @@ def drawn(rows: int, seed: int, users: int = 8, moments: int = 12) -> list[dict]
 
 
 def write(path: Path, rows: list[dict], order: tuple[str, ...]) -> Path:
-    kinds = {"int": pa.int64(), "text": pa.string()}
-    pq.write_table(
-        pa.table(
-            {name: pa.array([row[name] for row in rows], kinds[KINDS[name]]) for name in order}
-        ),
-        path,
-    )
-    return path
+    of_type = {"int": pa.int64(), "text": pa.string()}
+    kinds = {name: of_type[kind] for name, kind in KINDS.items()}
+    return write_rows(path, [{name: row[name] for name in order} for row in rows], kinds)
 
 
 def place(row: dict) -> tuple[int, ...]:
@@ -154,14 +129,13 @@ def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, 
     if order == LAST:
         return
     run(spark, tmp_path / "two", write(tmp_path / "1.parquet", rows[:cut], order), text=text)
-    run(
+    two = build_table(
         spark,
         tmp_path / "two",
         write(tmp_path / "2.parquet", rows[cut:], order),
         text=text,
         mode="append",
     )
-    two = FeatureTable.open(tmp_path / "two")
     assert holds(two) == sorted(twin(rows[:cut], order) + twin(rows, order, rows[cut:]), key=repr)
     users = {
         "user": pa.array([f"u{n}" for n in range(8)]),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,34 +22,20 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.local.test_engines import alike
+from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-HEAD = """
-[input]
-format = "%s"
-columns = ["label:int", "row:int", "a:float", "b:float", "word:text"]
-%s
-[table]
-split = {train = 1}
-%s
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-name = "row"
-role = "dense"
-ops = [{op = "fill"}]
-"""
-
-
-def made(name: str, source: str | list[str], *ops: str, role: str = "dense") -> str:
-    chain = ", ".join(f"{{{op}}}" for op in ops)
-    return f'[[column]]\nname = "{name}"\nfrom = {json.dumps(source)}\nrole = "{role}"\nops = [{chain}]\n'
+HEAD = write_spec(
+    "label:int row:int a:float b:float word:text",
+    column("row", "dense", "fill"),
+    form="%s",
+    head="%s\n",
+    table="split = {train = 1}\n%s",
+)
 
 
 def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: str = "") -> None:
@@ -113,24 +98,24 @@ def power_of(x: float, power: float) -> float:
 
 
 PLAIN = {
-    'op = "fill", value = -3': lambda x: filled(x, -3.0),
-    'op = "clip", low = -1e38': lambda x: float(np.maximum(x, -1e38)),
-    'op = "clip", high = 1e301': lambda x: float(np.minimum(x, 1e301)),
-    'op = "scale", by = 1e-30': lambda x: float(np.float64(x) / 1e-30),
-    'op = "scale", by = -1e200': lambda x: float(np.float64(x) / -1e200),
-    'op = "log"': lambda x: float(np.log(np.maximum(x + 1.0, 1e-6))),
-    'op = "boxcox", power = 5': lambda x: power_of(x, 5.0),
-    'op = "boxcox", power = 0': lambda x: power_of(x, 0.0),
-    'op = "logit"': lambda x: float(np.log(kept := np.clip(x, 1e-6, 1 - 1e-6)) - np.log1p(-kept)),
-    'op = "missing"': lambda x: float(not math.isfinite(x)),
+    "fill, value = -3": lambda x: filled(x, -3.0),
+    "clip, low = -1e38": lambda x: float(np.maximum(x, -1e38)),
+    "clip, high = 1e301": lambda x: float(np.minimum(x, 1e301)),
+    "scale, by = 1e-30": lambda x: float(np.float64(x) / 1e-30),
+    "scale, by = -1e200": lambda x: float(np.float64(x) / -1e200),
+    "log": lambda x: float(np.log(np.maximum(x + 1.0, 1e-6))),
+    "boxcox, power = 5": lambda x: power_of(x, 5.0),
+    "boxcox, power = 0": lambda x: power_of(x, 0.0),
+    "logit": lambda x: float(np.log(kept := np.clip(x, 1e-6, 1 - 1e-6)) - np.log1p(-kept)),
+    "missing": lambda x: float(not math.isfinite(x)),
 }
-STANDARD = 'op = "standardise"'
+STANDARD = "standardise"
 CHAINS = (
     st.tuples(
         st.lists(st.sampled_from([*PLAIN, STANDARD]), max_size=3),
         st.lists(st.sampled_from([*PLAIN, STANDARD]), max_size=2),
     )
-    .map(lambda both: [*both[0], 'op = "fill", value = -3', *both[1]])
+    .map(lambda both: [*both[0], "fill, value = -3", *both[1]])
     .filter(lambda chain: chain.count(STANDARD) <= 3)
 )
 
@@ -167,23 +152,27 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
 ):
     folder = tmp_path_factory.mktemp("drawn")
     write(folder / "rows.csv", [(a, b, "w") for a, b in values])
-    text = HEAD % ("csv", "", "") + made("x", "a", *one) + made("y", "b", *other)
+    text = (
+        HEAD % ("csv", "", "")
+        + column("x", "dense", "; ".join(one), source="a")
+        + column("y", "dense", "; ".join(other), source="b")
+    )
     numbers = [
         [math.nan if v is None else v for v in column] for column in zip(*values, strict=True)
     ]
     chains = {"x": (one, numbers[0]), "y": (other, numbers[1])}
     # What learns nothing is known when rows are parsed: operators do not learn from these rows.
     kept = list(range(len(values)))
-    for chain, column in chains.values():
+    for chain, numbers_of in chains.values():
         if STANDARD not in chain:
             kept = [
                 n
-                for n, x in zip(kept, through(chain, [column[n] for n in kept]), strict=True)
+                for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True)
                 if fits(x)
             ]
     want: dict[int, dict[str, float]] = {n: {} for n in kept}
-    for name, (chain, column) in chains.items():
-        for n, x in zip(kept, through(chain, [column[n] for n in kept]), strict=True):
+    for name, (chain, numbers_of) in chains.items():
+        for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True):
             want[n][name] = x
     want = {n: row for n, row in want.items() if all(map(fits, row.values()))}
     if not want:
@@ -213,27 +202,20 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
 
 LATE = "".join(
     (
-        made("plain", "a", 'op = "fill"'),
-        made("grown", "a", 'op = "fill"', 'op = "boxcox", power = 2'),
-        made("scaled", "b", 'op = "fill_mean"', 'op = "standardise"', 'op = "scale", by = 1e-38'),
-        made(
+        column("plain", "dense", "fill", source="a"),
+        column("grown", "dense", "fill; boxcox, power = 2", source="a"),
+        column("scaled", "dense", "fill_mean; standardise; scale, by = 1e-38", source="b"),
+        column(
             "left",
-            "b",
-            'op = "fill"',
-            'op = "standardise", online = true',
-            'op = "scale", by = 5e-39, online = true',
+            "dense",
+            "fill; standardise, online = true; scale, by = 5e-39, online = true",
+            source="b",
         ),
-        made(
-            "sums",
-            ["word", "a"],
-            'op = "group", of = "sum"',
-            'op = "fill"',
-            'op = "scale", by = 1e-20',
-        ),
-        made("words", "word", 'op = "categorify"', role="sparse"),
-        made("rate", "word", 'op = "target"'),
-        made("at", "a", role="time"),
-        made("much", "b", 'op = "fill", value = 1', 'op = "clip", low = -0.5', role="weight"),
+        column("sums", "dense", 'group, of = "sum"; fill; scale, by = 1e-20', source=["word", "a"]),
+        column("words", "sparse", "categorify", source="word"),
+        column("rate", "dense", "target", source="word"),
+        column("at", "time", source="a"),
+        column("much", "weight", "fill, value = 1; clip, low = -0.5", source="b"),
     )
 )
 ROWS = [
@@ -260,17 +242,13 @@ def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path,
     text = HEAD % ("parquet" if form == "parquet" else "csv", more, "") + LATE
     if form == "parquet":
         columns = list(zip(*ROWS, strict=True))
-        pq.write_table(
-            pa.table(
-                {
-                    "label": [n % 2 for n in range(len(ROWS))],
-                    "row": range(len(ROWS)),
-                    "a": pa.array(columns[0], pa.float64()),
-                    "b": pa.array(columns[1], pa.float64()),
-                    "word": columns[2],
-                }
-            ),
+        write_rows(
             tmp_path / "rows",
+            label=[n % 2 for n in range(len(ROWS))],
+            row=range(len(ROWS)),
+            a=pa.array(columns[0], pa.float64()),
+            b=pa.array(columns[1], pa.float64()),
+            word=columns[2],
         )
     else:
         write(tmp_path / "rows", ROWS, "label,row,a,b,word\n" if more else "")
@@ -319,8 +297,8 @@ def test_a_row_that_shows_at_once_takes_no_part_in_what_is_learned_and_one_that_
 
 def test_rows_that_show_once_all_have_learned_count_for_max_rejects(tmp_path):
     write(tmp_path / "rows", [(1.0, float(n % 2) if n else 1e6, "w") for n in range(400)])
-    text = HEAD % ("csv", "", "") + made(
-        "x", "b", 'op = "fill"', 'op = "standardise"', 'op = "scale", by = 2e-38'
+    text = HEAD % ("csv", "", "") + column(
+        "x", "dense", "fill; standardise; scale, by = 2e-38", source="b"
     )
     assert run(None, tmp_path / "t", tmp_path / "rows", text=text).rejected == {
         "x: NaN, or too large for float32": 1
@@ -354,9 +332,9 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
             "",
             '[[lag]]\nname = "grown"\nof = "a"\nby = "word"\norder = "b"\ndifference = true\n',
         )
-        + made("grown", "grown", 'op = "fill"')
-        + made("later", "grown", 'op = "fill"', 'op = "standardise"', 'op = "scale", by = 1e-38')
-        + made("words", "row", 'op = "categorify"', role="sparse")
+        + column("grown", "dense", "fill")
+        + column("later", "dense", "fill; standardise; scale, by = 1e-38", source="grown")
+        + column("words", "sparse", "categorify", source="row")
     )
     result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.1)
     found = settled(result, tmp_path / "t", 111)
@@ -376,18 +354,11 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
     assert "5" in table.state()["words/0"]["value"].to_pylist()
 
 
-def rejects_of(table: FeatureTable) -> list[dict]:
-    folder = Path(table.uri) / "_sluice" / "rejects" / table.record.job
-    return [
-        json.loads(line) for path in folder.glob("*.json") for line in path.read_text().splitlines()
-    ]
-
-
 def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
     """A drawn row that cannot be published is left out; an append applies what was learned, and rejects by that."""
     write(tmp_path / "first", [(1.0, float(n % 3), "abc"[n % 3]) for n in range(300)])
     write(tmp_path / "second", [(1.0, 1e30 if n == 7 else 1.0, "a") for n in range(300)])
-    late = made("x", "b", 'op = "fill"', 'op = "standardise"', 'op = "scale", by = 1e-20')
+    late = column("x", "dense", "fill; standardise; scale, by = 1e-20", source="b")
     text = HEAD % ("csv", "", "") + late
     run(None, tmp_path / "t", tmp_path / "first", text=text)
     added = run(None, tmp_path / "t", tmp_path / "second", text=text, mode="append")
@@ -396,8 +367,8 @@ def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
         299,
         {"x: NaN, or too large for float32": 1},
     )
-    drawn = HEAD % ("csv", "", '[negatives]\ncolumn = "word"\n') + made(
-        "rate", "word", 'op = "target", smoothing = 1', 'op = "scale", by = 2e-39'
+    drawn = HEAD % ("csv", "", '[negatives]\ncolumn = "word"\n') + column(
+        "rate", "dense", "target, smoothing = 1; scale, by = 2e-39", source="word"
     )
     lines = [
         *(f"1,{n},,,b\n" for n in range(30)),
@@ -435,19 +406,15 @@ def test_spark_reads_texts_of_parquet_as_numbers_and_rejects_those_that_are_too_
     spark, tmp_path
 ):
     texts = ["1e400", "-1.7976931348623159e308", "inf", " -Infinity", "1e300", "2.5", None]
-    pq.write_table(
-        pa.table(
-            {
-                "label": [n % 2 for n in range(7)],
-                "row": range(7),
-                "a": texts,
-                "b": [0.0] * 7,
-                "word": ["w"] * 7,
-            }
-        ),
+    write_rows(
         tmp_path / "rows",
+        label=[n % 2 for n in range(7)],
+        row=range(7),
+        a=texts,
+        b=[0.0] * 7,
+        word=["w"] * 7,
     )
-    text = HEAD % ("parquet", "", "") + made("x", "a", 'op = "fill", value = -1')
+    text = HEAD % ("parquet", "", "") + column("x", "dense", "fill, value = -1", source="a")
     result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.9)
     found = settled(result, tmp_path / "t", 7)
     assert result.rejected == {
@@ -465,9 +432,11 @@ def test_spark_reads_texts_of_parquet_as_numbers_and_rejects_those_that_are_too_
 def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_column(tmp_path):
     """There its row has left the pass that could set it aside."""
     np.save(tmp_path / "v.npy", np.array([[1.0], [1.0], [1e39], [2.0]]))
-    vectors = f'op = "lookup", width = 1, file = "{tmp_path}/v.npy"'
-    chain = ('op = "categorify"', vectors, 'op = "bag", of = "sum"', 'op = "fill"')
-    spec = Spec.parse(HEAD % ("csv", "", "") + made("x", "word", *chain))
+    vectors = f'lookup, width = 1, file = "{tmp_path}/v.npy"'
+    chain = ("categorify", vectors, 'bag, of = "sum"', "fill")
+    spec = Spec.parse(
+        HEAD % ("csv", "", "") + column("x", "dense", "; ".join(chain), source="word")
+    )
     joins = Joins.of(spec, ["x/0"], 1)
     assert [cell.column.name for cell in joins.cells] == ["x"]
 
@@ -482,7 +451,7 @@ def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_colum
 
 @pytest.mark.parametrize("whole", [2**53 + 1, 2**63 - 1, -(2**63)])
 def test_a_whole_number_that_no_float_holds_exactly_is_stored_as_the_nearest(tmp_path, whole):
-    pq.write_table(pa.table({"label": [0, 1], "row": [whole, 5]}), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", label=[0, 1], row=[whole, 5])
     text = HEAD.replace(', "a:float", "b:float", "word:text"', "") % ("parquet", "", "")
     run(None, tmp_path / "t", tmp_path / "rows.parquet", text=text)
     assert {row["row"] for row in rows_of(FeatureTable.open(tmp_path / "t"))} == {

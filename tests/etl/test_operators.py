@@ -46,6 +46,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.table.fitted_state import FittedState
+from tests.etl.tables import struct_of
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -145,14 +146,9 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
         got, _ = fitted_pairs(Group(of=of), pairs)
         assert got == pytest.approx([want] * len(values), rel=1e-15, abs=0)
     times = [*range(len(values)), len(values)]
-    column = pa.StructArray.from_arrays(
-        [
-            pa.StructArray.from_arrays(
-                [pa.nulls(len(times), pa.string()), pa.array([*values, 0.0])], ["key", "of"]
-            ),
-            pa.array(times, pa.float64()),
-        ],
-        ["value", "time"],
+    column = struct_of(
+        value=struct_of(key=pa.nulls(len(times), pa.string()), of=pa.array([*values, 0.0])),
+        time=pa.array(times, pa.float64()),
     )
     op = Group(of="std", past=True)
     got = op.apply(column, op.prepare(learned(op, column))).to_pylist()
@@ -172,12 +168,9 @@ def fitted_pairs(op, pairs):
     """What `op` gives for pairs of a text and a number, learned from two halves."""
 
     def column(some):
-        return pa.StructArray.from_arrays(
-            [
-                pa.array([text for text, _ in some], pa.string()),
-                pa.array([number for _, number in some], pa.float64()),
-            ],
-            ["key", "of"],
+        return struct_of(
+            key=pa.array([text for text, _ in some], pa.string()),
+            of=pa.array([number for _, number in some], pa.float64()),
         )
 
     half = len(pairs) // 2
@@ -468,18 +461,14 @@ def test_hours_and_weekdays_are_those_of_the_zone(seconds, zone):
     assert Weekday(zone=zone).apply(column, None).to_pylist() == [
         t and float(t.weekday()) for t in local
     ]
-    both = pa.StructArray.from_arrays(
-        [column, pa.array([zone] * len(seconds), pa.string())], ["at", "zone"]
-    )
+    both = struct_of(at=column, zone=pa.array([zone] * len(seconds), pa.string()))
     assert Hour().apply(both, None).to_pylist() == [t and float(t.hour) for t in local]
 
 
 def test_a_time_that_no_clock_shows_is_missing():
     column = pa.array([math.nan, math.inf, -math.inf, 1e300, -(2.0**63), 2.0**63, None, 0.5])
     assert Hour().apply(column, None).to_pylist() == [None] * 7 + [0.0]
-    both = pa.StructArray.from_arrays(
-        [column, pa.array(["Asia/Tokyo"] * 7 + ["no zone"])], ["at", "zone"]
-    )
+    both = struct_of(at=column, zone=pa.array(["Asia/Tokyo"] * 7 + ["no zone"]))
     assert Weekday().apply(both, None).to_pylist() == [None] * 8
 
 
@@ -609,9 +598,9 @@ GROUPED = st.lists(
 @given(GROUPED, st.sampled_from(["mean", "sum", "std", "count", "min", "max"]))
 def test_group_statistics(rows, of):
     op = Group(of=of)
-    column = pa.StructArray.from_arrays(
-        [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.float64())],
-        ["a", "b"],
+    column = struct_of(
+        a=pa.array([r[0] for r in rows], pa.string()),
+        b=pa.array([r[1] for r in rows], pa.float64()),
     )
     got = op.apply(
         column,
@@ -635,9 +624,10 @@ def test_group_statistics(rows, of):
 
 
 def clicks(values, labels, keys):
-    return pa.StructArray.from_arrays(
-        [pa.array(values, pa.string()), pa.array(labels, pa.int8()), pa.array(keys, pa.int64())],
-        ["value", "label", "key"],
+    return struct_of(
+        value=pa.array(values, pa.string()),
+        label=pa.array(labels, pa.int8()),
+        key=pa.array(keys, pa.int64()),
     )
 
 
@@ -668,16 +658,6 @@ def test_target_encoding_leaves_a_rows_own_fold_out(rows, folds, smoothing):
     assert got == [pytest.approx(slow(v, f)) for (v, _, _), f in zip(rows, fold, strict=True)]
     serving = op.apply(clicks(["a", None, "unseen"], [None] * 3, [None] * 3), state).to_pylist()
     assert serving == [pytest.approx(slow(v, None)) for v in ("a", None, "unseen")]
-
-
-def auc(score, label):
-    order = np.argsort(score, kind="stable")
-    ranks = np.empty(len(score))
-    for value in np.unique(score):
-        same = score == value
-        ranks[same] = np.flatnonzero(np.isin(order, np.flatnonzero(same))).mean()
-    positive = label == 1
-    return (ranks[positive].mean() - (positive.sum() - 1) / 2) / (~positive).sum()
 
 
 def test_the_encoding_of_a_random_column_says_nothing_of_the_label():
@@ -789,12 +769,9 @@ TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
     st.none() | st.integers(1, 9),
 )
 def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
-    column = pa.StructArray.from_arrays(
-        [
-            pa.array([row[0] for row in rows], pa.float64()),
-            pa.array([row[1] for row in rows], pa.list_(pa.float64())),
-        ],
-        ["at", "times"],
+    column = struct_of(
+        at=pa.array([row[0] for row in rows], pa.float64()),
+        times=pa.array([row[1] for row in rows], pa.list_(pa.float64())),
     )
     want: list[tuple[float, float] | None] = []
     for now, times in rows:
@@ -842,7 +819,7 @@ def test_flags_are_the_names_of_the_columns_that_are_set(rows):
 
 def test_flags_of_texts_are_refused():
     with raises(OperatorError, "flags", "'a'", "string"):
-        Flags().apply(pa.StructArray.from_arrays([pa.array(["x"])], ["a"]), None)
+        Flags().apply(struct_of(a=pa.array(["x"])), None)
 
 
 def test_what_is_left_to_the_loader_is_one_pure_function():

@@ -6,7 +6,6 @@ import datetime
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.errors import InputError
@@ -16,19 +15,14 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 ENGINES = pytest.mark.parametrize(
     "engine", ["local", pytest.param("spark", marks=pytest.mark.spark)]
 )
-LABEL = '[table]\nsplit = {train = 1}\n[[column]]\nname = "y"\nrole = "label"\n'
+TRAIN = "split = {train = 1}"
 FIRST = datetime.datetime(2026, 1, 1, 5, 30, 7, 123_456)
-
-
-def column(name: str, role: str, *ops: str, source: str = "") -> str:
-    made = f'from = "{source}"\n' if source else ""
-    return f'[[column]]\nname = "{name}"\n{made}role = "{role}"\nops = [{", ".join(f"{{op = {op}}}" for op in ops)}]\n'
 
 
 @pytest.fixture
@@ -67,17 +61,18 @@ def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
     file and another in the next, ids are unsigned, names differ by case alone, times have nanoseconds, vectors have a
     fixed size."""
     for part, kind in enumerate((pa.int32(), pa.int64())):
-        pq.write_table(odd(20 * part, kind), tmp_path / f"{part}.parquet")
+        write_rows(tmp_path / f"{part}.parquet", odd(20 * part, kind))
     rejected, rows = made(
-        '[input]\nformat = "parquet"\ncolumns = ["y:int", "user:text", "City:text", "city:text", "size:int", '
-        '"at:float", "vector:floats"]\n'
-        + LABEL
-        + column("user", "key")
-        + column("City", "key")
-        + column("town", "key", source="city")
-        + column("size", "dense", '"fill"')
-        + column("at", "time")
-        + column("vector", "dense", '"bag", of = "sum"', '"fill"'),
+        write_spec(
+            "y:int user:text City:text city:text size:int at:float vector:floats",
+            column("user", "key"),
+            column("City", "key"),
+            column("town", "key", source="city"),
+            column("size", "dense", "fill"),
+            column("at", "time"),
+            column("vector", "dense", 'bag, of = "sum"; fill'),
+            table=TRAIN,
+        ),
         tmp_path,
     )
     assert rejected == {}
@@ -107,10 +102,8 @@ def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
 def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(
     made, tmp_path, name, better, engine
 ):
-    pq.write_table(odd(0, pa.int32()), tmp_path / "a.parquet")
-    text = f'[input]\nformat = "parquet"\ncolumns = ["y:int", "{name}:float"]\n{LABEL}' + column(
-        name, "dense", '"fill"'
-    )
+    write_rows(tmp_path / "a.parquet", odd(0, pa.int32()))
+    text = write_spec(f"y:int {name}:float", column(name, "dense", "fill"), table=TRAIN)
     if engine == "local" and name == "unused":
         assert len(made(text, tmp_path / "a.parquet")[1]) == 20
         return
@@ -122,12 +115,8 @@ def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(
 @ENGINES
 def test_types_that_do_not_go_together_are_named_with_their_files(made, tmp_path):
     for part, values in enumerate(([1, 2], ["a", "b"])):
-        pq.write_table(pa.table({"y": [0, 1], "size": values}), tmp_path / f"{part}.parquet")
-    text = (
-        '[input]\nformat = "parquet"\ncolumns = ["y:int", "size:text"]\n'
-        + LABEL
-        + column("size", "sparse", '"hash", size = 9')
-    )
+        write_rows(tmp_path / f"{part}.parquet", y=[0, 1], size=values)
+    text = write_spec("y:int size:text", column("size", "sparse", "hash, size = 9"), table=TRAIN)
     with raises(InputError, "1.parquet:", "'size'", "string", "0.parquet", "bigint"):
         made(text, tmp_path)
 
@@ -142,12 +131,10 @@ def test_empty_lines_are_no_rows(made, tmp_path, form):
     lines = [*head, *lines[:3], "", "", *lines[3:], "", "bad", ""]
     (tmp_path / "a.txt").write_bytes("\r\n".join(lines).encode() + b"\n\n")
     keys = "" if form == "json" else "header = true\n"
-    rejected, rows = made(
-        f'[input]\nformat = "{form}"\n{keys}columns = ["y:int", "x:int"]\n'
-        + LABEL
-        + column("x", "dense", '"fill"'),
-        tmp_path / "a.txt",
+    text = write_spec(
+        "y:int x:int", column("x", "dense", "fill"), form=form, head=keys, table=TRAIN
     )
+    rejected, rows = made(text, tmp_path / "a.txt")
     assert rejected == {"not a JSON object" if form == "json" else "wrong number of fields": 1}
     assert sorted(row["x"] for row in rows) == list(range(6))
 
@@ -160,9 +147,12 @@ def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
     ]
     (tmp_path / "a.json").write_text("\n".join(map(json.dumps, lines)))
     rejected, rows = made(
-        '[input]\nformat = "json"\ncolumns = ["y:int", "ids:texts"]\n'
-        + LABEL.replace("train = 1}", "train = 1}\nplain_lists = true")
-        + column("ids", "id_list", '"hash", size = 3000000000'),
+        write_spec(
+            "y:int ids:texts",
+            column("ids", "id_list", "hash, size = 3000000000"),
+            form="json",
+            table=f"{TRAIN}\nplain_lists = true",
+        ),
         tmp_path / "a.json",
     )
     assert rejected == {}
@@ -175,7 +165,7 @@ def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
 
 
 def test_columns_that_differ_by_case_alone_are_refused_before_any_work():
-    text = '[input]\nformat = "parquet"\ncolumns = ["y:int", "City:text", "city:text"]\n' + LABEL
+    text = write_spec("y:int City:text city:text", table=TRAIN)
     with pytest.raises(SpecError, match="column 'city': a Delta table cannot tell it from 'City'"):
         Spec.own(text + column("City", "key") + column("city", "key"))
     with raises(SpecError, "'Split'"):

@@ -8,11 +8,9 @@ import json
 import math
 import struct
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.jobs.job import Job
@@ -21,14 +19,14 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
-from tests.etl.jobs import rows_of, run
-from tests.etl.test_identity import auc
+from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
 HASH = "split = {train = 0.8, test = 0.2}"
 TIME = 'split_time = "day"\nsplit = {train = 0, test = 8}'
-RATE = '[[column]]\nname = "rate"\nfrom = "user"\nrole = "dense"\nops = [{op = "target", smoothing = 2%s}]\n'
+RATE = column("rate", "dense", "target, smoothing = 2%s", source="user")
 
 
 def spec(
@@ -36,15 +34,7 @@ def spec(
 ) -> str:
     """A spec whose table has the label, a number by which a row is found again, and target encodings. A pair is a
     column and what it was."""
-    entries = ", ".join(
-        f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns
-    )
-    return (
-        f'[input]\nformat = "parquet"\ncolumns = [{entries}]\n[table]\n{table}\n'
-        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
-        + rate
-        + more
-    )
+    return write_spec(columns, column("row", "time"), rate, more, table=table, label="click")
 
 
 def drawn(rows: int, seed: int = 0) -> list[dict]:
@@ -61,21 +51,7 @@ def drawn(rows: int, seed: int = 0) -> list[dict]:
     ]
 
 
-def write(path: Path, rows: list[dict], types: dict[str, pa.DataType] | None = None) -> Path:
-    kinds = {
-        "click": pa.int64(),
-        "user": pa.string(),
-        "day": pa.int64(),
-        "row": pa.int64(),
-        **(types or {}),
-    }
-    pq.write_table(
-        pa.table(
-            {name: pa.array([row[name] for row in rows], kinds.get(name)) for name in rows[0]}
-        ),
-        path,
-    )
-    return path
+KINDS = {"click": pa.int64(), "user": pa.string(), "day": pa.int64(), "row": pa.int64()}
 
 
 # A program of its own for keys, splits, folds and encodings: whole numbers and dicts.
@@ -199,8 +175,7 @@ LATER = {
     "another column made": (
         spec(
             *COLUMNS,
-            more='[[column]]\nname = "who"\nfrom = "user"\nrole = "sparse"\n'
-            'ops = [{op = "categorify"}]\n',
+            more=column("who", "sparse", "categorify", source="user"),
         ),
         BEGUN,
         {},
@@ -250,15 +225,15 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     """The later version has the rows of the first, some with their labels corrected, and new ones."""
     text, twin, accepted = LATER[case]
     rows, more = drawn(600), drawn(150, 1)
-    run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=spec(*COLUMNS))
+    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=spec(*COLUMNS))
     assert holds(FeatureTable.open(tmp_path / "t")) == BEGUN.features(rows, rows)
     later = [
         {**row, "click": row["click"] ^ (number % 7 == 0)} for number, row in enumerate(rows)
     ] + more
-    path = write(
+    path = write_rows(
         tmp_path / "2.parquet",
         changed(later, text),
-        {"day": pa.string()} if case == "retyped" else None,
+        {**KINDS, "day": pa.string()} if case == "retyped" else KINDS,
     )
     run(None, tmp_path / "t", path, text=text, mode="overwrite", **options, **accepted)
     assert holds(FeatureTable.open(tmp_path / "t")) == twin.features(later, later)
@@ -274,7 +249,7 @@ def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go
     before = Twin(("user", "day", "row"), by_time=True)
     if case == "key named before":
         first, before = later, Twin(("row",), by_time=True)
-    path = write(tmp_path / "1.parquet", rows)
+    path = write_rows(tmp_path / "1.parquet", rows, KINDS)
     run(None, tmp_path / "t", path, text=first)
     assert holds(FeatureTable.open(tmp_path / "t")) == before.features(rows, rows)
     run(None, tmp_path / "t", path, text=later, mode="overwrite", update_state=True)
@@ -305,11 +280,11 @@ def test_a_row_that_is_appended_again_does_not_meet_its_label_in_the_older_sums(
     again = [
         {**row, "click": row["click"] ^ (number % 3 == 0)} for number, row in enumerate(rows[:200])
     ] + drawn(50, 2)
-    run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=text)
+    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
     run(
         None,
         tmp_path / "t",
-        write(tmp_path / "2.parquet", again),
+        write_rows(tmp_path / "2.parquet", again, KINDS),
         text=text,
         mode="append",
         **options,
@@ -353,7 +328,7 @@ KEPT = [
 def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
     tmp_path, mode, options, later, why
 ):
-    path = write(tmp_path / "1.parquet", drawn(100))
+    path = write_rows(tmp_path / "1.parquet", drawn(100), KINDS)
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME))
     command = f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
     with raises(StateError, "version 0", "labels", *why, command):
@@ -362,7 +337,7 @@ def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
 
 def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
     past = RATE % ", past = true"
-    path = write(tmp_path / "1.parquet", drawn(100))
+    path = write_rows(tmp_path / "1.parquet", drawn(100), KINDS)
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME, rate=past))
     later = spec(*COLUMNS, table=TIME.replace('"day"', '"row"'), rate=past)
     with raises(StateError, "version 0", "'day'", "'row'"):
@@ -377,9 +352,9 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
     text, rows = spec(*COLUMNS, "part:text", table=table), drawn(200)
     for row in rows:
         row["part"] = ("train", "test")[row["row"] % 2]
-    run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=text)
+    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
     turned = [{**row, "part": ("test", "train")[row["row"] % 2]} for row in rows]
-    path = write(tmp_path / "2.parquet", turned)
+    path = write_rows(tmp_path / "2.parquet", turned, KINDS)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
         with raises(StateError, "100 %", "'test'", "'train'", "labels"):
             run(None, tmp_path / "t", path, text=text, mode=mode, split_moved="accept", **options)
@@ -397,7 +372,7 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
 
 @pytest.mark.parametrize("rules", [None, 1])
 def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
-    path = write(tmp_path / "1.parquet", drawn(400))
+    path = write_rows(tmp_path / "1.parquet", drawn(400), KINDS)
     run(None, tmp_path / "t", path, text=spec(*COLUMNS))
     (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "rules": rules}))
@@ -422,8 +397,9 @@ def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_b
         }
         for _ in range(8000)
     ]
-    run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=spec(*COLUMNS))
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(
+        None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=spec(*COLUMNS)
+    )
     for split in ("train", "test"):
         made = rows_of(table, split)
         found = auc(*(np.array([row[name] for row in made]) for name in ("rate", "click")))
@@ -433,9 +409,9 @@ def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_b
 @pytest.mark.parametrize(
     ("ops", "refused"),
     [
-        ('{op = "concat"}, {op = "count"}, {op = "fill"}', True),
-        ('{op = "concat"}, {op = "target"}', False),
-        ('{op = "concat"}, {op = "count", past = true}, {op = "fill"}', False),
+        ("concat; count; fill", True),
+        ("concat; target", False),
+        ("concat; count, past = true; fill", False),
     ],
 )
 def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
@@ -443,8 +419,7 @@ def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
         *COLUMNS,
         "item:text",
         table=TIME,
-        more='[negatives]\ncolumn = "item"\n[[column]]\nname = "pair"\n'
-        f'from = ["user", "item"]\nrole = "dense"\nops = [{ops}]\n',
+        more='[negatives]\ncolumn = "item"\n' + column("pair", "dense", ops, ["user", "item"]),
     )
     assert Spec.parse(text).columns
     if not refused:
@@ -467,7 +442,7 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
         for number in range(300)
     ]
     text = spec(*COLUMNS, "item:text", more='[negatives]\ncolumn = "item"\neach = 2\n')
-    run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=text)
+    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
     rates = defaultdict(set)
     for row in rows_of(FeatureTable.open(tmp_path / "t"), "train"):
         rates[row["row"]].add(row["rate"])
@@ -475,42 +450,20 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     assert len(rates) > 200
 
 
-MANY = """
-[[column]]
-name = "pair"
-from = ["user", "item"]
-role = "dense"
-ops = [{op = "concat"}, {op = "target", folds = 3%(past)s}]
-[[column]]
-name = "chained"
-from = "price"
-role = "dense"
-ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 4}, {op = "target"%(past)s}]
-[[column]]
-name = "seen"
-from = "item"
-role = "dense"
-ops = [{op = "count"%(past)s}, {op = "fill"}]
-[[column]]
-name = "spent"
-from = ["item", "price"]
-role = "dense"
-ops = [{op = "group"%(past)s}, {op = "fill"}]
-%(mean)s[[column]]
-name = "user"
-role = "sparse"
-ops = [{op = "categorify"}]
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill_median"}, {op = "min_max"}]
-"""
-MEAN = """[[column]]
-name = "mean_before"
-from = ["user", "click"]
-role = "dense"
-ops = [{op = "group", past = true}, {op = "fill"}]
-"""
+def learned_columns(past: bool) -> str:
+    """Columns of every operator that learns; of what lies in the past if that is asked for."""
+    more = ", past = true" if past else ""
+    return (
+        column("pair", "dense", f"concat; target, folds = 3{more}", ["user", "item"])
+        + column("chained", "dense", f"fill_mean; quantiles, buckets = 4; target{more}", "price")
+        + column("seen", "dense", f"count{more}; fill", "item")
+        + column("spent", "dense", f"group{more}; fill", ["item", "price"])
+        + (column("mean_before", "dense", "group, past = true; fill", ["user", "click"]) * past)
+        + column("user", "sparse", "categorify")
+        + column("price", "dense", "fill_median; min_max")
+    )
+
+
 WAYS = {
     "made": [("create", {}, HASH)],
     "a key named": [("create", {}, TIME), ("overwrite", {"update_state": True}, ID + TIME)],
@@ -542,16 +495,15 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
     ]
 
     def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
-        path = write(tmp_path / f"{name}.parquet", rows, {"price": pa.float64()})
-        said = ", past = true" if past else ""
+        path = write_rows(tmp_path / f"{name}.parquet", rows, {**KINDS, "price": pa.float64()})
         for mode, options, by in WAYS[way]:
             text = spec(
                 *COLUMNS,
                 "item:text",
                 "price:float",
                 table=by.replace(HASH, TIME) if past else by,
-                rate=RATE % said,
-                more=MANY % {"past": said, "mean": MEAN if past else ""},
+                rate=RATE % (", past = true" if past else ""),
+                more=learned_columns(past),
             )
             run(None, tmp_path / name, path, text=text, mode=mode, **options)
         table = FeatureTable.open(tmp_path / name)
@@ -589,11 +541,11 @@ def by_row(found: list[dict]) -> dict[int, list[dict]]:
 
 LABELS_USED = [
     (
-        '[[column]]\nname = "shown"\nfrom = "click"\nrole = "dense"\nops = [{op = "fill"}]\n',
+        column("shown", "dense", "fill", source="click"),
         "column 'shown'",
     ),
     (
-        '[[column]]\nname = "mean"\nfrom = ["user", "click"]\nrole = "dense"\nops = [{op = "group"}, {op = "fill"}]\n',
+        column("mean", "dense", "group; fill", source=["user", "click"]),
         "column 'mean'",
     ),
     ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order"),
@@ -643,9 +595,6 @@ def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_tabl
         Spec.own(text)
     assert Spec.parse(text).columns
     earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
-    earlier += (
-        '[[column]]\nname = "before"\nfrom = ["user", "click"]\nrole = "dense"\n'
-        'ops = [{op = "group", past = true}, {op = "fill"}]\n'
-    )
+    earlier += column("before", "dense", "group, past = true; fill", source=["user", "click"])
     own = Spec.own(spec(*COLUMNS, table=TIME, more=earlier))
     assert set(own.learned_from_labels) == {"rate/0", "before/0"}

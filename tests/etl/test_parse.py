@@ -10,20 +10,12 @@ from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from tests.etl.tables import batch_of, column, write_spec
 from tests.raises import raises
 
-SPEC = """
-[input]
-format = "%s"
-columns = ["label:int", "I:int", "F:float", "C:text"]
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-name = "C"
-role = "sparse"
-ops = [{op = "hash", size = 10}]
-"""
+SPEC = write_spec(
+    "label:int I:int F:float C:text", column("C", "sparse", "hash, size = 10"), form="%s", table=""
+)
 
 
 def parse(form: str, *lines: bytes):
@@ -133,9 +125,7 @@ def test_flags_and_parts_of_objects_in_json():
     ]
 
     def parsed(*lines: bytes):
-        found = parser.parse(
-            pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
-        )
+        found = parser.parse(batch_of(lines))
         return list(
             zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
         ), found.rejected
@@ -163,7 +153,7 @@ def test_decimal_commas():
     text = SPEC.replace('"%s"', '"csv"\ndelimiter = ";"\ndecimal = ","')
 
     def parsed(*lines: bytes):
-        batch = pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+        batch = batch_of(lines)
         found = InputParser(Spec.parse(text)).parse(batch)
         return found.columns["F"].to_pylist(), found.rejected
 
@@ -224,9 +214,13 @@ def test_lines_may_end_before_optional_columns_in_any_mixture(block, monkeypatch
     """And whatever number of lines Arrow works on together; those that are wrong keep their numbers."""
     monkeypatch.setattr(lines_of_text, "_BLOCK", block)
     spec = Spec.parse(
-        '[input]\nformat = "csv"\ncolumns = ["click:int", "a:text", "b:int", "c:text"]\n'
-        'optional = ["c", "b"]\n[[column]]\nname = "click"\nrole = "label"\n'
-        '[[column]]\nname = "b"\nrole = "dense"\nops = [{op = "fill"}]\n'
+        write_spec(
+            "click:int a:text b:int c:text",
+            column("b", "dense", "fill"),
+            form="csv",
+            head='optional = ["c", "b"]\n',
+            table="",
+        )
     )
     lines = [
         b"1,x,5,y\n",

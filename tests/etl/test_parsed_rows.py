@@ -21,29 +21,23 @@ from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
+from tests.etl.tables import batch_of, column, write_spec
 
-TEXT = """
-[input]
-columns = ["label:int", "I1:int", "C1:text"]
-%s
-[table]
-split = {train = 0.8, test = 0.2}
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-name = "C1"
-role = "sparse"
-ops = [{op = "categorify", oov = 2}]
-"""
+TEXT = write_spec(
+    "label:int I1:int C1:text",
+    column("C1", "sparse", "categorify, oov = 2"),
+    form="tsv",
+    head="%s\n",
+    table="split = {train = 0.8, test = 0.2}",
+)
 FILTERED = '[[filter]]\ncolumn = "I1"\nop = ">="\nvalue = 10'
 WIDE = 2_000_000
 
 
 def lines(count: int, text: str = "é") -> pa.RecordBatch:
-    rows = [f"{n % 2}\t{n}\t{text}{n}\n".encode() for n in range(count)]
-    rows[3], rows[5] = b"one\tbad\n", b"7\t1\tx\n"
-    return pa.record_batch([pa.array(rows, pa.binary())], ["line"])
+    rows = [f"{n % 2}\t{n}\t{text}{n}".encode() for n in range(count)]
+    rows[3], rows[5] = b"one\tbad", b"7\t1\tx"
+    return batch_of(rows)
 
 
 @pytest.mark.parametrize(

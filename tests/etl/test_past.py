@@ -15,6 +15,7 @@ from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from tests.etl.tables import column, struct_of, write_spec
 from tests.etl.test_operators import learned
 from tests.raises import raises
 
@@ -132,27 +133,18 @@ def test_what_is_known_in_the_end_is_what_is_learned_without_past_to_the_last_bi
     for of_them in ("mean", "sum", "std", "count", "min", "max"):
         plain, past = Group(of=of_them), Group(of=of_them, past=True)
         timed = pa.StructArray.from_arrays([pair, *of(rows, 2)], ["value", "time"])
-        served = pa.StructArray.from_arrays([pair, none], ["value", "time"])
+        served = struct_of(value=pair, time=none)
         assert past.apply(served, past.prepare(learned(past, timed))) == plain.apply(
             pair, plain.prepare(learned(plain, pair))
         )
 
 
 def test_what_cannot_be_is_refused_when_the_spec_is_read():
-    text = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:text", "at:float"]
-[table]
-%s
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "user"
-role = "dense"
-ops = [{op = "target", past = true%s}]
-"""
+    text = write_spec(
+        "click:int user:text at:float",
+        column("user", "dense", "target, past = true%s"),
+        table="\n%s",
+    )
     timed = 'split_time = "at"\nsplit = {train = 0, test = 5}'
     assert Spec.parse(text % (timed, ", past_step = 3600")).columns
     with raises(SpecError, "column 'user'", "past = true", "table.split_time"):

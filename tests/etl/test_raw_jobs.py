@@ -7,15 +7,11 @@ import pytest
 import torch
 
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
-from tests.etl.jobs import run
+from tests.etl.jobs import build_table
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 def test_the_same_batches_in_the_same_order_come_out_of_either_table(spark, repo, tmp_path):
@@ -23,8 +19,9 @@ def test_the_same_batches_in_the_same_order_come_out_of_either_table(spark, repo
     found = []
     for name in ("criteo", "criteo_raw"):
         out = tmp_path / name
-        run(spark, out, tmp_path / "log", text=(repo / "features" / f"{name}.toml").read_text())
-        table = FeatureTable.open(out)
+        table = build_table(
+            spark, out, tmp_path / "log", text=(repo / "features" / f"{name}.toml").read_text()
+        )
         assert table.check() == []
         with BatchLoader(table, batch_size=160, order=Order(last="pad")) as loader:
             found.append(

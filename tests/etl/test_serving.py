@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
@@ -18,70 +17,33 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.etl.jobs import rows_of, run
+from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.tables import column, section, write_rows, write_spec
 from tests.raises import raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
-TEXT = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:int", "item:text", "at:int", "price:float"]
-[table]
-split = {all = 1.0}
-[[join]]
-path = "%(folder)s/users.parquet"
-on = ["user", "item"]
-columns = ["age:int"]
-[[join]]
-path = "%(folder)s/levels.parquet"
-on = "item"
-columns = ["level:float"]
-time = "at"
-their_time = "since"
-[[history]]
-name = "seen"
-of = "item"
-by = "user"
-order = "at"
-length = 3
-[[history]]
-name = "liked"
-of = "price"
-by = "user"
-order = "at"
-length = 2
-positive = true
-[[lag]]
-name = "third"
-of = "price"
-by = "user"
-order = "at"
-rows = 3
-[[lag]]
-name = "since"
-of = "at"
-by = "user"
-order = "at"
-difference = true
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "seen"
-role = "id_list"
-ops = [{op = "hash", size = 1000}]
-[[column]]
-name = "liked"
-role = "id_list"
-ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]
-""" + "".join(
-    f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill", value = -1}}]\n'
-    for name in ("age", "level", "third", "since", "at")
+TEXT = write_spec(
+    "click:int user:int item:text at:int price:float",
+    section("join", path="%(folder)s/users.parquet", on=["user", "item"], columns=["age:int"]),
+    section(
+        "join",
+        path="%(folder)s/levels.parquet",
+        on="item",
+        columns=["level:float"],
+        time="at",
+        their_time="since",
+    ),
+    section("history", name="seen", of="item", by="user", order="at", length=3),
+    section("history", name="liked", of="price", by="user", order="at", length=2, positive=True),
+    section("lag", name="third", of="price", by="user", order="at", rows=3),
+    section("lag", name="since", of="at", by="user", order="at", difference=True),
+    column("seen", "id_list", "hash, size = 1000"),
+    column("liked", "id_list", "bucketize, boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]"),
+    *(
+        column(name, "dense", "fill, value = -1")
+        for name in ("age", "level", "third", "since", "at")
+    ),
 )
 
 
@@ -102,14 +64,13 @@ def halves(tmp_path_factory) -> tuple[Path, list[dict]]:
         }
     )
     for name, part in (("all", table), ("early", table.slice(0, 120)), ("late", table.slice(120))):
-        pq.write_table(part, folder / f"{name}.parquet")
-    pq.write_table(
-        pa.table({"user": [1, 1, 2], "item": ["i1", "i1", "i2"], "age": [30, 31, 40]}),
-        folder / "users.parquet",
-    )
-    pq.write_table(
-        pa.table({"item": ["i1", "i1", "i2"], "since": [0, 600, 3000], "level": [1.0, 2.0, 3.0]}),
+        write_rows(folder / f"{name}.parquet", part)
+    write_rows(folder / "users.parquet", user=[1, 1, 2], item=["i1", "i1", "i2"], age=[30, 31, 40])
+    write_rows(
         folder / "levels.parquet",
+        item=["i1", "i1", "i2"],
+        since=[0, 600, 3000],
+        level=[1.0, 2.0, 3.0],
     )
     return folder, table.to_pylist()
 
@@ -117,8 +78,9 @@ def halves(tmp_path_factory) -> tuple[Path, list[dict]]:
 @pytest.fixture(scope="module")
 def early(spark, halves, tmp_path_factory) -> FeatureTable:
     folder = tmp_path_factory.mktemp("made") / "t"
-    run(spark, folder, halves[0] / "early.parquet", text=TEXT % {"folder": halves[0]})
-    return FeatureTable.open(folder)
+    return build_table(
+        spark, folder, halves[0] / "early.parquet", text=TEXT % {"folder": halves[0]}
+    )
 
 
 def test_an_appended_row_sees_what_lies_before_it_in_the_table(spark, halves, early, tmp_path):

@@ -8,6 +8,7 @@ from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import Fill, Log
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from tests.etl.tables import column
 from tests.raises import raises
 
 GOOD = """
@@ -392,18 +393,9 @@ def test_levels_are_the_operators_that_learn_one_after_the_other():
 
 
 def test_one_column_becomes_several():
-    text = (
-        GOOD.replace(
-            '{op = "fill"}, {op = "log", shift = 3}', '{op = "fill_median", indicator = true}'
-        )
-        + """
-[[column]]
-name = "kind"
-from = "C1"
-role = "dense"
-ops = [{op = "one_hot", values = ["a", "b"]}]
-"""
-    )
+    text = GOOD.replace(
+        '{op = "fill"}, {op = "log", shift = 3}', '{op = "fill_median", indicator = true}'
+    ) + column("kind", "dense", 'one_hot, values = ["a", "b"]', source="C1")
     names = [c.name for c in Spec.parse(text).columns]
     assert names == [
         "label",

@@ -13,6 +13,7 @@ from sluice.etl.__main__ import main
 from sluice.etl.synth import raw_logs
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
 from sluice.etl.synth.raw_logs import synthesize
+from tests.etl.tables import auc
 
 
 def share_null(rows, name):
@@ -113,13 +114,6 @@ def test_the_best_auc_is_the_expected_auc_of_the_true_probabilities():
     weight = np.outer(probability, 1 - probability)
     np.fill_diagonal(weight, 0)
     assert best.value == pytest.approx((wins * weight).sum() / weight.sum(), abs=2e-3)
-
-
-def auc(score, label):
-    rank = np.empty(len(score))
-    rank[np.argsort(score)] = np.arange(1, len(score) + 1)
-    clicks = label.sum()
-    return (rank[label == 1].sum() - clicks * (clicks + 1) / 2) / (clicks * (len(label) - clicks))
 
 
 def test_a_model_without_crosses_misses_the_best_auc():

@@ -18,22 +18,12 @@ from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, 
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from tests.etl.tables import column, write_spec
 from tests.raises import raises
 
-SPEC = Spec.parse("""
-[input]
-format = "csv"
-columns = ["click:int", "item:text"]
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "item"
-role = "sparse"
-ops = [{op = "categorify"}]
-""")
+SPEC = Spec.parse(
+    write_spec("click:int item:text", column("item", "sparse", "categorify"), form="csv")
+)
 VALUES = pa.table({"value": ["a", "b", "c"], "count": [9, 5, 1]}, SCHEMA)
 SWAPPED = pa.table({"value": ["b", "a", "c"], "count": [9, 5, 1]}, SCHEMA)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shutil
 from collections import Counter
@@ -25,50 +24,39 @@ from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 BORDER = 1000.0
-HEAD = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:text", "spent:float", "noise:float", "at:float"]
-[table]
-split_time = "at"
-split = {train = 0, test = 1000}
-row_group_rows = 4096
-[[column]]
-name = "click"
-role = "label"
-"""
+HEAD = write_spec(
+    "click:int user:text spent:float noise:float at:float",
+    table='split_time = "at"\nsplit = {train = 0, test = 1000}\nrow_group_rows = 4096',
+)
 CHAINS = {  # each learned operator by itself, so that nothing but it could say anything
-    "user_rate": ("user", '{op = "target"}'),
-    "user_rate_before": ("user", '{op = "target", past = true}'),
-    "seen": ("user", '{op = "count"}, {op = "fill"}'),
-    "seen_before": ("user", '{op = "count", past = true, past_step = 50}, {op = "fill"}'),
-    "share": ("user", '{op = "count", share = true}, {op = "fill"}'),
+    "user_rate": ("user", "target"),
+    "user_rate_before": ("user", "target, past = true"),
+    "seen": ("user", "count; fill"),
+    "seen_before": ("user", "count, past = true, past_step = 50; fill"),
+    "share": ("user", "count, share = true; fill"),
     **{
-        f"{of}_spent": (["user", "spent"], f'{{op = "group", of = "{of}"}}, {{op = "fill"}}')
+        f"{of}_spent": (["user", "spent"], f'group, of = "{of}"; fill')
         for of in ("mean", "sum", "std", "count", "min", "max")
     },
-    "clicks_of_user": (["user", "click"], '{op = "group", past = true}, {op = "fill"}'),
-    "spent_before": (["user", "spent"], '{op = "group", past = true}, {op = "fill"}'),
-    "mean_filled": ("noise", '{op = "fill_mean"}, {op = "standardise"}, {op = "min_max"}'),
-    "median_filled": ("noise", '{op = "fill_median"}'),
+    "clicks_of_user": (["user", "click"], "group, past = true; fill"),
+    "spent_before": (["user", "spent"], "group, past = true; fill"),
+    "mean_filled": ("noise", "fill_mean; standardise; min_max"),
+    "median_filled": ("noise", "fill_median"),
 }
 SPARSE = {
-    "user_id": ("user", '{op = "categorify"}'),
-    "joint_id": ("user", '{op = "categorify", joint = "u"}'),
-    "frequent_id": ("user", '{op = "categorify", min_count = 60, oov = 1}'),
-    "noise_id": ("noise", '{op = "quantiles", buckets = 20}'),
+    "user_id": ("user", "categorify"),
+    "joint_id": ("user", 'categorify, joint = "u"'),
+    "frequent_id": ("user", "categorify, min_count = 60, oov = 1"),
+    "noise_id": ("noise", "quantiles, buckets = 20"),
 }
 TEXT = HEAD + "".join(
-    f'[[column]]\nname = "{name}"\nfrom = {json.dumps(source)}\nrole = "{role}"\nops = [{ops}]\n'
+    column(name, role, ops, source)
     for role, chains in (("dense", CHAINS), ("sparse", SPARSE))
     for name, (source, ops) in chains.items()
 )
@@ -105,22 +93,14 @@ def noise_by_time() -> dict[str, pa.Array]:
     }
 
 
-def auc(scores: np.ndarray, clicks: np.ndarray) -> float:
-    """The share of pairs that stand in the right order; equal scores count half."""
-    kinds, place = np.unique(scores, return_inverse=True)
-    ones, others = (np.bincount(place, clicks == label, len(kinds)) for label in (1, 0))
-    below = np.cumsum(others) - others
-    return float((ones * (below + 0.5 * others)).sum() / (ones.sum() * others.sum()))
-
-
 def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Table]:
     """Every fitted table, from these rows, all of them in one batch."""
     found: dict[str, pa.Table] = {}
     for learned in sorted(spec.fitted, key=lambda one: one.level):
         features = Features(spec, FittedState(tables=found), ahead=False)
         extras, counts = features.extras(columns, row_keys(columns, spec)), Counter[str]()
-        for column, number in learned.users:
-            values = features.run(column, column.ops[:number], columns, extras)
+        for user, number in learned.users:
+            values = features.run(user, user.ops[:number], columns, extras)
             if learned.op.needs:
                 values = pa.StructArray.from_arrays(
                     [values, *(extras[n] for n in learned.op.needs)], ["value", *learned.op.needs]
@@ -149,7 +129,7 @@ def made(spark, tmp_path_factory):
     """The rows, and the table that a job makes of them."""
     folder, columns = tmp_path_factory.mktemp("noise"), noise_by_time()
     columns = {name: columns[name] for name in Spec.parse(TEXT).input.columns}
-    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    write_rows(folder / "rows.parquet", pa.table(columns))
     run(spark, folder / "t", folder / "rows.parquet", text=TEXT)
     return columns, FeatureTable.open(folder / "t")
 
@@ -209,26 +189,12 @@ def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(mad
     assert any("learned" in line and "split 'train'" in line for line in explain(job)[0])
 
 
-SMALL = """
-[input]
-format = "parquet"
-columns = ["click:int", "user:text", "at:float"]
-[table]
-seed = 3
-split = {train = 0.6, test = 0.4}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "user"
-role = "sparse"
-ops = [{op = "categorify"}]
-[[column]]
-name = "rate"
-from = "user"
-role = "dense"
-ops = [{op = "target"}]
-"""
+SMALL = write_spec(
+    "click:int user:text at:float",
+    column("user", "sparse", "categorify"),
+    column("rate", "dense", "target", source="user"),
+    table="seed = 3\nsplit = {train = 0.6, test = 0.4}",
+)
 
 
 UNLABELLED = SMALL[: SMALL.index('[[column]]\nname = "rate"')]
@@ -240,15 +206,11 @@ def elsewhere(spark, tmp_path_factory):
     """A table whose state was learned from another split than `UNLABELLED` trains on; and rows to append."""
     folder, generator = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(1)
     for name, count in (("rows", 200), ("more", 50)):
-        pq.write_table(
-            pa.table(
-                {
-                    "click": generator.integers(0, 2, count),
-                    "at": generator.random(count),
-                    "user": [f"u{n}" for n in generator.integers(0, 40, count)],
-                }
-            ),
+        write_rows(
             folder / f"{name}.parquet",
+            click=generator.integers(0, 2, count),
+            at=generator.random(count),
+            user=[f"u{n}" for n in generator.integers(0, 40, count)],
         )
     run(
         spark,

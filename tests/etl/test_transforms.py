@@ -19,6 +19,7 @@ from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
+from tests.etl.tables import struct_of
 from tests.raises import raises
 
 HEAD = """
@@ -88,15 +89,13 @@ def test_ngrams_of_a_bag_of_ids_hashed_to_a_size():
 
 def test_a_cross_of_ids_hashes_them_in_order():
     one, other = pa.array([1, 2, 1], pa.int32()), pa.array([3, 3, 3], pa.int32())
-    both = pa.StructArray.from_arrays([one, other], ["a", "b"])
+    both = struct_of(a=one, b=other)
     found = step(Cross(size=50), both, None, {}).to_pylist()
     assert found == [int(h % 50) + 2 for h in hash_rows([one, other], 0)]
     assert (
         found[0]
         == found[2]
-        != step(
-            Cross(size=50), pa.StructArray.from_arrays([other, one], ["a", "b"]), None, {}
-        ).to_pylist()[0]
+        != step(Cross(size=50), struct_of(a=other, b=one), None, {}).to_pylist()[0]
     )
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.errors import InputError
@@ -26,29 +25,16 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
+from tests.etl.tables import column, struct_of, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
-TEXT = """
-[input]
-format = "parquet"
-columns = ["click:int", "at:text", "price:float"]
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "hour"
-from = "at"
-role = "dense"
-ops = [{op = "parse_time", format = "%Y-%m-%d %H:%M"}, {op = "hour"}, {op = "fill"}]
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill"}]
-"""
+TEXT = write_spec(
+    "click:int at:text price:float",
+    column("hour", "dense", 'parse_time, format = "%Y-%m-%d %H:%M"; hour; fill', source="at"),
+    column("price", "dense", "fill"),
+)
 
 
 def test_a_share_is_refused_that_has_more_than_doubled_and_risen_by_five_points():
@@ -125,7 +111,7 @@ def test_a_time_that_only_looks_like_one_is_none():
     with raises(OperatorError, "several different"):
         ParseTime(format=("%Y", "%Y"))
     zones = pa.array(["Asia/Tokyo", "Asia/Tokio", None])
-    both = pa.StructArray.from_arrays([pa.array([0.0] * 3), zones], ["at", "zone"])
+    both = struct_of(at=pa.array([0.0] * 3), zone=zones)
     assert Hour().apply(both, None).to_pylist() == [9.0, None, 0.0]  # this zone was taken for UTC
 
 
@@ -170,21 +156,15 @@ def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int
     """Rows with a time each, of which the first `form` are written so; and so many prices."""
     day = [f"{n % 28 + 1:02}" for n in range(count)]
     at = [how.replace("DD", d) if n < form else f"2024-01-{d} 10:00" for n, d in enumerate(day)]
-    pq.write_table(
-        pa.table(
-            {
-                "click": [n % 2 for n in range(count)],
-                "at": at,
-                "price": pa.array([1.0 if n < prices else None for n in range(count)]),
-            }
-        ),
+    return write_rows(
         path,
+        click=[n % 2 for n in range(count)],
+        at=at,
+        price=pa.array([1.0 if n < prices else None for n in range(count)]),
     )
-    return path
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_it(spark, tmp_path):
     usual, german = (
         rows(tmp_path / "a", "2024-01-DD 10:00"),

@@ -13,21 +13,16 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.common.errors import InputError
-from sluice.etl.jobs.job import Job
 from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import on
+from tests.etl.jobs import build_table
+from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
-# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
@@ -59,18 +54,19 @@ def raw_of(name: str, folder: Path, seed: int) -> Path:
 
 
 def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
-    spec = Spec.own(text)
-    job = Job(
-        spec=spec,
-        inputs=tuple(map(str, inputs)),
-        store=TableStore(output),
-        max_rejects=0.1,
-        split_moved="accept",
-        accept_nulls=tuple(spec.input.columns),
-        **options,
-    )
-    on(spark, job)
-    return FeatureTable.open(output)
+    nulls = tuple(Spec.own(text).input.columns)
+    words = {"max_rejects": 0.1, "split_moved": "accept", "accept_nulls": nulls, **options}
+    return build_table(spark, output, *inputs, text=text, **words)
+
+
+def made_by_both(
+    spark, text: str, inputs: list[Path], folder: Path, **options: object
+) -> list[FeatureTable]:
+    """The table of Spark and the table of the local engine."""
+    return [
+        made(engine, text, inputs, folder / where, **options)
+        for engine, where in ((spark, "spark"), (None, "local"))
+    ]
 
 
 def bits(table: pa.Table) -> list[object]:
@@ -87,11 +83,7 @@ def bits(table: pa.Table) -> list[object]:
 
 
 def rejects(table: FeatureTable) -> list[dict]:
-    folder = Path(table.uri) / "_sluice" / "rejects" / table.record.job
-    found = [
-        json.loads(line) for path in folder.glob("*.json") for line in path.read_text().splitlines()
-    ]
-    return sorted(found, key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
+    return sorted(rejects_of(table), key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
 
 
 def alike(one: FeatureTable, other: FeatureTable) -> None:
@@ -129,67 +121,27 @@ def test_every_mode_makes_the_same_table(spark, tmp_path, name):
     if name == "criteo":  # once, as it is a create but for what it is on
         steps.append(("overwrite", [second], {"refit": True}))
     for mode, inputs, options in steps:
-        both = [
-            made(engine, text, inputs, tmp_path / where, mode=mode, **options)
-            for engine, where in ((spark, "spark"), (None, "local"))
-        ]
+        both = made_by_both(spark, text, inputs, tmp_path, mode=mode, **options)
         alike(*both)
     assert both[0].version == len(steps) - 1
     assert [table.record.engine for table in both] == ["spark", "local"]
 
 
-ODD = """
-[input]
-format = "parquet"
-columns = ["click:int", "at:float", "since:int", "word:text", "place:text", "tags:texts", "price:float", "seen:float",
-           "day:int", "cost:float", "codes:texts"]
-[table]
-seed = 3
-file_rows = 60
-row_group_rows = 16
-split = {train = 0.7, test = 0.3}
-%s
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "at"
-role = "dense"
-ops = [{op = "fill_mean"}, {op = "standardise"}]
-[[column]]
-name = "since"
-role = "time"
-[[column]]
-name = "word"
-role = "sparse"
-ops = [{op = "categorify", oov = 2}]
-[[column]]
-name = "tags"
-role = "id_list"
-ops = [{op = "categorify", joint = "t"}]
-[[column]]
-name = "place"
-role = "key"
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill_median", indicator = true}, {op = "min_max"}]
-[[column]]
-name = "seen"
-role = "time"
-[[column]]
-name = "day"
-role = "sparse"
-ops = [{op = "weekday"}, {op = "hash", size = 3000000000}]
-[[column]]
-name = "cost"
-role = "dense"
-ops = [{op = "fill"}]
-[[column]]
-name = "codes"
-role = "id_list"
-ops = [{op = "hash", size = 4000000000}]
-"""
+ODD = write_spec(
+    "click:int at:float since:int word:text place:text tags:texts price:float seen:float day:int "
+    "cost:float codes:texts",
+    column("at", "dense", "fill_mean; standardise"),
+    column("since", "time"),
+    column("word", "sparse", "categorify, oov = 2"),
+    column("tags", "id_list", 'categorify, joint = "t"'),
+    column("place", "key"),
+    column("price", "dense", "fill_median, indicator = true; min_max"),
+    column("seen", "time"),
+    column("day", "sparse", "weekday; hash, size = 3000000000"),
+    column("cost", "dense", "fill"),
+    column("codes", "id_list", "hash, size = 4000000000"),
+    table="seed = 3\nfile_rows = 60\nrow_group_rows = 16\nsplit = {train = 0.7, test = 0.3}\n%s",
+)
 WAYS = {
     "order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
     "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
@@ -225,10 +177,7 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
         }
     )
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
-    both = [
-        made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
-        for engine, where in ((spark, "spark"), (None, "local"))
-    ]
+    both = made_by_both(spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path)
     alike(*both)
     assert len(both[0].files) > 2
 
@@ -249,19 +198,13 @@ def test_a_fraction_is_no_int_to_both(spark, tmp_path):
             "half": pa.array([n + (n == 11) / 2 for n in range(40)], pa.float32()),
         }
     )
-    pq.write_table(table, tmp_path / "rows.parquet")
-    text = (
-        '[input]\nformat = "parquet"\ncolumns = ["click:int", "at:int", "cost:int", "half:int"]\n[table]\n'
-        'split = {train = 1}\n[[column]]\nname = "click"\nrole = "label"\n'
-        + "".join(
-            f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
-            for name in ("at", "cost", "half")
-        )
+    write_rows(tmp_path / "rows.parquet", table)
+    text = write_spec(
+        "click:int at:int cost:int half:int",
+        *(column(name, "dense", "fill") for name in ("at", "cost", "half")),
+        table="split = {train = 1}",
     )
-    both = [
-        made(engine, text, [tmp_path / "rows.parquet"], tmp_path / where)
-        for engine, where in ((spark, "spark"), (None, "local"))
-    ]
+    both = made_by_both(spark, text, [tmp_path / "rows.parquet"], tmp_path)
     alike(*both)
     assert both[0].record.rejected == {
         f"{name}: not a whole number of 64 bits": 1 for name in ("at", "cost", "half")
@@ -276,11 +219,11 @@ def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
             "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)],
         }
     )
-    pq.write_table(table, tmp_path / "rows.parquet")
-    text = (
-        '[input]\nformat = "parquet"\ncolumns = ["click:int", "device.os:text"]\n[table]\nsplit = {train = 1}\n'
-        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "device.os"\nrole = "sparse"\n'
-        'ops = [{op = "categorify"}]\n'
+    write_rows(tmp_path / "rows.parquet", table)
+    text = write_spec(
+        "click:int device.os:text",
+        column("device.os", "sparse", "categorify"),
+        table="split = {train = 1}",
     )
     local = made(None, text, [tmp_path / "rows.parquet"], tmp_path / "local")
     assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
@@ -292,10 +235,7 @@ def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
     ]
     (tmp_path / "rows.json").write_text("\n".join(lines))
     of_json = text.replace('"parquet"', '"json"')
-    both = [
-        made(engine, of_json, [tmp_path / "rows.json"], tmp_path / f"{name}-json")
-        for engine, name in ((spark, "spark"), (None, "local"))
-    ]
+    both = made_by_both(spark, of_json, [tmp_path / "rows.json"], tmp_path / "json")
     alike(*both)
     assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 
@@ -313,23 +253,14 @@ ODD_NUMBERS = (
     None,
 )
 
-GROWN = """
-[input]
-format = "csv"
-header = true
-columns = ["click:int", "word:text", "note:text"%s]
-%s[table]
-split = {train = 0.7, test = 0.3}
-key = ["word", "note"]
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "word"
-role = "sparse"
-ops = [{op = "categorify"}]
-"""
-MORE = '[[column]]\nname = "place"\nrole = "sparse"\nops = [{op = "categorify"}]\n'
+GROWN = write_spec(
+    "click:int word:text note:text%s",
+    column("word", "sparse", "categorify"),
+    form="csv",
+    head="header = true\n%s",
+    table='split = {train = 0.7, test = 0.3}\nkey = ["word", "note"]',
+)
+MORE = column("place", "sparse", "categorify")
 
 
 def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spark, tmp_path):
@@ -338,7 +269,7 @@ def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spar
     new = [f"{draw.integers(2)},w{draw.integers(5, 20)},n,p{draw.integers(4)}" for _ in range(200)]
     (tmp_path / "1.csv").write_text("\n".join(["click,word,note", *old, "too,short"]) + "\n")
     (tmp_path / "2.csv").write_text("\n".join(["click,word,note,place", *new]) + "\n")
-    both, grown = [], GROWN % (', "place:text"', 'optional = ["place"]\n') + MORE
+    both, grown = [], GROWN % ('", "place:text', 'optional = ["place"]\n') + MORE
     for engine, where in ((spark, "spark"), (None, "local")):
         before = made(engine, GROWN % ("", ""), [tmp_path / "1.csv"], tmp_path / where)
         with raises(InputError, "column 4", "'place'"):

@@ -16,6 +16,7 @@ from benchmarks.etl_peers import local
 from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
+from tests.etl.tables import column, write_spec
 
 pytestmark = pytest.mark.slow
 
@@ -23,24 +24,13 @@ raw = build.raw
 
 # Forks children that run the same small job; each is killed after the next of some delays, then the next begins. The
 # last one runs to its end and says how long it took.
-_SPEC = """
-[input]
-columns = ["label:int", "I1:int", "C1:text"]
-[table]
-row_group_rows = 64
-split = {train = 1.0}
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-name = "I1"
-role = "dense"
-ops = [{op = "fill_mean"}]
-[[column]]
-name = "C1"
-role = "sparse"
-ops = [{op = "categorify"}]
-"""
+_SPEC = write_spec(
+    "label:int I1:int C1:text",
+    column("I1", "dense", "fill_mean"),
+    column("C1", "sparse", "categorify"),
+    form="tsv",
+    table="row_group_rows = 64\nsplit = {train = 1.0}",
+)
 _KILLED = """
 import json, os, random, signal, sys, threading, time
 from pathlib import Path

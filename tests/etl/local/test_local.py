@@ -10,11 +10,9 @@ import tempfile
 import threading
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import tests.etl.test_bad_input as bad_input
@@ -23,7 +21,6 @@ import tests.etl.test_log_as_it_comes as log
 from sluice.common.errors import InputError
 from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local import pieces
@@ -40,6 +37,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page
@@ -65,12 +63,6 @@ def spark():
     return
 
 
-def job_of(output: Path, *inputs: object, text: str = build.TEXT, **options: object) -> Job:
-    return Job(
-        spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
-    )
-
-
 @pytest.mark.slow
 def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(
     made, raw, tmp_path, monkeypatch
@@ -88,7 +80,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     monkeypatch.setattr(local_input, "PIECE_BYTES", 5000)
     monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
     for threads, memory in ((1, 1 << 34), (3, 4 << 10)):
-        job = job_of(tmp_path / f"t{threads}", raw)
+        job = jobs.job_of(tmp_path / f"t{threads}", raw, text=build.TEXT)
         made_files.clear()
         run_job(job, LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
         assert len(made_files) == (
@@ -135,7 +127,7 @@ def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw
     )
     tables = [shutil.copytree(made.uri, tmp_path / name) for name in ("memory", "files")]
     store, state = TableStore(tables[1]), made.state()
-    pq.write_table(state["C1/0"], store.path("_sluice/state/C1.parquet"))
+    write_rows(store.path("_sluice/state/C1.parquet"), state["C1/0"])
     stored = replace(
         state,
         tables={**state.tables, "C1/0": FileBackedState.of(store, ["_sluice/state/C1.parquet"])},
@@ -236,26 +228,13 @@ def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is
     assert FeatureTable.open(tmp_path / "t").version == 0
 
 
-COLUMNS = """
-[input]
-format = "%s"
-columns = ["click:int", "at:int", "price:float", "item:text", "day:text"]
-[table]
-split = {all = 1.0}
-[[column]]
-name = "click"
-role = "label"
-[[column]]
-name = "at"
-role = "time"
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill", value = -1}]
-[[column]]
-name = "item"
-role = "key"
-"""
+COLUMNS = write_spec(
+    "click:int at:int price:float item:text day:text",
+    column("at", "time"),
+    column("price", "dense", "fill, value = -1"),
+    column("item", "key"),
+    form="%s",
+)
 
 
 def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(tmp_path):
@@ -268,7 +247,7 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
             "day": pa.array([1, 2, 3, 4], pa.date32()),
         }
     )
-    pq.write_table(table, tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", table)
     result = build.run(
         None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5
     )
@@ -283,28 +262,24 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         )
     rows = sorted(rows_of(FeatureTable.open(tmp_path / "t")), key=lambda row: row["at"])
     assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]
-    pq.write_table(
-        table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"])), tmp_path / "rows.parquet"
+    write_rows(
+        tmp_path / "rows.parquet", table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"]))
     )
     with raises(InputError, "rows.parquet:", "'item'", "binary", "text", "--engine spark"):
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
 def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
-    pq.write_table(
-        pa.table(
-            {
-                "click": [0, 1],
-                "at": [1, 2],
-                "price": [1.0, 2.0],
-                "item": ["a", "b"],
-                "day": ["", "x"],
-            }
-        ),
+    write_rows(
         tmp_path / "rows.parquet",
+        click=[0, 1],
+        at=[1, 2],
+        price=[1.0, 2.0],
+        item=["a", "b"],
+        day=["", "x"],
     )
     said = Said()
-    jobs.on(None, job_of(tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet"), said)
+    jobs.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", said=said)
     assert_names(said.text, "input columns day")
 
 

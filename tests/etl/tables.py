@@ -1,0 +1,108 @@
+"""Specs, rows and lines of tests: what most tests of the ETL begin with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.table.table import FeatureTable
+from tests.fuzz import case
+
+
+def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:
+    """Returns a [[column]] entry. `ops` are names with their keys, such as `fill; hash, size = 9`."""
+    chain = (one.partition(",") for one in ops.split("; "))
+    made = ", ".join(f'{{op = "{name}"{comma}{keys}}}' for name, comma, keys in chain)
+    return (
+        f'[[column]]\nname = "{name}"\n'
+        + (f"from = {json.dumps(source)}\n" if source else "")
+        + f'role = "{role}"\n'
+        + (f"ops = [{made}]\n" if ops else "")
+    )
+
+
+def write_spec(
+    inputs: str | Iterable[str | tuple[str, str]],
+    *sections: str,
+    form: str = "parquet",
+    head: str = "",
+    table: str = "split = {all = 1.0}",
+    label: str = "",
+) -> str:
+    """Returns a spec's text. The first of the `inputs`, such as `click:int item:text`, is the label if none is named.
+
+    An input that is a pair is a column, and what it was. `head` and `table` are lines of [input] and [table].
+    """
+    entries = inputs.split() if isinstance(inputs, str) else list(inputs)
+    columns = ", ".join(
+        f'"{one}"' if isinstance(one, str) else f'{{name = "{one[0]}", was = "{one[1]}"}}'
+        for one in entries
+    )
+    parts = [f'[input]\nformat = "{form}"\ncolumns = [{columns}]\n{head}']
+    if table:
+        parts.append(f"[table]\n{table}\n")
+    parts.append(column(label or str(entries[0]).partition(":")[0], "label"))
+    return "".join([*parts, *sections])
+
+
+def section(name: str, **keys: Any) -> str:
+    """Returns an entry of the spec such as a [[lag]] or a [[join]]."""
+    return case.section(name, keys)
+
+
+def write_rows(
+    path: Path,
+    rows: pa.Table | Sequence[dict[str, Any]] | None = None,
+    kinds: Mapping[str, pa.DataType] | None = None,
+    **columns: Any,
+) -> Path:
+    """Writes a Parquet file of rows or of columns, and returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if rows is not None and not isinstance(rows, pa.Table):
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+    kinds = kinds or {}
+    made = {n: pa.array(v, kinds[n]) if n in kinds else v for n, v in columns.items()}
+    pq.write_table(rows if isinstance(rows, pa.Table) else pa.table(made), path)
+    return path
+
+
+def batch_of(lines: Iterable[bytes]) -> pa.RecordBatch:
+    """Returns lines as an engine hands them to the parser: each with its line feed."""
+    return pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+
+
+def columns_of(table: pa.Table) -> dict[str, pa.Array]:
+    return {name: table[name].combine_chunks() for name in table.column_names}
+
+
+def struct_of(**columns: pa.Array) -> pa.StructArray:
+    """Returns the columns as the one that an operator over several takes."""
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
+
+
+def rejects_of(table: FeatureTable) -> list[dict[str, Any]]:
+    """Returns the rows that the table's last job has set aside."""
+    return lines_in(Path(table.uri, "_sluice", "rejects", table.record.job))
+
+
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    """Returns the objects in a folder's files of JSON lines."""
+    return [
+        json.loads(line)
+        for part in folder.glob("*.json")
+        for line in part.read_bytes().splitlines()
+    ]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The share of pairs that stand in the right order. Equal scores count half."""
+    _, place = np.unique(scores, return_inverse=True)
+    ones, others = (np.bincount(place, labels == label) for label in (1, 0))
+    below = np.cumsum(others) - others
+    return float((ones * (below + others / 2)).sum() / (ones.sum() * others.sum()))
