@@ -107,6 +107,11 @@ def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
     return [row for f in files for row in pq.read_table(f.path, partitioning=None).to_pylist()]
 
 
+def words_of(table: FeatureTable, key: str) -> list[str]:
+    """The vocabulary that an operator has learned, such as `item/0`."""
+    return table.state()[key]["value"].to_pylist()
+
+
 def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array]) -> list[dict]:
     """What a table's rows must be: all rows at once, through the state that the table has, without Spark."""
     spec = Spec.own(text)

@@ -16,11 +16,12 @@ from tests.fuzz import case
 
 
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:
-    """Returns a [[column]] entry. `ops` are names with their keys, such as `fill; hash, size = 9`."""
+    """Returns a [[column]] entry. A name with a star is a `match`; `ops` are such as `fill; hash, size = 9`."""
+    key = "match" if "*" in name else "name"
     chain = (one.partition(",") for one in ops.split("; "))
-    made = ", ".join(f'{{op = "{name}"{comma}{keys}}}' for name, comma, keys in chain)
+    made = ", ".join(f'{{op = "{op}"{comma}{keys}}}' for op, comma, keys in chain)
     return (
-        f'[[column]]\nname = "{name}"\n'
+        f'[[column]]\n{key} = "{name}"\n'
         + (f"from = {json.dumps(source)}\n" if source else "")
         + f'role = "{role}"\n'
         + (f"ops = [{made}]\n" if ops else "")
@@ -51,9 +52,9 @@ def write_spec(
     return "".join([*parts, *sections])
 
 
-def section(name: str, **keys: Any) -> str:
+def section(kind: str, /, **keys: Any) -> str:
     """Returns an entry of the spec such as a [[lag]] or a [[join]]."""
-    return case.section(name, keys)
+    return case.section(kind, keys)
 
 
 def write_rows(

@@ -185,12 +185,7 @@ def test_a_column_made_of_the_label_is_found_also_through_a_users_function(file)
     text = (
         HEAD % BY_HASH
         + column("copy", "dense", "fill", ["click"])
-        + column(
-            "mixed",
-            "dense",
-            MIXED,
-            ["price", "click"],
-        )
+        + column("mixed", "dense", MIXED, ["price", "click"])
     )
     assert found(audited(text, file)) == {
         (name, by, holds)
@@ -210,12 +205,7 @@ def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
 
 
 def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
-    text = HEAD % BY_HASH + column(
-        "twice",
-        "dense",
-        MIXED,
-        ["price", "at"],
-    )
+    text = HEAD % BY_HASH + column("twice", "dense", MIXED, ["price", "at"])
     run(None, tmp_path / "table", file, text=text)
     with raises(
         ops.OperatorError, "'tests.etl.test_audit:mixed'", "--allow-code tests.etl.test_audit"

@@ -56,28 +56,13 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
     bin_folder = Path(sys.executable).parent
     workers = [cluster.add_worker(), cluster.add_worker()]
     command = [
-        bin_folder / "spark-submit",
-        "--properties-file",
-        "spark-defaults.conf",
-        "--master",
-        cluster.url,
-        "--py-files",
-        "build/sluice.zip",
-        "--conf",
-        f"spark.pyspark.driver.python={sys.executable}",
-        "--conf",
-        f"spark.pyspark.python={python}",
-        "--conf",
-        "spark.executor.memory=512m",
-        "--conf",
-        f"spark.executor.extraJavaOptions={_QUICK}",
-        "etl/job.py",
-        "--spec",
-        "features/criteo.toml",
-        "--input",
-        tmp_path / "clicks.tsv",
-        "--output",
-        tmp_path / "two",
+        *f"{bin_folder}/spark-submit --properties-file spark-defaults.conf".split(),
+        *f"--master {cluster.url} --py-files build/sluice.zip".split(),
+        *f"--conf spark.pyspark.driver.python={sys.executable}".split(),
+        *f"--conf spark.pyspark.python={python} --conf spark.executor.memory=512m".split(),
+        *("--conf", f"spark.executor.extraJavaOptions={_QUICK}"),
+        *f"etl/job.py --spec features/criteo.toml --input {tmp_path}/clicks.tsv".split(),
+        *f"--output {tmp_path}/two".split(),
     ]
     env = {
         **os.environ,
@@ -88,7 +73,7 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
     came: list[str] = []
     said = Submitted(
         subprocess.Popen(
-            [str(part) for part in command],
+            command,
             cwd=repo,
             text=True,
             env=env,

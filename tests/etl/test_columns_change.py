@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import build_table, run
+from tests.etl.jobs import build_table, run, words_of
 from tests.etl.tables import column, write_rows, write_spec
 
 pytestmark = pytest.mark.spark
@@ -26,7 +26,7 @@ def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
         return tmp_path / name
 
     def values(column: str) -> list[str]:
-        return FeatureTable.open(tmp_path / "t").state()[f"{column}/0"]["value"].to_pylist()
+        return words_of(FeatureTable.open(tmp_path / "t"), f"{column}/0")
 
     first = write("1.parquet", a="xxxyyz", b="pppqqr", c="uuuuuu")
     second = write("2.parquet", a="zzzzzw", b="rrrrrs", c="vvvvuu")

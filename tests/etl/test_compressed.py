@@ -14,7 +14,7 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import clearly, find_cause
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
 TEXT = write_spec("click:int item:text", column("item", "sparse", "hash, size = 100"), form="csv")
@@ -40,15 +40,11 @@ def test_a_file_is_whole_only_with_its_end():
         data = bz2.compress(LINES[: size * 10])
         assert fault("a.bz2", *ends(data)) is None
         assert all(fault("a.bz2", *ends(data[:-cut])) for cut in range(1, 12) if cut < len(data))
-        assert (
-            fault("a.bz2", *ends(data + b"\n"))
-            == "its end is missing, or something else follows it"
-        )
-    assert (
-        fault("a.bz2", *ends(bz2.compress(LINES) * 2)) is None
-    )  # as some programs write them: one after the other
-    assert fault("a.bz2", *ends(LINES)) == "it is no bzip2 file"
-    assert fault("a.gz", *ends(LINES)) == "it is no gzip file"
+        assert_names(fault("a.bz2", *ends(data + b"\n")) or "", "end", "follows")
+    # Some programs write one after the other.
+    assert fault("a.bz2", *ends(bz2.compress(LINES) * 2)) is None
+    assert_names(fault("a.bz2", *ends(LINES)) or "", "no bzip2 file")
+    assert_names(fault("a.gz", *ends(LINES)) or "", "no gzip file")
     assert fault("a.gz", *ends(gzip.compress(LINES))) is None
     assert fault("a.csv", *ends(LINES)) is None
     assert fault("a.bz2", b"", b"") is None  # an empty file is not in the way
@@ -60,10 +56,8 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
         "file file:///data/day_1.csv.gz.  SQLSTATE: KD001\n"
         "Caused by: java.io.IOException: gzip stream CRC failure"
     )
-    assert find_cause(trace) == (
-        "file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
-        "nothing was published"
-    )
+    facts = ("copy it here anew", "gzip stream CRC failure", "nothing was published")
+    assert_names(find_cause(trace), "file:///data/day_1.csv.gz:", *facts)
 
 
 def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
@@ -81,8 +75,8 @@ def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
             for cut in range(max(0, len(data) - 3000), len(data))
             if fault_of(data[:cut]) is None
         ] == sorted(ends & {*range(max(0, len(data) - 3000), len(data))})
-        assert fault_of(data + b"more") == "something else follows its end"
-    assert fault_of(LINES) == "it is no zstd file"
+        assert_names(fault_of(data + b"more") or "", "follows")
+    assert_names(fault_of(LINES) or "", "no zstd file")
 
 
 def zstd(data: bytes) -> bytes:

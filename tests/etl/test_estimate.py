@@ -11,7 +11,7 @@ from sluice.etl.local.sample import cut_sample
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from tests.etl.jobs import job_of
-from tests.etl.tables import write_rows, write_spec
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names
 
 FEW = Took(rows=100, seconds=3.0, cpu_s=2.0, bytes=5000)
@@ -40,8 +40,12 @@ def test_from_which_size_on_spark_pays_is_reckoned_from_its_last_job_here():
     assert "not known" in found.pays(None)
 
 
-ENTRIES = '[[column]]\nmatch = "C*"\nrole = "sparse"\nops = [{op = "categorify"}]\n'
-SPEC = write_spec("label:int I1..I13:int C1..C26:text", ENTRIES, form="%s", table="")
+SPEC = write_spec(
+    "label:int I1..I13:int C1..C26:text",
+    column("C*", "sparse", "categorify"),
+    form="%s",
+    table="",
+)
 
 
 def test_a_sample_is_measured_and_nothing_is_left(tmp_path, monkeypatch):

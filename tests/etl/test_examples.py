@@ -35,24 +35,11 @@ def test_the_same_seed_makes_the_same_file(shape, tmp_path):
 def trained(forks: Forks, table: FeatureTable, *words: str) -> dict:
     """What a short run of the trainer on the table says at its end."""
     run = Path(table.uri).with_name("run")
-    done = forks.train(
-        "--run-dir",
-        run,
-        "--data",
-        table.uri,
-        "--batch-size",
-        "128",
-        "--epochs",
-        "1",
-        "--tuning",
-        "fixed",
-        "--dense-layers",
-        "16",
-        "--over-layers",
-        "16",
-        *words,
-        tmp=run.parent,
+    asked = (
+        f"--run-dir {run} --data {table.uri} --batch-size 128 --epochs 1 --tuning fixed "
+        "--dense-layers 16 --over-layers 16"
     )
+    done = forks.train(*asked.split(), *words, tmp=run.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -128,22 +115,8 @@ def test_sessions(spark, repo, tmp_path, forks):
     for column in users:
         changes = sum(a != b for a, b in itertools.pairwise(column))
         assert changes <= len(set(column)) + 2  # two users may share a hashed id
-    assert (
-        0
-        < trained(
-            forks,
-            table,
-            "--model",
-            "dien",
-            "--history",
-            "clicked",
-            "--target",
-            "item",
-            "--bags",
-            "tags=mean",
-        )["auc"]
-        < 1
-    )
+    words = ["--model", "dien", "--history", "clicked", "--target", "item", "--bags", "tags=mean"]
+    assert 0 < trained(forks, table, *words)["auc"] < 1
 
 
 def test_a_thousand_columns(spark, repo, tmp_path):

@@ -16,6 +16,7 @@ from sluice.etl.spec.spec import DRIFTS, Spec
 from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.spec.table_transform import transformed
 from sluice.ingest.column_transforms import ColumnTransforms, bound
+from tests.etl.tables import column, write_spec
 
 
 def test_every_key_is_documented_and_every_example_reads(repo):
@@ -58,11 +59,15 @@ def test_the_transforms_of_the_page_are_what_a_spec_takes(repo, tmp_path, monkey
     part = page[page.index("## `[[transform]]`") : page.index("## States")]
     text = "\n".join(re.findall(r"```toml\n(.*?)```", part, re.DOTALL))
     spec = Spec.parse(
-        '[input]\nformat = "json"\ncolumns = ["label:int", "I1:int", "I2:int", "C1:text", "C2:text", '
-        '"tags:texts"]\n[[column]]\nname = "label"\nrole = "label"\n'
-        '[[column]]\nmatch = "I*"\nrole = "dense"\nops = [{op = "fill"}]\n'
-        '[[column]]\nmatch = "C*"\nrole = "sparse"\nops = [{op = "hash", size = 8}]\n'
-        '[[column]]\nname = "tags"\nrole = "id_list"\nops = [{op = "hash", size = 8}]\n' + text
+        write_spec(
+            "label:int I1:int I2:int C1:text C2:text tags:texts",
+            column("I*", "dense", "fill"),
+            column("C*", "sparse", "hash, size = 8"),
+            column("tags", "id_list", "hash, size = 8"),
+            text,
+            form="json",
+            table="",
+        )
     )
     assert {
         key

@@ -156,19 +156,8 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(
     made = FeatureTable.open(tmp_path / "table")
     assert made.check() == []
     assert len(made.fields) > 60
-    process = forks.train(
-        "--run-dir",
-        tmp_path / "run",
-        "--data",
-        tmp_path / "table",
-        "--width",
-        "8",
-        "--dense-layers",
-        "16",
-        "--over-layers",
-        "16",
-        tmp=tmp_path,
-    )
+    asked = f"--run-dir {tmp_path}/run --data {tmp_path}/table --width 8 --dense-layers 16 --over-layers 16"
+    process = forks.train(*asked.split(), tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     assert last_json(process)["auc"] > 0.55
     scorer = Scorer(Servable.load(tmp_path / "run", "fp32"), most_rows=100)

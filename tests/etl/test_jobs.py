@@ -30,8 +30,8 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
-from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark
@@ -60,10 +60,8 @@ def raw(tmp_path_factory):
         "at": np.arange(count) * 60.0 + 1e6,
         "price": [None if v < 0.1 else v for v in generator.random(count) * 10],
     }
-    table = pa.table({n: pa.array(columns[n], kind) for n, kind in COLUMNS.items()})
-    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
-    write_rows(path, table)
-    return path, {n: table[n].combine_chunks() for n in COLUMNS}
+    path = write_rows(tmp_path_factory.mktemp("rows") / "rows.parquet", None, COLUMNS, **columns)
+    return path, columns_of(pq.read_table(path))
 
 
 def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
@@ -76,30 +74,20 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
             "dense",
             "fill_median, indicator = true; standardise; min_max; log, online = true",
         )
+        + column("price_bucket", "sparse", "fill_mean; quantiles, buckets = 8; categorify", "price")
         + column(
-            "price_bucket",
-            "sparse",
-            "fill_mean; quantiles, buckets = 8; categorify",
-            source="price",
-        )
-        + column(
-            "price_left",
-            "sparse",
-            "fill_mean; quantiles, buckets = 8, online = true",
-            source="price",
+            "price_left", "sparse", "fill_mean; quantiles, buckets = 8, online = true", "price"
         )
         + column(
             "user_left",
             "sparse",
             'replace, pattern = "u", to = ""; modulus, size = 5, online = true',
-            source="user",
+            "user",
         )
-        + column("clicks_of_item", "dense", "target, folds = 3, smoothing = 5", source="item")
-        + column("clicks_of_pair", "dense", "concat; target", source=["user", "item"])
-        + column(
-            "mean_price", "dense", 'group, of = "mean"; fill, value = -1', source=["item", "price"]
-        )
-        + column("seen", "dense", "count; fill; log", source="item")
+        + column("clicks_of_item", "dense", "target, folds = 3, smoothing = 5", "item")
+        + column("clicks_of_pair", "dense", "concat; target", ["user", "item"])
+        + column("mean_price", "dense", 'group, of = "mean"; fill, value = -1', ["item", "price"])
+        + column("seen", "dense", "count; fill; log", "item")
     )
     spec = Spec.parse(text)
     jobs = _spark_jobs(spark)
@@ -122,41 +110,27 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
     assert 0.75 < training.mean() < 0.85
     counts = Counter(raw[1]["item"].filter(pa.array(training)).to_pylist())
     state = table.state()
-    assert (
-        dict(
-            zip(
-                state["seen/0"]["value"].to_pylist(),
-                state["seen/0"]["count"].to_pylist(),
-                strict=True,
-            )
-        )
-        == counts
-    )
+    assert {row["value"]: row["count"] for row in state["seen/0"].to_pylist()} == counts
 
 
 def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
     """RowCounts by what a function of the user's leaves behind in each pass."""
     passes = tmp_path / "passes"
     passes.mkdir()
-    items = ["a", "b", "a", "c"]
-    table = pa.table(
-        {
-            "click": pa.array([0, 1, 0, 1], pa.int64()),
-            "user": [str(passes)] * 4,
-            "item": items,
-            "at": [0.0] * 4,
-            "price": [1.0] * 4,
-        }
+    write_rows(
+        tmp_path / "rows.parquet",
+        click=[0, 1, 0, 1],
+        user=[str(passes)] * 4,
+        item=["a", "b", "a", "c"],
+        at=[0.0] * 4,
+        price=[1.0] * 4,
     )
-    write_rows(tmp_path / "rows.parquet", table)
     head = HEAD + "[table]\nsplit = {all = 1.0}\n"
     text = (
         head
         + ITEM
         + "".join(
-            ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
-                "oov", f"min_count = {n}, oov"
-            )
+            column(f"item{n}", "sparse", f"categorify, min_count = {n}, oov = 2", "item")
             for n in (2, 3, 4)
         )
         + column(
@@ -187,7 +161,7 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
             "mean_price",
             "dense",
             'group, of = "mean"; fill, value = -1; standardise',
-            source=["item", "price"],
+            ["item", "price"],
         )
     )
     job = job_of(tmp_path / "t", tmp_path / "rows.parquet", text=text)
@@ -198,9 +172,8 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
     assert (counted.rows, counted.parsed) == (sums.counted.rows, sums.counted.parsed) == (900, 900)
     assert job.spec.levels == 2
     engine.write(state, counted)
-    assert (
-        sum(pq.read_metadata(path).num_rows for path in (tmp_path / "t").rglob("*.parquet")) == 900
-    )
+    written = (tmp_path / "t").rglob("*.parquet")
+    assert sum(pq.read_metadata(path).num_rows for path in written) == 900
     held = spark.sparkContext._jsc.getPersistentRDDs
     before = len(held())
     engine.close()
@@ -219,11 +192,10 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     jobs = []
     for columns in (1, 40):
         text = HEAD + "".join(
-            ITEM.replace('"item"', f'"item{n}"\nfrom = "item"', 1) for n in range(columns)
+            column(f"item{n}", "sparse", "categorify, oov = 2", "item") for n in range(columns)
         )
         text += "".join(
-            column(f"p{n}", "dense", "fill_mean; standardise", source="price")
-            for n in range(columns)
+            column(f"p{n}", "dense", "fill_mean; standardise", "price") for n in range(columns)
         )
         before = _spark_jobs(spark)
         state, _ = fitted(spark, tmp_path, raw[0], text)
@@ -235,7 +207,7 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     assert jobs[0] == jobs[1] <= 2 * 3
 
 
-COUNTED = column("seen", "dense", "count; fill", source="item")
+COUNTED = column("seen", "dense", "count; fill", "item")
 
 
 def fitted(spark, tmp_path, path, text):
@@ -500,14 +472,13 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     run(spark, out, first, text=text)
 
     def ids():
-        state = FeatureTable.open(out).state()["item/0"]
-        return dict(zip(state["value"].to_pylist(), range(4, 4 + state.num_rows), strict=True))
+        return {word: n for n, word in enumerate(words_of(FeatureTable.open(out), "item/0"), 4)}
 
     assert ids() == {"a": 4, "b": 5, "c": 6}
     said = Said()
     run(spark, out, more, text=text, mode="append", said=said)
     assert ids() == {"a": 4, "b": 5, "c": 6}
-    assert re.search(r"warning: drift: unseen of column 'item' is 0\.5", said.text)
+    assert_names(said.text, "warning:", "drift:", "unseen", "'item'", 0.5)
     with pytest.raises(
         DriftError, match=r"unseen of column 'item' is 1 .*drift\.unseen\.refuse = 0\.9; nothing"
     ):
@@ -587,7 +558,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
     (tmp_path / "in" / "4.csv").write_text("click,item\n0,\n0,\n")  # a column all null here
     result = run(spark, tmp_path / "t", tmp_path / "in", text=CSV)
     assert (result.rows_in, result.rejected) == (406, {"item: not UTF-8 text": 1})
-    words = FeatureTable.open(tmp_path / "t").state()["item/0"]["value"].to_pylist()
+    words = words_of(FeatureTable.open(tmp_path / "t"), "item/0")
     assert words == ["007", "1e5", "a", "日"]
     (tmp_path / "in" / "5.csv").write_text("click,thing\n1,a\n")
     with raises(InputError, "5.csv:", "'thing'", "column 2", "'item'"):
@@ -641,8 +612,7 @@ def test_a_full_disk_is_one_line():
         "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n"
     )
     assert find_cause(trace).startswith("the disk is full")
-    assert (
-        find_cause(trace.replace("No space left on device", "strange"))
-        == "java.io.IOException: strange; nothing was published"
-    )
+    other = find_cause(trace.replace("No space left on device", "strange"))
+    assert_names(other, "java.io.IOException: strange", "nothing was published")
+    assert "\n" not in other
     assert json.dumps(find_cause("")) == '"Spark failed; nothing was published"'

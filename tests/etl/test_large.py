@@ -36,8 +36,8 @@ TEXT = write_spec(
         "id_list",
         'first_x, size = 3; categorify, oov = 2, joint = "i"; first_x, size = 2, last = true',
     ),
-    column("few", "sparse", "categorify, oov = 3, min_count = 2, max_size = 9", source="item"),
-    column("seen", "dense", "categorify, min_count = 3; count; fill", source="item"),
+    column("few", "sparse", "categorify, oov = 3, min_count = 2, max_size = 9", "item"),
+    column("seen", "dense", "categorify, min_count = 3; count; fill", "item"),
 )
 TINY = 128 * 20  # the driver may collect 20 values, a worker hold 40
 

@@ -12,7 +12,7 @@ from sluice.common.errors import InputError
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import Said, rows_of, run
+from tests.etl.jobs import Said, rows_of, run, words_of
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark
@@ -43,7 +43,7 @@ def test_a_log_is_read_as_it_comes(spark, page, tmp_path):
     assert result.rejected == {"at: not a time as its format says": 1}
     assert_names(said.text, "input columns user, note")
     table = FeatureTable.open(tmp_path / "t")
-    assert sorted(table.state()["words/4"]["value"].to_pylist()) == [
+    assert sorted(words_of(table, "words/4")) == [
         "again",
         "café",
         "der",

@@ -12,8 +12,8 @@ import pytest
 from sluice.etl.apply.lookups import Serving
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.slow_hashes import key_of
 from tests.etl.tables import auc, column, section, write_rows, write_spec
-from tests.etl.test_own_label import key_of
 
 pytestmark = pytest.mark.spark
 
@@ -38,7 +38,7 @@ def spec(order: tuple[str, ...], rules: str = "") -> str:
         text += section(
             "lag", name=name, of=of, by="user", order="at", rows=rows, difference=difference
         ) + column(name, "dense", "fill, value = -1")
-    return text + column("mean", "dense", 'bag, of = "mean"; fill', source="clicks")
+    return text + column("mean", "dense", 'bag, of = "mean"; fill', "clicks")
 
 
 def drawn(rows: int, seed: int, users: int = 8, moments: int = 12) -> list[dict]:

@@ -20,7 +20,7 @@ from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import rows_of, run
+from tests.etl.jobs import rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
@@ -154,8 +154,8 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
     write(folder / "rows.csv", [(a, b, "w") for a, b in values])
     text = (
         HEAD % ("csv", "", "")
-        + column("x", "dense", "; ".join(one), source="a")
-        + column("y", "dense", "; ".join(other), source="b")
+        + column("x", "dense", "; ".join(one), "a")
+        + column("y", "dense", "; ".join(other), "b")
     )
     numbers = [
         [math.nan if v is None else v for v in column] for column in zip(*values, strict=True)
@@ -202,20 +202,20 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
 
 LATE = "".join(
     (
-        column("plain", "dense", "fill", source="a"),
-        column("grown", "dense", "fill; boxcox, power = 2", source="a"),
-        column("scaled", "dense", "fill_mean; standardise; scale, by = 1e-38", source="b"),
+        column("plain", "dense", "fill", "a"),
+        column("grown", "dense", "fill; boxcox, power = 2", "a"),
+        column("scaled", "dense", "fill_mean; standardise; scale, by = 1e-38", "b"),
         column(
             "left",
             "dense",
             "fill; standardise, online = true; scale, by = 5e-39, online = true",
-            source="b",
+            "b",
         ),
-        column("sums", "dense", 'group, of = "sum"; fill; scale, by = 1e-20', source=["word", "a"]),
-        column("words", "sparse", "categorify", source="word"),
-        column("rate", "dense", "target", source="word"),
+        column("sums", "dense", 'group, of = "sum"; fill; scale, by = 1e-20', ["word", "a"]),
+        column("words", "sparse", "categorify", "word"),
+        column("rate", "dense", "target", "word"),
         column("at", "time", source="a"),
-        column("much", "weight", "fill, value = 1; clip, low = -0.5", source="b"),
+        column("much", "weight", "fill, value = 1; clip, low = -0.5", "b"),
     )
 )
 ROWS = [
@@ -284,21 +284,21 @@ def test_a_row_that_shows_at_once_takes_no_part_in_what_is_learned_and_one_that_
     run(
         None, tmp_path / "t", tmp_path / "rows", text=HEAD % ("csv", "", "") + LATE, max_rejects=0.2
     )
-    state = FeatureTable.open(tmp_path / "t").state()
-    words = state["words/0"]["value"].to_pylist()
+    table = FeatureTable.open(tmp_path / "t")
+    words = words_of(table, "words/0")
     assert not {"lost", "grown", "inf", "nan", "weight"} & set(words), (
         "they were set aside when they were parsed"
     )
     assert {"far", "near", "sum"} < set(words), (
         "its number was too large only once the others' spread was known"
     )
-    assert 0 < state["left/1"]["mean"][0].as_py() < 2
+    assert 0 < table.state()["left/1"]["mean"][0].as_py() < 2
 
 
 def test_rows_that_show_once_all_have_learned_count_for_max_rejects(tmp_path):
     write(tmp_path / "rows", [(1.0, float(n % 2) if n else 1e6, "w") for n in range(400)])
     text = HEAD % ("csv", "", "") + column(
-        "x", "dense", "fill; standardise; scale, by = 2e-38", source="b"
+        "x", "dense", "fill; standardise; scale, by = 2e-38", "b"
     )
     assert run(None, tmp_path / "t", tmp_path / "rows", text=text).rejected == {
         "x: NaN, or too large for float32": 1
@@ -333,8 +333,8 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
             '[[lag]]\nname = "grown"\nof = "a"\nby = "word"\norder = "b"\ndifference = true\n',
         )
         + column("grown", "dense", "fill")
-        + column("later", "dense", "fill; standardise; scale, by = 1e-38", source="grown")
-        + column("words", "sparse", "categorify", source="row")
+        + column("later", "dense", "fill; standardise; scale, by = 1e-38", "grown")
+        + column("words", "sparse", "categorify", "row")
     )
     result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.1)
     found = settled(result, tmp_path / "t", 111)
@@ -348,17 +348,16 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
         (json.loads(row["raw"])["row"], "file" in row, "line" in row) for row in rejects_of(table)
     )
     assert told == [(5, False, False), (10, False, False), (15, False, False)]
-    assert "10" not in table.state()["words/0"]["value"].to_pylist(), (
-        "known before anything was learned"
-    )
-    assert "5" in table.state()["words/0"]["value"].to_pylist()
+    words = words_of(table, "words/0")
+    assert "10" not in words, "known before anything was learned"
+    assert "5" in words
 
 
 def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
     """A drawn row that cannot be published is left out; an append applies what was learned, and rejects by that."""
     write(tmp_path / "first", [(1.0, float(n % 3), "abc"[n % 3]) for n in range(300)])
     write(tmp_path / "second", [(1.0, 1e30 if n == 7 else 1.0, "a") for n in range(300)])
-    late = column("x", "dense", "fill; standardise; scale, by = 1e-20", source="b")
+    late = column("x", "dense", "fill; standardise; scale, by = 1e-20", "b")
     text = HEAD % ("csv", "", "") + late
     run(None, tmp_path / "t", tmp_path / "first", text=text)
     added = run(None, tmp_path / "t", tmp_path / "second", text=text, mode="append")
@@ -368,7 +367,7 @@ def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
         {"x: NaN, or too large for float32": 1},
     )
     drawn = HEAD % ("csv", "", '[negatives]\ncolumn = "word"\n') + column(
-        "rate", "dense", "target, smoothing = 1; scale, by = 2e-39", source="word"
+        "rate", "dense", "target, smoothing = 1; scale, by = 2e-39", "word"
     )
     lines = [
         *(f"1,{n},,,b\n" for n in range(30)),
@@ -414,7 +413,7 @@ def test_spark_reads_texts_of_parquet_as_numbers_and_rejects_those_that_are_too_
         b=[0.0] * 7,
         word=["w"] * 7,
     )
-    text = HEAD % ("parquet", "", "") + column("x", "dense", "fill, value = -1", source="a")
+    text = HEAD % ("parquet", "", "") + column("x", "dense", "fill, value = -1", "a")
     result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.9)
     found = settled(result, tmp_path / "t", 7)
     assert result.rejected == {
@@ -434,9 +433,7 @@ def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_colum
     np.save(tmp_path / "v.npy", np.array([[1.0], [1.0], [1e39], [2.0]]))
     vectors = f'lookup, width = 1, file = "{tmp_path}/v.npy"'
     chain = ("categorify", vectors, 'bag, of = "sum"', "fill")
-    spec = Spec.parse(
-        HEAD % ("csv", "", "") + column("x", "dense", "; ".join(chain), source="word")
-    )
+    spec = Spec.parse(HEAD % ("csv", "", "") + column("x", "dense", "; ".join(chain), "word"))
     joins = Joins.of(spec, ["x/0"], 1)
     assert [cell.column.name for cell in joins.cells] == ["x"]
 

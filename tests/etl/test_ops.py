@@ -15,6 +15,7 @@ from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
 from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Hash
 from sluice.etl.ops.numeric import Clip, Fill, Log
+from tests.etl.slow_hashes import hashed
 
 NUMBERS = st.lists(
     st.none()
@@ -26,27 +27,6 @@ TEXTS = st.lists(
     | st.text(max_size=30)
     | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"])
 )
-U64 = 2**64 - 1
-
-
-def slow_mix(x: int) -> int:
-    x ^= x >> 30
-    x = x * 0xBF58476D1CE4E5B9 & U64
-    x ^= x >> 27
-    x = x * 0x94D049BB133111EB & U64
-    return x ^ x >> 31
-
-
-def slow_hash(text: str | None, salt: int = 0) -> int:
-    """The hash as its module's docstring tells it."""
-    if text is None:
-        return int(NULL)
-    content = text.encode()
-    h = (len(content) ^ salt & U64) * 0x9E3779B97F4A7C15 & U64
-    for start in range(0, len(content), 8):
-        h = (h ^ int.from_bytes(content[start : start + 8], "little")) * 0xD6E8FEB86659FD93 & U64
-        h ^= h >> 32
-    return slow_mix(h)
 
 
 @pytest.mark.slow
@@ -60,7 +40,7 @@ def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
     column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(
         start
     )  # a slice begins anywhere
-    assert hash_texts(column, salt).tolist() == [slow_hash(t, salt) for t in texts]
+    assert hash_texts(column, salt).tolist() == [hashed(t, salt) for t in texts]
 
 
 GOLDEN = [
@@ -138,7 +118,7 @@ def test_log_never_leaves_the_real_numbers(values, shift):
 def test_hash_operator(texts, size, salt):
     op = Hash(size=size, salt=salt)
     got = op.apply(pa.array(texts, pa.string()), None)
-    assert got.to_pylist() == [1 if t is None else 2 + slow_hash(t, salt) % size for t in texts]
+    assert got.to_pylist() == [1 if t is None else 2 + hashed(t, salt) % size for t in texts]
     assert op.cardinality(None) == 2 + size
 
 
@@ -160,7 +140,7 @@ def test_categorify_lays_ids_out_as_promised(seen, new, min_count, max_size, oov
         if t is None
         else 2 + oov + vocabulary.index(t)
         if t in vocabulary
-        else 2 + slow_hash(t, _BUCKET_SALT) % oov
+        else 2 + hashed(t, _BUCKET_SALT) % oov
         for t in new
     ]
     assert got == want

@@ -119,6 +119,7 @@ def test_types_that_do_not_go_together_are_named_with_their_files(made, tmp_path
     text = write_spec("y:int size:text", column("size", "sparse", "hash, size = 9"), table=TRAIN)
     with raises(InputError, "1.parquet:", "'size'", "string", "0.parquet", "bigint"):
         made(text, tmp_path)
+    assert not (tmp_path / "made" / "_delta_log").exists()
 
 
 @ENGINES

@@ -8,25 +8,25 @@ import json
 import math
 import struct
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
-from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.jobs import build_table, job_of, rows_of
+from tests.etl.slow_hashes import key_of, mixed
 from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
 HASH = "split = {train = 0.8, test = 0.2}"
 TIME = 'split_time = "day"\nsplit = {train = 0, test = 8}'
-RATE = column("rate", "dense", "target, smoothing = 2%s", source="user")
+RATE = column("rate", "dense", "target, smoothing = 2%s", "user")
 
 
 def spec(
@@ -54,38 +54,20 @@ def drawn(rows: int, seed: int = 0) -> list[dict]:
 KINDS = {"click": pa.int64(), "user": pa.string(), "day": pa.int64(), "row": pa.int64()}
 
 
+def make(
+    folder: Path,
+    rows: list[dict],
+    text: str,
+    kinds: dict[str, pa.DataType] = KINDS,
+    name: str = "t",
+    **options: object,
+) -> FeatureTable:
+    """A version of the folder's table, of these rows."""
+    path = write_rows(folder / f"{name}.parquet", rows, kinds)
+    return build_table(None, folder / name, path, text=text, **options)
+
+
 # A program of its own for keys, splits, folds and encodings: whole numbers and dicts.
-
-G, A = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-M1, M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-NULL, ALL = 0x5851F42D4C957F2D, 2**64 - 1
-
-
-def mixed(x: int) -> int:
-    x = (x ^ x >> 30) * M1 & ALL
-    x = (x ^ x >> 27) * M2 & ALL
-    return x ^ x >> 31
-
-
-def hashed(value: int | str | None) -> int:
-    if value is None:
-        return NULL
-    if isinstance(value, int):
-        return mixed((value & ALL) * G + A & ALL)
-    content = value.encode()
-    h = len(content) * G & ALL
-    for start in range(0, len(content), 8):
-        h = (h ^ int.from_bytes(content[start : start + 8], "little")) * A & ALL
-        h ^= h >> 32
-    return mixed(h)
-
-
-def key_of(row: dict, names: tuple[str, ...], seed: int = 0) -> int:
-    key = seed * G & ALL
-    for name in names:
-        key = (key ^ hashed(row[name])) * A & ALL
-        key ^= key >> 32
-    return mixed(key)
 
 
 @dataclasses.dataclass
@@ -175,7 +157,7 @@ LATER = {
     "another column made": (
         spec(
             *COLUMNS,
-            more=column("who", "sparse", "categorify", source="user"),
+            more=column("who", "sparse", "categorify", "user"),
         ),
         BEGUN,
         {},
@@ -225,18 +207,14 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     """The later version has the rows of the first, some with their labels corrected, and new ones."""
     text, twin, accepted = LATER[case]
     rows, more = drawn(600), drawn(150, 1)
-    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=spec(*COLUMNS))
-    assert holds(FeatureTable.open(tmp_path / "t")) == BEGUN.features(rows, rows)
+    assert holds(make(tmp_path, rows, spec(*COLUMNS))) == BEGUN.features(rows, rows)
     later = [
         {**row, "click": row["click"] ^ (number % 7 == 0)} for number, row in enumerate(rows)
     ] + more
-    path = write_rows(
-        tmp_path / "2.parquet",
-        changed(later, text),
-        {**KINDS, "day": pa.string()} if case == "retyped" else KINDS,
-    )
-    run(None, tmp_path / "t", path, text=text, mode="overwrite", **options, **accepted)
-    assert holds(FeatureTable.open(tmp_path / "t")) == twin.features(later, later)
+    kinds = {**KINDS, "day": pa.string()} if case == "retyped" else KINDS
+    options = {**options, **accepted, "mode": "overwrite"}
+    table = make(tmp_path, changed(later, text), text, kinds, **options)
+    assert holds(table) == twin.features(later, later)
 
 
 @pytest.mark.parametrize("case", ["key named", "key named before"])
@@ -249,13 +227,9 @@ def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go
     before = Twin(("user", "day", "row"), by_time=True)
     if case == "key named before":
         first, before = later, Twin(("row",), by_time=True)
-    path = write_rows(tmp_path / "1.parquet", rows, KINDS)
-    run(None, tmp_path / "t", path, text=first)
-    assert holds(FeatureTable.open(tmp_path / "t")) == before.features(rows, rows)
-    run(None, tmp_path / "t", path, text=later, mode="overwrite", update_state=True)
-    assert holds(FeatureTable.open(tmp_path / "t")) == Twin(("row",), by_time=True).features(
-        rows, rows
-    )
+    assert holds(make(tmp_path, rows, first)) == before.features(rows, rows)
+    table = make(tmp_path, rows, later, mode="overwrite", update_state=True)
+    assert holds(table) == Twin(("row",), by_time=True).features(rows, rows)
     if case == "key named":
         return
     for mode, options in (
@@ -263,13 +237,7 @@ def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go
         ("append", {"update_state": True}),
         ("overwrite", {"reuse_state": True}),
     ):
-        job = Job(
-            spec=Spec.own(later),
-            inputs=("x",),
-            store=TableStore(tmp_path / "t"),
-            mode=mode,
-            **options,
-        )
+        job = job_of(tmp_path / "t", "x", text=later, mode=mode, **options)
         assert job.before.tables
 
 
@@ -280,17 +248,9 @@ def test_a_row_that_is_appended_again_does_not_meet_its_label_in_the_older_sums(
     again = [
         {**row, "click": row["click"] ^ (number % 3 == 0)} for number, row in enumerate(rows[:200])
     ] + drawn(50, 2)
-    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
-    run(
-        None,
-        tmp_path / "t",
-        write_rows(tmp_path / "2.parquet", again, KINDS),
-        text=text,
-        mode="append",
-        **options,
-    )
+    make(tmp_path, rows, text)
     want = BEGUN.features(rows, rows) + BEGUN.features(again, rows)
-    assert holds(FeatureTable.open(tmp_path / "t")) == sorted(want)
+    assert holds(make(tmp_path, again, text, mode="append", **options)) == sorted(want)
 
 
 KEPT = [
@@ -328,22 +288,20 @@ KEPT = [
 def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
     tmp_path, mode, options, later, why
 ):
-    path = write_rows(tmp_path / "1.parquet", drawn(100), KINDS)
-    run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME))
+    make(tmp_path, drawn(100), spec(*COLUMNS, table=TIME))
     command = f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
     with raises(StateError, "version 0", "labels", *why, command):
-        run(None, tmp_path / "t", path, text=later, mode=mode, **options)
+        make(tmp_path, drawn(100), later, mode=mode, **options)
 
 
 def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
     past = RATE % ", past = true"
-    path = write_rows(tmp_path / "1.parquet", drawn(100), KINDS)
-    run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME, rate=past))
+    make(tmp_path, drawn(100), spec(*COLUMNS, table=TIME, rate=past))
     later = spec(*COLUMNS, table=TIME.replace('"day"', '"row"'), rate=past)
     with raises(StateError, "version 0", "'day'", "'row'"):
-        run(None, tmp_path / "t", path, text=later, mode="append")
+        make(tmp_path, drawn(100), later, mode="append")
     keyed = spec(*COLUMNS, table=ID + TIME, rate=past)
-    run(None, tmp_path / "t", path, text=keyed, mode="append")  # it has no folds
+    make(tmp_path, drawn(100), keyed, mode="append")  # it has no folds
 
 
 def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp_path):
@@ -352,35 +310,26 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
     text, rows = spec(*COLUMNS, "part:text", table=table), drawn(200)
     for row in rows:
         row["part"] = ("train", "test")[row["row"] % 2]
-    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
+    make(tmp_path, rows, text)
     turned = [{**row, "part": ("test", "train")[row["row"] % 2]} for row in rows]
-    path = write_rows(tmp_path / "2.parquet", turned, KINDS)
+    accepted = {"split_moved": "accept"}
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
         with raises(StateError, "100 %", "'test'", "'train'", "labels"):
-            run(None, tmp_path / "t", path, text=text, mode=mode, split_moved="accept", **options)
-    run(
-        None,
-        tmp_path / "t",
-        path,
-        text=text,
-        mode="overwrite",
-        split_moved="accept",
-        update_state=True,
-    )
-    assert FeatureTable.open(tmp_path / "t").version == 1
+            make(tmp_path, turned, text, mode=mode, **accepted, **options)
+    table = make(tmp_path, turned, text, mode="overwrite", update_state=True, **accepted)
+    assert table.version == 1
 
 
 @pytest.mark.parametrize("rules", [None, 1])
 def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
-    path = write_rows(tmp_path / "1.parquet", drawn(400), KINDS)
-    run(None, tmp_path / "t", path, text=spec(*COLUMNS))
+    make(tmp_path, drawn(400), spec(*COLUMNS))
     (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "rules": rules}))
     with raises(TableError, f"{record.name}:", "format 1", f"rules {rules}"):
         FeatureTable.open(tmp_path / "t")
     for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
         with raises(TableError, record.name, "another version of sluice"):
-            run(None, tmp_path / "t", path, text=spec(*COLUMNS), mode=mode, **options)
+            make(tmp_path, drawn(400), spec(*COLUMNS), mode=mode, **options)
 
 
 def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(
@@ -397,9 +346,7 @@ def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_b
         }
         for _ in range(8000)
     ]
-    table = build_table(
-        None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=spec(*COLUMNS)
-    )
+    table = make(tmp_path, rows, spec(*COLUMNS))
     for split in ("train", "test"):
         made = rows_of(table, split)
         found = auc(*(np.array([row[name] for row in made]) for name in ("rate", "click")))
@@ -442,9 +389,8 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
         for number in range(300)
     ]
     text = spec(*COLUMNS, "item:text", more='[negatives]\ncolumn = "item"\neach = 2\n')
-    run(None, tmp_path / "t", write_rows(tmp_path / "1.parquet", rows, KINDS), text=text)
     rates = defaultdict(set)
-    for row in rows_of(FeatureTable.open(tmp_path / "t"), "train"):
+    for row in rows_of(make(tmp_path, rows, text), "train"):
         rates[row["row"]].add(row["rate"])
     assert {number for number, found in rates.items() if len(found) > 1} == set()
     assert len(rates) > 200
@@ -495,7 +441,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
     ]
 
     def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
-        path = write_rows(tmp_path / f"{name}.parquet", rows, {**KINDS, "price": pa.float64()})
+        kinds = {**KINDS, "price": pa.float64()}
         for mode, options, by in WAYS[way]:
             text = spec(
                 *COLUMNS,
@@ -505,8 +451,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
                 rate=RATE % (", past = true" if past else ""),
                 more=learned_columns(past),
             )
-            run(None, tmp_path / name, path, text=text, mode=mode, **options)
-        table = FeatureTable.open(tmp_path / name)
+            table = make(tmp_path, rows, text, kinds, name, mode=mode, **options)
         return {
             split: {
                 number: {tuple(found.items()) for found in group}
@@ -541,11 +486,11 @@ def by_row(found: list[dict]) -> dict[int, list[dict]]:
 
 LABELS_USED = [
     (
-        column("shown", "dense", "fill", source="click"),
+        column("shown", "dense", "fill", "click"),
         "column 'shown'",
     ),
     (
-        column("mean", "dense", "group; fill", source=["user", "click"]),
+        column("mean", "dense", "group; fill", ["user", "click"]),
         "column 'mean'",
     ),
     ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order"),
@@ -595,6 +540,6 @@ def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_tabl
         Spec.own(text)
     assert Spec.parse(text).columns
     earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
-    earlier += column("before", "dense", "group, past = true; fill", source=["user", "click"])
+    earlier += column("before", "dense", "group, past = true; fill", ["user", "click"])
     own = Spec.own(spec(*COLUMNS, table=TIME, more=earlier))
     assert set(own.learned_from_labels) == {"rate/0", "before/0"}

@@ -28,35 +28,18 @@ from sluice.ingest.row_order import Order
 from sluice.tools.packing import packing
 from sluice.tools.placing import CannotPlace, placed
 from tests.etl.jobs import Said
+from tests.etl.tables import column, write_spec
 from tests.raises import assert_names, raises
 
-SPEC = """
-[input]
-format = "tsv"
-columns = ["label:int", "I1..I13:int", "C1..C26:text"]
-[table]
-split = {train = 0.8, test = 0.2}
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-match = "I*"
-role = "dense"
-ops = [{op = "fill", value = 0}, {op = "clip", low = -2}, {op = "log", shift = 3}]
-[[column]]
-match = "C*"
-role = "sparse"
-ops = [{op = "categorify", min_count = 4}]
-[[column]]
-name = "C12"
-role = "sparse"
-ops = [{op = "hash", size = 1000}]
-[[column]]
-name = "pair"
-from = ["C1", "C2"]
-role = "sparse"
-ops = [{op = "cross", size = 1000}]
-"""
+SPEC = write_spec(
+    "label:int I1..I13:int C1..C26:text",
+    column("I*", "dense", "fill, value = 0; clip, low = -2; log, shift = 3"),
+    column("C*", "sparse", "categorify, min_count = 4"),
+    column("C12", "sparse", "hash, size = 1000"),
+    column("pair", "sparse", "cross, size = 1000", ["C1", "C2"]),
+    form="tsv",
+    table="split = {train = 0.8, test = 0.2}",
+)
 
 
 def ran(folder: Path, table: Path | None, *, demand: float = 0.0) -> Path:
@@ -90,37 +73,20 @@ def ran(folder: Path, table: Path | None, *, demand: float = 0.0) -> Path:
     return folder
 
 
-def answer(tmp_path: Path, *words: object, text: str = SPEC, said: Said | None = None) -> dict:
+def answer(tmp_path: Path, words: str, *, text: str = SPEC, said: Said | None = None) -> dict:
     (tmp_path / "spec.toml").write_text(text)
-    argv = [
-        "--spec",
-        tmp_path / "spec.toml",
-        "--input",
-        tmp_path / "log",
-        "--engine",
-        "local",
-        *words,
-    ]
-    argv = [str(word) for word in argv]
+    argv = f"--spec {tmp_path}/spec.toml --input {tmp_path}/log --engine local {words}".split()
     request = parse(JobRequest, argv=argv, prog="sluice etl")
     return request.answer(JobProgress(said or Said()), argv, placed, packing)
 
 
 def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(tmp_path):
     synthesize(tmp_path / "log", rows=3000, seed=2)
-    answer(tmp_path, "--output", tmp_path / "etl")
+    answer(tmp_path, f"--output {tmp_path}/etl")
     said = Said()
-    found = answer(
-        tmp_path,
-        "--output",
-        tmp_path / "placed",
-        "--packed",
-        "--place",
-        "auto",
-        "--for",
-        ran(tmp_path / "run", tmp_path / "etl", demand=100.0),
-        said=said,
-    )
+    run = ran(tmp_path / "run", tmp_path / "etl", demand=100.0)
+    words = f"--output {tmp_path}/placed --packed --place auto --for {run}"
+    found = answer(tmp_path, words, said=said)
     # The trainer is so slow that all that makes the table smaller is left to the loader.
     left = {name: ops for name, ops in found["placement"].items() if ops}
     assert left
@@ -152,26 +118,17 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     assert hashes[0] == hashes[1]
     assert (counts["packed_hits"] > 0, counts["packed_misses"]) == (True, 0)
     assert found["packed_bytes"] > counts["packed_bytes"] > 0
-    answer(tmp_path, "--output", tmp_path / "placed", "--mode", "append")
+    answer(tmp_path, f"--output {tmp_path}/placed --mode append")
     assert FeatureTable.open(tmp_path / "placed").version == 1
 
 
 def test_where_the_loader_bounds_the_rate_all_goes_into_the_etl(tmp_path, monkeypatch):
     monkeypatch.setattr(column_costs, "_timed", lambda work, clock: (1e-3, work()))
     synthesize(tmp_path / "log", rows=1000, seed=2)
-    answer(tmp_path, "--output", tmp_path / "etl")
-    found = answer(
-        tmp_path,
-        "--output",
-        tmp_path / "etl",
-        "--mode",
-        "overwrite",
-        "--place",
-        "auto",
-        "--explain",
-        "--for",
-        ran(tmp_path / "run", tmp_path / "etl"),
-    )
+    answer(tmp_path, f"--output {tmp_path}/etl")
+    run = ran(tmp_path / "run", tmp_path / "etl")
+    words = f"--output {tmp_path}/etl --mode overwrite --place auto --explain --for {run}"
+    found = answer(tmp_path, words)
     assert not any(found["placement"].values())
     assert found["mode"] == "overwrite"
     assert FeatureTable.open(tmp_path / "etl").version == 0  # it was only explained
@@ -179,68 +136,34 @@ def test_where_the_loader_bounds_the_rate_all_goes_into_the_etl(tmp_path, monkey
 
 def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     synthesize(tmp_path / "log", rows=300, seed=2)
-    answer(tmp_path, "--output", tmp_path / "etl")
-    run, out = ran(tmp_path / "run", tmp_path / "etl"), ("--output", tmp_path / "new")
-    empty = ran(tmp_path / "empty", tmp_path / "etl")
+    answer(tmp_path, f"--output {tmp_path}/etl")
+    run, empty = (ran(tmp_path / name, tmp_path / "etl") for name in ("run", "empty"))
     (empty / "metrics.jsonl").write_text("")
+    gone = ran(tmp_path / "gone", tmp_path / "nowhere")
 
-    def refused(kind: type[UsageError], facts: tuple, *words: object, text: str = SPEC) -> None:
+    def refused(kind: type[UsageError], facts: tuple, words: str, text: str = SPEC) -> None:
         with raises(kind, *facts):
-            answer(tmp_path, *out, *words, text=text)
+            answer(tmp_path, f"--output {tmp_path}/new {words}", text=text)
         assert not (tmp_path / "new" / "_delta_log").exists()
 
-    refused(RunError, ("log:", "config.json"), "--place", "auto", "--for", tmp_path / "log")
-    refused(CannotPlace, ("empty:", "no stage"), "--place", "auto", "--for", empty)
-    refused(
-        CannotPlace,
-        ("another spec", "'I1'"),
-        "--place",
-        "auto",
-        "--for",
-        run,
-        text=SPEC.replace("low = -2", "low = -1"),
+    auto = f"--place auto --for {run}"
+    other, less = (
+        SPEC.replace("low = -2", "low = -1"),
+        SPEC[: SPEC.index('[[column]]\nname = "pair"')],
     )
-    refused(
-        CannotPlace,
-        ("another spec", "'pair'"),
-        "--place",
-        "auto",
-        "--for",
-        run,
-        text=SPEC[: SPEC.index('[[column]]\nname = "pair"')],
-    )
-    refused(
-        CannotPlace,
-        ("spec.toml:", "[placement]"),
-        "--place",
-        "auto",
-        "--for",
-        run,
-        text=with_placement(SPEC, {"C12": ("hash",)}),
-    )
-    refused(
-        CannotPlace,
-        ("gone:", "nowhere:", "no feature table"),
-        "--place",
-        "auto",
-        "--for",
-        ran(tmp_path / "gone", tmp_path / "nowhere"),
-    )
-    refused(UsageError, ("--place auto", "--for RUN"), "--place", "auto")
-    refused(UsageError, ("--place auto", "--for RUN"), "--for", run)
-    refused(OptionError, ("--place:", "'autp'", "'auto'"), "--place", "autp", "--for", run)
+    refused(RunError, ("log:", "config.json"), f"--place auto --for {tmp_path}/log")
+    refused(CannotPlace, ("empty:", "no stage"), f"--place auto --for {empty}")
+    refused(CannotPlace, ("another spec", "'I1'"), auto, other)
+    refused(CannotPlace, ("another spec", "'pair'"), auto, less)
+    said = with_placement(SPEC, {"C12": ("hash",)})
+    refused(CannotPlace, ("spec.toml:", "[placement]"), auto, said)
+    facts = ("gone:", "nowhere:", "no feature table")
+    refused(CannotPlace, facts, f"--place auto --for {gone}")
+    for words in ("--place auto", f"--for {run}"):
+        refused(UsageError, ("--place auto", "--for RUN"), words)
+    refused(OptionError, ("--place:", "'autp'", "'auto'"), f"--place autp --for {run}")
     with raises(UsageError, "--place auto", "--mode overwrite"):
-        answer(
-            tmp_path,
-            "--output",
-            tmp_path / "etl",
-            "--mode",
-            "append",
-            "--place",
-            "auto",
-            "--for",
-            run,
-        )
+        answer(tmp_path, f"--output {tmp_path}/etl --mode append {auto}")
 
 
 def test_a_spec_may_say_it_itself():
@@ -273,18 +196,14 @@ def test_each_column_says_how_it_may_be_stored():
 
 def test_an_append_of_other_columns_is_refused_before_it_starts(tmp_path):
     synthesize(tmp_path / "log", rows=300, seed=2)
-    answer(tmp_path, "--output", tmp_path / "t")
-    more = SPEC.replace(
-        'name = "C12"\nrole',
-        'name = "I2"\nrole = "dense"\nops = [{op = "fill", value = 0}]\n'
-        '[[column]]\nname = "more"\nfrom = "I2"\nrole = "dense"\nops = [{op = "fill", value = 1}]\n'
-        '[[column]]\nname = "C12"\nrole',
-    )
+    answer(tmp_path, f"--output {tmp_path}/t")
+    more = SPEC + column("I2", "dense", "fill, value = 0")
+    more += column("more", "dense", "fill, value = 1", "I2")
     said = Said()
     with pytest.raises(
         CommitError,
         match=r"cannot append, .*column 'more' is not in the table.*"
         "--mode overwrite --update-state with all of the input",
     ):
-        answer(tmp_path, "--output", tmp_path / "t", "--mode", "append", text=more, said=said)
+        answer(tmp_path, f"--output {tmp_path}/t --mode append", text=more, said=said)
     assert not said.text

@@ -19,6 +19,7 @@ from sluice.common.program import run
 from tests.raises import assert_names, raises
 
 ROOT = Path(__file__).resolve().parents[2]
+CRITEO = f"--spec {ROOT}/features/criteo.toml"
 PRELUDE = (
     "from sluice.common.errors import UsageError\nfrom sluice.common.program import run, say\n"
 )
@@ -181,36 +182,14 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(
     (tmp_path / "here-1").touch()
     path = path.format(tmp_path)
     with raises(InputError if refused else Started, *(("no file",) if refused else ())):
-        main(
-            [
-                "--spec",
-                str(ROOT / "features" / "criteo.toml"),
-                "--input",
-                path,
-                "--output",
-                str(tmp_path / "t"),
-                "--engine",
-                "spark",
-            ]
-        )
+        main(f"{CRITEO} --input {path} --output {tmp_path}/t --engine spark".split())
 
 
 def packed_by_a_job(folder, *words):
     from sluice.etl.job import main
 
-    return main(
-        [
-            "--spec",
-            str(ROOT / "features" / "criteo.toml"),
-            "--input",
-            str(folder / "log"),
-            "--engine",
-            "local",
-            "--output",
-            str(folder / "t"),
-            *words,
-        ]
-    )
+    asked = f"{CRITEO} --input {folder}/log --engine local --output {folder}/t"
+    return main([*asked.split(), *words])
 
 
 def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsys, monkeypatch):
@@ -340,67 +319,59 @@ def test_numbers_of_numpy_become_json(repo):
     assert json.loads(result.stdout) == {"auc": 0.5, "rows": 7}
 
 
+def interrupted(body: str, repo) -> subprocess.CompletedProcess:
+    """How a program of that body ends, which interrupts itself."""
+    head = "import hashlib, os, signal, threading\nwait = threading.Event().wait\n"
+    head += "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\ndef main(argv):"
+    result = ended(f"{head}{body}run(main)\n", repo)
+    assert result.returncode == 130
+    return result
+
+
 def test_an_interrupt_ends_with_130_even_where_a_thread_hangs(repo):
     body = """
-import os, signal, threading
-def main(argv):
-    threading.Thread(target=threading.Event().wait).start()  # never ends, and is no daemon
-    os.kill(os.getpid(), signal.SIGINT)
-    threading.Event().wait()
-run(main)
+    threading.Thread(target=wait).start()  # never ends, and is no daemon
+    interrupt()
+    wait()
 """
-    result = ended(body, repo)
-    assert result.returncode == 130
-    assert "interrupted" in result.stderr
+    assert "interrupted" in interrupted(body, repo).stderr
 
 
 def test_an_interrupt_is_answered_even_by_code_that_swallows_it(repo):
     body = """
-import os, signal, threading
-def main(argv):
     while True:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait()
+            interrupt()
+            wait()
         except KeyboardInterrupt:
-            threading.Event().wait()
-run(main)
+            wait()
 """
-    assert ended(body, repo).returncode == 130
+    interrupted(body, repo)
 
 
 def test_an_interrupt_is_answered_while_the_main_thread_is_in_c(repo):
     """It is in C for many minutes, and Python runs no handler of a signal meanwhile."""
     body = """
-import hashlib, os, signal, threading
-begun = threading.Event()
-def interrupt():
-    begun.wait()
-    os.kill(os.getpid(), signal.SIGINT)
-def main(argv):
-    threading.Thread(target=interrupt).start()
+    begun = threading.Event()
+    threading.Thread(target=lambda: begun.wait() and interrupt()).start()
     begun.set()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
-run(main)
 """
-    assert ended(body, repo).returncode == 130
+    interrupted(body, repo)
 
 
 def test_an_interrupt_is_answered_where_another_part_has_signals_reported_to_itself(repo):
     body = """
-import os, signal, threading
-def main(argv):
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
     try:
-        os.kill(os.getpid(), signal.SIGINT)
-        threading.Event().wait()
+        interrupt()
+        wait()
     except KeyboardInterrupt:
-        threading.Event().wait()
-run(main)
+        wait()
 """
-    assert ended(body, repo).returncode == 130
+    interrupted(body, repo)
 
 
 def test_a_moment_that_is_given_to_an_interrupt_is_less_than_two_seconds(repo):

@@ -395,7 +395,7 @@ def test_levels_are_the_operators_that_learn_one_after_the_other():
 def test_one_column_becomes_several():
     text = GOOD.replace(
         '{op = "fill"}, {op = "log", shift = 3}', '{op = "fill_median", indicator = true}'
-    ) + column("kind", "dense", 'one_hot, values = ["a", "b"]', source="C1")
+    ) + column("kind", "dense", 'one_hot, values = ["a", "b"]', "C1")
     names = [c.name for c in Spec.parse(text).columns]
     assert names == [
         "label",

@@ -23,7 +23,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
-from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.etl.jobs import Said, alike, in_one_process, rows_of, run, words_of
 from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
@@ -192,7 +192,7 @@ def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(mad
 SMALL = write_spec(
     "click:int user:text at:float",
     column("user", "sparse", "categorify"),
-    column("rate", "dense", "target", source="user"),
+    column("rate", "dense", "target", "user"),
     table="seed = 3\nsplit = {train = 0.6, test = 0.4}",
 )
 
@@ -291,7 +291,7 @@ def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_
         for user, at in zip(raw["user"].to_pylist(), raw["at"].to_pylist(), strict=True)
         if at in times["train"]
     }
-    assert set(table.state()["rows/negatives/0"]["value"].to_pylist()) == known
+    assert set(words_of(table, "rows/negatives/0")) == known
     assert known < set(raw["user"].to_pylist())
 
 

@@ -13,35 +13,22 @@ from sluice.etl.ops.chain import step
 from sluice.etl.ops.hashing import hash_rows, hash_texts
 from sluice.etl.ops.ids import Cross, Hash
 from sluice.etl.ops.lists import FirstX, Vectors
-from sluice.etl.ops.numeric import BoxCox
 from sluice.etl.ops.text import Ngram
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import struct_of
+from tests.etl.tables import column, struct_of, write_spec
 from tests.raises import raises
 
-HEAD = """
-[input]
-format = "json"
-columns = ["label:int", "I1:int", "I2:int", "C1:text", "C2:text", "tags:texts"]
-[[column]]
-name = "label"
-role = "label"
-[[column]]
-match = "I*"
-role = "dense"
-ops = [{op = "fill"}]
-[[column]]
-match = "C*"
-role = "sparse"
-ops = [{op = "categorify"}]
-[[column]]
-name = "tags"
-role = "id_list"
-ops = [{op = "categorify"}]
-"""
+HEAD = write_spec(
+    "label:int I1:int I2:int C1:text C2:text tags:texts",
+    column("I*", "dense", "fill"),
+    column("C*", "sparse", "categorify"),
+    column("tags", "id_list", "categorify"),
+    form="json",
+    table="",
+)
 FIELDS = (
     Field(name="label", role="label", type="int8"),
     Field(name="I1", role="dense", type="float"),
@@ -97,12 +84,6 @@ def test_a_cross_of_ids_hashes_them_in_order():
         == found[2]
         != step(Cross(size=50), struct_of(a=other, b=one), None, {}).to_pylist()[0]
     )
-
-
-def test_box_cox_of_shifted_numbers():
-    found = step(BoxCox(power=0.5, shift=1.0), pa.array([0.0, 3.0, 8.0]), None, {}).to_pylist()
-    assert found == pytest.approx([0.0, 2.0, 4.0])
-    assert step(BoxCox(power=0.0, shift=1.0), pa.array([0.0]), None, {}).to_pylist() == [0.0]
 
 
 def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):

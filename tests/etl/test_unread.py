@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 TEXT = write_spec(
     "click:int at:text price:float",
-    column("hour", "dense", 'parse_time, format = "%Y-%m-%d %H:%M"; hour; fill', source="at"),
+    column("hour", "dense", 'parse_time, format = "%Y-%m-%d %H:%M"; hour; fill', "at"),
     column("price", "dense", "fill"),
 )
 

@@ -18,7 +18,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import build_table
+from tests.etl.jobs import build_table, words_of
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
@@ -289,8 +289,8 @@ def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spar
                 update_state=True,
             )
         )
-        known = before.state()["word/0"]["value"].to_pylist()
-        assert both[-1].state()["word/0"]["value"].to_pylist()[: len(known)] == known
+        known = words_of(before, "word/0")
+        assert words_of(both[-1], "word/0")[: len(known)] == known
     alike(*both)
     assert sum(both[0].record.rejected.values()) == 1
     assert both[0].record.raw_nulls["place"] == 0.5

@@ -94,18 +94,7 @@ def test_an_interrupt_leaves_nothing(raw, tmp_path, repo):
     big.write_bytes(raw.read_bytes() * 200)
     (tmp_path / "spec.toml").write_text(build.TEXT)
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "sluice",
-            "etl",
-            "--spec",
-            tmp_path / "spec.toml",
-            "--input",
-            big,
-            "--output",
-            tmp_path / "t",
-        ],
+        f"{sys.executable} -m sluice etl --spec {tmp_path}/spec.toml --input {big} --output {tmp_path}/t".split(),
         cwd=repo,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,14 +119,7 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
     code = (
         "import sys; sys.modules['pyspark'] = None; from sluice.etl.job import program; program()"
     )
-    words = [
-        "--spec",
-        tmp_path / "spec.toml",
-        "--input",
-        tmp_path / "rows.tsv",
-        "--output",
-        tmp_path / "t",
-    ]
+    words = f"--spec {tmp_path}/spec.toml --input {tmp_path}/rows.tsv --output {tmp_path}/t".split()
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
         cwd=repo,
