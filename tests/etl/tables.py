@@ -58,12 +58,13 @@ def section(kind: str, /, **keys: Any) -> str:
 
 
 def write_rows(
-    path: Path,
+    path: Path | str,
     rows: pa.Table | Sequence[dict[str, Any]] | None = None,
     kinds: Mapping[str, pa.DataType] | None = None,
     **columns: Any,
 ) -> Path:
     """Writes a Parquet file of rows or of columns, and returns its path."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if rows is not None and not isinstance(rows, pa.Table):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
