@@ -39,7 +39,7 @@ from sluice.common.program import run, say
 from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import TableLayout, loss_of
-from sluice.dlrm.model.table_compression import within
+from sluice.dlrm.model.table_compression import largest_within
 from sluice.dlrm.model.towers import build
 from sluice.dlrm.options import (
     OPTIMISERS,
@@ -107,7 +107,7 @@ def synthetic(rows: int, count: int) -> list[Batch]:
 
 def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
     """One step, as the trainer takes it."""
-    parts.rates.begin(number)
+    parts.rates.set_step(number)
     parts.dense.zero_grad()
     logits = parts.model(*parts.layout.features(batch, here.device))
     torch.autograd.backward(loss_of(logits, batch.label, batch.weight))
@@ -361,7 +361,7 @@ def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     for kind in ("modulo", "hash", "quotient", "product"):
         chosen = {}
         for t in large:
-            how = within(kind, t, t.bytes // 8)
+            how = largest_within(kind, t, t.bytes // 8)
             chosen[t.name] = f"{kind}:{how.rows}" + (f":{how.parts}" if kind == "product" else "")
         runs[kind] = replace(config, model=replace(config.model, compress=chosen))
     return _each(args, here, runs, table)
@@ -375,7 +375,9 @@ def dtypes(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
         for name in (*TABLE_DTYPES, "fp16, nearest"):
             one = replace(config, seed=seed, model=ModelConfig(table_dtype=name.partition(",")[0]))
             with (
-                patch.object(assemble, "take_over", lambda *_: []) if "," in name else nullcontext()
+                patch.object(assemble, "replace_tables", lambda *_: [])
+                if "," in name
+                else nullcontext()
             ):
                 found.setdefault(name, []).append(learned(one, table, None, here, split="test"))
             say(

@@ -482,7 +482,8 @@ def tables_of(
     model: ModelConfig,
     profile: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Table, ...]:
-    """The embedding tables that a feature table's columns need, in its order. `profile` says how ids are used."""
+    """Returns the embedding tables that a feature table's columns need, in its order. `profile` says how ids are
+    used."""
     width = model.table_width or model.width
     if width % 4:
         raise ConfigError(f"width: {width} is not a multiple of 4, which the fused kernels need")

@@ -41,14 +41,14 @@ def gather(value: Any, ranks: int, group: Any) -> list[Any]:
 
 
 def packed(value: Any) -> bytes:
-    """A value as bytes; TypeError if it is none that `gather` takes."""
+    """Encodes a value as bytes. Raises TypeError for a type that `gather` does not take."""
     tail: list[bytes] = []
     head = json.dumps(_plain(value, tail)).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *tail])
 
 
 def unpacked(data: bytes) -> Any:
-    """The value that `packed` was given."""
+    """Decodes a value that `packed` has encoded."""
     head_end = 8 + int.from_bytes(data[:8], "little")
     return _whole(json.loads(data[8:head_end]), data[head_end:])
 
@@ -111,11 +111,11 @@ class Ranks:
         return self.rank == 0
 
     def apart(self, name: str) -> Ranks:
-        """The same ranks with separate keys in the store: what was written before is not read."""
+        """Returns the same ranks with separate keys in the store, so that they do not read earlier values."""
         return replace(self, store=dist.PrefixStore(name, self.store))  # type: ignore[attr-defined]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks of a small CPU tensor; every rank gets it."""
+        """Returns the sum over ranks of a small CPU tensor, on every rank."""
         values = values.clone()
         dist.all_reduce(values, group=self.control)
         return values
@@ -156,7 +156,7 @@ def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
 
 @contextmanager
 def world() -> Iterator[Ranks]:
-    """The process group, for as long as the context lasts."""
+    """Returns a context in which the process group exists."""
     local_rank, local_ranks = (
         int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
     )

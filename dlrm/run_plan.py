@@ -115,8 +115,8 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
 def bytes_per_step(
     placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config
 ) -> int:
-    """The bytes that the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the
-    same way, and its part in the mean of the dense layers' gradients."""
+    """Returns the bytes that the busiest rank sends: ids to where their tables are, pooled vectors back, their
+    gradients the same way, and its part in the mean of the dense layers' gradients."""
     ranks, batch = placement.ranks, config.batch_size
     if ranks == 1:
         return 0

@@ -30,7 +30,7 @@ _FIXED = (
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """How a run begins or goes on, and when it pauses. No run records these options."""
+    """How a run starts or continues, and when it pauses. No run records these options."""
 
     title = "what"
     run: Path = setting(
@@ -76,12 +76,12 @@ def parse(argv: list[str], description: str | None = None) -> Given:
 
 
 def fresh(given: Given, **known: Any) -> Config:
-    """A new run's settings."""
+    """Returns a new run's settings."""
     return make(Config, given, **known)
 
 
 def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
-    """A stored run's settings with those given now; ConfigError if one of them may not change."""
+    """Returns a stored run's settings with those given now. Raises ConfigError if one of them may not change."""
     before = Config.from_dict(stored)
     given = {"inject": "", **given}  # a fault happens only in the run that was given it
     if (

@@ -17,7 +17,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
 from sluice.ingest.process import protocol
 from sluice.ingest.stages.batch import lengths_name
-from sluice.ingest.stages.transform import Arrays, Transform, shown
+from sluice.ingest.stages.transform import Arrays, Transform, visible_columns
 from sluice.ingest.stages.transform_worker import function_of
 from sluice.ingest.stages.transformer import apply_result
 
@@ -92,7 +92,8 @@ class ColumnTransforms:
             hidden = {of for name in call.added for of in (name, lengths_name(name))}
             names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
             given = protocol.call_function(
-                function, shown(call, {name: found[name] for name in found if name in names})
+                function,
+                visible_columns(call, {name: found[name] for name in found if name in names}),
             )
             found |= apply_result(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found

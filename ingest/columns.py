@@ -137,7 +137,7 @@ class Columns:
         return tuple(name for name in self.bags if name not in self.added)
 
     def id_kind(self, name: str) -> type[np.int32 | np.uint32]:
-        """The type of a column's ids inside the pipeline."""
+        """Returns the type of a column's ids inside the pipeline."""
         return id_kind(self.cardinalities.get(name))
 
     @property

@@ -117,7 +117,7 @@ class Knobs:
         return replace(self, workers={**self.workers, **workers})
 
     def to_dict(self) -> dict[str, Any]:
-        """The knobs as a dict for JSON. `from_dict` reads it back."""
+        """Returns the knobs as a dict for JSON. `from_dict` reads it back."""
         return {
             "workers": dict(self.workers),
             "backend": dict(self.backend),
@@ -238,7 +238,7 @@ class Limits:
         return backend != REMOTE and set(self.backends_of(stage)) >= set(BACKENDS)
 
     def head(self, knobs: Knobs, stage: str) -> str:
-        """The stage whose workers do the work of `stage`: itself, or the first stage that it is fused with."""
+        """Returns the stage whose workers do the work of `stage`: itself, or the first stage that it is fused with."""
         while stage in knobs.fused:
             stage = self.fusable[stage]
         return stage

@@ -1,4 +1,4 @@
-"""Loads the batches of one rank: `BatchLoader`, which `sluice.Loader` tunes."""
+"""Loads the batches of one rank: `BatchLoader`. `sluice.Loader` is a `BatchLoader` with an agent that tunes it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from sluice.ingest.row_order import Order, Position, RankShare, Read, RowsPlan, 
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
-from sluice.ingest.stages.scatter_kernel import converted
+from sluice.ingest.stages.scatter_kernel import count_converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import UserTransform, fused
+from sluice.ingest.stages.transform import UserTransform, group_into_stages
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from sluice.ingest.read.parquet_files import Paths, Roles
     from sluice.ingest.remote.asking import Asking
 
-_open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+_open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class EpochObserver(Protocol):
-    """Something that works while a loader's epochs run, such as an agent."""
+    """Something that a loader tells when epochs start and end, such as an agent."""
 
     def start(self) -> None:
-        """Called at the begin of each epoch."""
+        """Called when an epoch starts."""
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:
         """Called when the consumer has taken an epoch's last batch. `epoch` is the number of the next one."""
@@ -90,7 +90,7 @@ class BatchLoader(IterableDataset[Batch]):
     ):
         _check_arguments(read_ahead_epochs, order, errors)
         self._machine = machine or Machine()
-        self._books = Quarantine(errors)
+        self._quarantine = Quarantine(errors)
         self._input = open_input(
             source,
             batch_size=batch_size,
@@ -109,27 +109,29 @@ class BatchLoader(IterableDataset[Batch]):
         self._remote = None
         if workers:
             self._remote = _remote_reads(workers, self._input, f"{rank}/{ranks}")
-            weakref.finalize(self, self._remote.close)  # also if what follows fails
+            weakref.finalize(self, self._remote.close)  # now, because the next lines may raise
         self._origins = Origins(self.plan, share)
         self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
         remote_stats = dict if self._remote is None else self._remote.stats
         self._progress = Progress(self._pipeline, self._machine, memory_limit, remote_stats)
         self._position = Position()
-        self._order = ""
-        self._run: Iterator[Ready] | None = None
-        self._run_end = 0  # the first epoch that the pipeline does not reach
+        self._hash_so_far = ""
+        self._ready: Iterator[Ready] | None = None
+        self._end_epoch = 0  # the pipeline reads ahead up to this epoch, which it does not read
         self._iteration = 0
-        self._under_way = self._closed = False
+        self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
         self.order_hash: str | None = None
-        _open.add(self._pipeline)
+        _open_pipelines.add(self._pipeline)
         for close in (self._pipeline.close, self._input.groups.close):
-            weakref.finalize(self, close).atexit = False  # the collector may come much later
+            weakref.finalize(self, close).atexit = False  # `_close_all` does this at exit
 
     def _pipeline_parts(self, share: RankShare, memory_limit: int | None) -> PipelineParts:
         groups = self._input.groups
-        quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
-        groups.rescue = quarantine if quarantine.allowed else None
+        row_quarantine = RowQuarantine(
+            self._quarantine, self._origins, lambda file: groups.files[file].path
+        )
+        groups.rescue = row_quarantine if row_quarantine.allowed else None
         columns = self._input.columns
         return PipelineParts(
             plan=self.plan,
@@ -137,12 +139,12 @@ class BatchLoader(IterableDataset[Batch]):
             describe=groups.describe,
             columns=columns,
             share=share,
-            transforms=fused(self._input.transforms),
-            quarantine=quarantine,
+            transforms=group_into_stages(self._input.transforms),
+            quarantine=row_quarantine,
             memory_limit=self._machine.memory_limit(memory_limit),
             machine=self._machine,
             decoding=groups.decoding,
-            converted=converted(groups.schema, columns),
+            converted=count_converted(groups.schema, columns),
             epochs=self._read_ahead_epochs,
             remote=self._remote,
         )
@@ -210,7 +212,7 @@ class BatchLoader(IterableDataset[Batch]):
         """Yields one epoch, or what is left of it after `load_state_dict`."""
         self._progress.enter("wait")
         try:
-            run = self._begin(iteration)
+            run = self._start_epoch(iteration)
             epoch = self._position.epoch
             while self._position.epoch == epoch:
                 ready = next(run)
@@ -221,13 +223,13 @@ class BatchLoader(IterableDataset[Batch]):
                         yield batch
                         self._check_current(iteration)
                         self._progress.enter("wait")
-                finally:  # also where the consumer goes away with the epoch's last batch
+                finally:  # also runs if the consumer stops after the epoch's last batch
                     charge = ready.charge
-                    del ready, batch  # a batch that is given back must not be held
-                    if not self._pipeline.forked:  # whose locks may be held for ever
+                    del ready, batch  # a reference would keep the batch's memory from being reused
+                    if not self._pipeline.forked:  # in a fork, a lock may never be released
                         charge.release()
         except (Closed, SourceError, WorkerClosed) as error:
-            # Closing interrupts reads and processes. If that is the reason, the message says so.
+            # Closing interrupts reads and processes. If that caused the error, the message says so.
             self._check_current(iteration)
             if isinstance(error, SourceError):
                 raise
@@ -236,25 +238,27 @@ class BatchLoader(IterableDataset[Batch]):
             if iteration == self._iteration:
                 if not sys.is_finalizing():
                     self._progress.enter("away")
-                if self._under_way:  # the epoch was broken off, so its other batches are not needed
-                    self._run = None
+                if (
+                    self._in_epoch
+                ):  # the consumer stopped early, so the other batches are not needed
+                    self._ready = None
                     self._pipeline.close()
 
-    def _begin(self, iteration: int) -> Iterator[Ready]:
-        """Returns the source of the epoch's batches. Another thread may close the loader at any moment: what was
-        started after its `close` is stopped here."""
+    def _start_epoch(self, iteration: int) -> Iterator[Ready]:
+        """Starts the epoch and returns its batches. Another thread may call `close` at any moment. If it did, this
+        method stops what it has started."""
         self._check_current(iteration)
-        if self._under_way:
+        if self._in_epoch:
             self._position = Position(self._position.epoch + 1, 0)
-            self._order = ""
-            self._run = None
-        run = self._run
-        if run is None or self._position.epoch >= self._run_end:
-            self._run_end = max(self._read_ahead_epochs, self._position.epoch + 1)
-            self._run = run = self._pipeline.start(self._position, self._run_end)
-        self._under_way = True
+            self._hash_so_far = ""
+            self._ready = None
+        run = self._ready
+        if run is None or self._position.epoch >= self._end_epoch:
+            self._end_epoch = max(self._read_ahead_epochs, self._position.epoch + 1)
+            self._ready = run = self._pipeline.start(self._position, self._end_epoch)
+        self._in_epoch = True
         if self._closed:
-            self._end()
+            self._stop()
         self._check_current(iteration)
         if self.observer is not None:
             self.observer.start()
@@ -263,13 +267,13 @@ class BatchLoader(IterableDataset[Batch]):
     def _count(self, batch: Batch) -> None:
         """Counts a batch that the consumer has taken."""
         self._progress.count(batch.rows)
-        self._order = chain(self._order, batch.step, batch.checksum)
+        self._hash_so_far = chain(self._hash_so_far, batch.step, batch.checksum)
         self._position = Position(batch.epoch, batch.step + 1)
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
-            self.order_hash, self._order = self._order, ""
-            # Some frameworks take `len(loader)` batches and never ask for the end.
-            self._under_way = False
+            self.order_hash, self._hash_so_far = self._hash_so_far, ""
+            # The epoch ends here, because some frameworks take `len(loader)` batches and never ask for another.
+            self._in_epoch = False
             if self.observer is not None:
                 self.observer.end_epoch(self._position.epoch, self.order_hash)
 
@@ -289,7 +293,7 @@ class BatchLoader(IterableDataset[Batch]):
         return {
             **self.plan.state(self._position),
             "table": self._input.identity,
-            "order": self._order,
+            "order": self._hash_so_far,
             **({"transforms": dict(self.code)} if self.code else {}),
         }
 
@@ -298,7 +302,7 @@ class BatchLoader(IterableDataset[Batch]):
         for name, code in state.get("transforms", {}).items():
             if name not in self.code:
                 what = (
-                    f"{code!r}"
+                    repr(code)
                     if code
                     else "a function without an importable name, so give it again"
                 )
@@ -306,7 +310,8 @@ class BatchLoader(IterableDataset[Batch]):
                     f"this state was made with the transform {name!r} ({what}), which is not among "
                     f"transforms={list(self.code)}"
                 )
-        table, own = state.get("table"), self._input.identity
+        own = self._input.identity
+        table = state.get("table")
         table = table if isinstance(table, Mapping) else {}
         if others := [
             f"{name}: {table.get(name)!r} in the state, {own.get(name)!r} here"
@@ -316,11 +321,13 @@ class BatchLoader(IterableDataset[Batch]):
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
         self._pipeline.stop()
-        self._run, self._under_way = None, False
+        self._ready = None
+        self._in_epoch = False
         self._iteration += 1
-        self._position, self._order = position, str(state.get("order", "")) if position.step else ""
+        self._position = position
+        self._hash_so_far = str(state.get("order", "")) if position.step else ""
 
-    # ---- what the agent sees
+    # ---- knobs and counters
 
     @property
     def knobs(self) -> Knobs:
@@ -338,16 +345,16 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def tunable(self) -> Progress:
-        """What an agent looks at and changes. It does not see what happens while the trainer rests."""
+        """The counters and knobs for an agent. It does not see what happens while the trainer rests."""
         return self._progress
 
     def memory_used(self) -> int:
-        """The number of anonymous and shared bytes that the process tree uses now."""
+        """Returns the number of anonymous and shared bytes that the process tree uses now."""
         return self._machine.memory_used()
 
     @property
     def epochs_loaded(self) -> float:
-        """How many epochs the consumer has taken. The present one counts by its share."""
+        """How many epochs the consumer has taken. The current epoch counts by the share that it has taken."""
         return self._position.epoch + self._position.step / self.plan.steps
 
     @property
@@ -364,7 +371,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        return self._books.summary()
+        return self._quarantine.summary()
 
     @property
     def worker_pids(self) -> list[int]:
@@ -373,8 +380,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def remote(self) -> dict[str, Any]:
-        """What remote workers did: how many there are now, the bytes that came from them, and the repeated requests.
-        Empty without remote workers."""
+        """The counters of remote workers: how many there are, the bytes that they sent and the repeated requests. Empty
+        without remote workers."""
         return {} if self._remote is None else self._remote.stats()
 
     @property
@@ -383,7 +390,7 @@ class BatchLoader(IterableDataset[Batch]):
         return [] if self._remote is None else self._remote.pids
 
     def burden(self, times: int) -> None:
-        """Makes transforms do their work several times, to test what a heavier transform costs."""
+        """Makes each transform do its work `times` times, to test what a heavier transform costs."""
         self._pipeline.burden(times)
 
     @property
@@ -406,7 +413,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def minimum_memory(self) -> int:
-        """The limit that this loader needs: that of the control group if one leaves the least, otherwise that of this
+        """The memory limit that this loader needs: of the control group if that leaves less memory, otherwise of this
         process."""
         return self._pipeline.least_limit
 
@@ -418,20 +425,20 @@ class BatchLoader(IterableDataset[Batch]):
     # ---- the end
 
     def close(self) -> None:
-        """Stops the pipeline, from any state. A second call does nothing, nor does a call in a fork of the process."""
+        """Stops the pipeline, from any state. A second call does nothing. A call in a fork does nothing either."""
         if not self._closed:
             self._closed = True
             if not self._pipeline.forked:
-                self._end()
+                self._stop()
 
-    def _end(self) -> None:
-        self._run = None
+    def _stop(self) -> None:
+        self._ready = None
         self._input.groups.interrupt()
         if self._remote is not None:
             self._remote.close()
         self._pipeline.stop()
         self._input.groups.close()
-        self._books.close()
+        self._quarantine.close()
 
     @property
     def closed(self) -> bool:
@@ -472,7 +479,7 @@ def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> No
 
 
 def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
-    """Returns what reads through these workers. Their code is an optional folder, loaded only here."""
+    """Connects to remote workers. Their code is an optional folder, which only this function imports."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
     except ModuleNotFoundError as error:
@@ -488,6 +495,6 @@ def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all loaders, so that a program with a running pipeline ends at once."""
-    for pipeline in list(_open):
+    """Stops all pipelines, so that a program ends at once."""
+    for pipeline in list(_open_pipelines):
         pipeline.stop()

@@ -1,4 +1,4 @@
-"""What a loader loads: `LoaderInput`, the rows of a split with their order and columns. Nothing runs yet."""
+"""Describes what a loader loads: `LoaderInput`, the rows of a split with their order and columns. Nothing runs yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
+from sluice.ingest.read.petastorm.options import (
+    PetastormOptions,
+    fields_after,
+    split_transform_spec,
+)
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import Order, Read, RowsPlan
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderInput:
-    """The rows to load, their order, and what makes batches of them."""
+    """The rows of a split, their order, their columns, and the functions that transform them."""
 
     table: FeatureTable | ParquetFiles
     split: str
@@ -54,7 +58,7 @@ class LoaderInput:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What says of a state that it belongs to these rows."""
+        """The values by which a state is recognised as belonging to these rows."""
         known = {"version": self.table.version, "split": self.split}
         if self.rows.chosen_rows:
             known["rows of the predicate"] = self.rows.chosen_rows
@@ -96,8 +100,8 @@ def open_input(
     before_read: Callable[[Read], None] | None,
     allow_code: Permission | Iterable[str],
 ) -> LoaderInput:
-    """Opens a table's split. Reads footers at most."""
-    functions, transform_spec = without_spec(transforms)
+    """Returns the input for a split of a table. It reads footers at most."""
+    functions, transform_spec = split_transform_spec(transforms)
     table = table_of(source, roles, allow_code, transform_spec=transform_spec)
     own = transforms_of(functions)
     code = {transform.name: transform.code for transform in own}
@@ -111,7 +115,7 @@ def open_input(
         )
         code = {"TransformSpec": address_of(transform_spec.func), **code}
         if not isinstance(table, ParquetFiles):
-            fields = reshaped(fields, first_schema(files, opener), transform_spec)
+            fields = fields_after(fields, first_schema(files, opener), transform_spec)
         layout = Fingerprint.of(fields).layout
     if order.sample is not None and reading.petastorm.asked_for:
         raise LoaderError(

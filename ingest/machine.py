@@ -31,18 +31,19 @@ class Machine:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def cores(self) -> float:
-        """The number of cores that may be used, by affinity and quota."""
+        """Returns the number of cores that may be used, by affinity and quota."""
         return self._control.cores()
 
     def model(self) -> str:
-        """The processor's name, or `unknown` if the system does not report it."""
+        """Returns the processor's name, or `unknown` if the system does not report it."""
         for line in (self._text("proc/cpuinfo") or "").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
         return "unknown"
 
     def memory_limit(self, user: int | None = None) -> int:
-        """The lowest of the control groups' limits, the host's memory, this process's own limit (ulimit) and `user`."""
+        """Returns the lowest of the control groups' limits, the host's memory, this process's own limit (ulimit) and
+        `user`."""
         groups = (group.limit for group in self._control.limited())
         limits = [int(psutil.virtual_memory().total), *groups, *self._own_limits()]
         return min(limits if user is None else [*limits, user])
@@ -58,18 +59,19 @@ class Machine:
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
     def memory_used(self) -> int:
-        """The anonymous and shared bytes of this process and its descendants. Each shared page counts once. Page cache
-        does not count, because the kernel frees it when needed."""
+        """Returns the anonymous and shared bytes of this process and its descendants. Each shared page counts once.
+        Page cache does not count, because the kernel frees it when needed."""
         tree = self.tree()
         return sum(self._memory_of(pid, alone=len(tree) == 1) for pid in tree)
 
     def memory_own(self) -> int:
-        """The anonymous and shared bytes of this process alone. This is cheap enough to be read often."""
+        """Returns the anonymous and shared bytes of this process alone. This is cheap enough to be read often."""
         return self._memory_of(self._pid, alone=True)
 
     def memory_pressure(self) -> float:
-        """The per cent of the last ten seconds in which a task in this process's control group waited for memory. With
-        version 1, or without groups, it counts tasks of the whole host. 0 if the kernel does not report it."""
+        """Returns the per cent of the last ten seconds in which a task in this process's control group waited for
+        memory. With version 1, or without groups, it counts tasks of the whole host. 0 if the kernel does not report
+        it."""
         own = [g.path[0] / "memory.pressure" for g in self._control.of("memory") if g.version == 2]
         for path in [*own, self._root / "proc/pressure/memory"]:
             for line in (text_of(path) or "").splitlines():
@@ -78,12 +80,12 @@ class Machine:
         return 0.0
 
     def cpu_used_s(self) -> float:
-        """The processor time of this process and its descendants, including ended ones that were waited for."""
+        """Returns the processor time of this process and its descendants, including ended ones that were waited for."""
         return sum(map(_cpu_s, self.tree()))
 
     def cores_idle_s(self) -> float | None:
-        """The idle time so far of the cores that this process may run on. None if the kernel does not report it, or if
-        a quota allows fewer cores, because an idle core is then not free for this process."""
+        """Returns the idle time so far of the cores that this process may run on. None if the kernel does not report
+        it, or if a quota allows fewer cores, because an idle core is then not free for this process."""
         allowed = self._control.allowed()
         if not allowed or any(quota < len(allowed) for quota in self._control.quotas()):
             return None
@@ -96,7 +98,7 @@ class Machine:
         return None if allowed else idle / self._ticks
 
     def tree(self) -> list[int]:
-        """The ids of this process and its descendants. psutil would read all processes of the host for this."""
+        """Returns the ids of this process and its descendants. psutil would read all processes of the host for this."""
         found = [self._pid]
         for pid in found:
             for task in self._names(f"proc/{pid}/task"):
@@ -107,8 +109,8 @@ class Machine:
         return found
 
     def _own_limits(self) -> Iterator[int]:
-        """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not, so what they leave
-        is added to the memory that is used now."""
+        """Returns the limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not, so what
+        they leave is added to the memory that is used now."""
         process = psutil.Process(self._pid)
         for limit, size in ((psutil.RLIMIT_AS, "VmSize"), (psutil.RLIMIT_DATA, "VmData")):
             most, _ = process.rlimit(limit)
@@ -132,7 +134,7 @@ class Machine:
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
     def _status(self, pid: int) -> dict[str, str]:
-        """The first word after the name in each line of a process's status file."""
+        """Returns the first word after the name in each line of a process's status file."""
         found = {}
         for line in (self._text(f"proc/{pid}/status") or "").splitlines():
             name, _, value = line.partition(":")
@@ -150,7 +152,7 @@ class Machine:
 
 
 def _cpu_s(pid: int) -> float:
-    """A process's time on cores, including its children that were waited for. 0 if it has ended."""
+    """Returns a process's time on cores, including its children that were waited for. 0 if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
@@ -159,7 +161,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _resident_bytes(pid: int) -> int:
-    """A process's memory including mapped files. 0 if it has ended."""
+    """Returns a process's memory including mapped files. 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -183,12 +185,12 @@ class SharedMachine(Machine):
 
 
 def cache_folder() -> Path:
-    """The folder for this user's cache files."""
+    """Returns the folder for this user's cache files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def core_wait_s() -> float:
-    """How long the calling thread has waited for a core so far. 0 if the kernel does not count it."""
+    """Returns how long the calling thread has waited for a core so far. 0 if the kernel does not count it."""
     own: _Schedstat | None = getattr(_of_thread, "schedstat", None)
     if own is None:
         own = _of_thread.schedstat = _Schedstat()

@@ -45,8 +45,8 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
 def table_named(
     names: Sequence[str], roles: str | None, code: CodeOptions, transforms: Sequence[str] = ()
 ) -> FeatureTable | ParquetFiles:
-    """The table that a command line names, or plain Parquet, also as several files: with its --roles, with the columns
-    of its own --spec, or with what is guessed."""
+    """Returns the table that a command line names, or plain Parquet, also as several files: with its --roles, with the
+    columns of its own --spec, or with what is guessed."""
     spec = code.own_spec if code.own_spec and (len(names) > 1 or not is_table(names[0])) else None
     return table_of(
         names if len(names) > 1 else names[0], roles, code.permission_with(transforms), spec=spec

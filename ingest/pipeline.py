@@ -33,17 +33,17 @@ from sluice.ingest.stages.batch import (
     Cut,
     Cutter,
     Ready,
-    at_once,
     cuts,
     most_steps,
+    series_steps,
 )
 from sluice.ingest.stages.completed_windows import (
     CompletedWindows,
     ReadDone,
     ReadWorker,
     RemoteWork,
-    placed,
-    switched,
+    is_gathered,
+    read_where_set,
 )
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
@@ -56,16 +56,17 @@ from sluice.ingest.stages.transform_worker import TransformStage, Worker, functi
 from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stats import StageStats
 
-PATIENCE_S = 1.5  # how long to wait for workers in the middle of their work: an interrupt may take two seconds
+STOP_WAIT_S = 1.5
+"""How long `stop` waits for workers that are in the middle of an item."""
 
 
 class PipelineError(LoadingError):
-    """A pipeline that cannot be: its message says what would do."""
+    """A pipeline cannot be built from these parts. The message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineParts:
-    """What a pipeline is made of."""
+    """The parts of a pipeline: the rows, their order and columns, the transforms, and the limits."""
 
     plan: RowsPlan
     source: RowGroupSource
@@ -82,35 +83,39 @@ class PipelineParts:
     epochs: int = 1
     """The number of epochs that follow each other without a stop."""
     remote: RemoteWork | None = None
-    """Workers elsewhere that can read and call functions, too."""
+    """Remote workers, which can read row groups and call functions. None: this process does all work."""
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
-        twice = {n for n in names if names.count(n) > 1}
-        if twice:
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
             raise PipelineError(
-                f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
+                f"two stages are called {', '.join(sorted(duplicates))}: give each transform a name of "
                 "its own"
             )
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        there = self.remote is not None
+        """The properties of all stages, in order."""
+        remote = self.remote is not None
         return stage_spec.pipeline(
             [
-                stage_spec.transform(t.name, movable=t.movable, remote=there and t.sendable)
-                for t in self.transforms
+                stage_spec.transform(one.name, movable=one.movable, remote=remote and one.sendable)
+                for one in self.transforms
             ],
-            remote=there,
+            remote=remote,
         )
 
 
 class Pipeline:
-    """Stages read → shuffle → batch → transforms → collate. It starts at a position, stops, and starts anew; its
-    knobs and counters stay."""
+    """The stages read → shuffle → batch → transforms → collate of one rank.
+
+    `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
+    and counters."""
 
     def __init__(self, parts: PipelineParts, knobs: Knobs | None):
-        self._parts, self._pid = parts, os.getpid()
+        self._parts = parts
+        self._pid = os.getpid()
         self._specs = {spec.name: spec for spec in parts.stages}
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(parts.machine.cores()))
@@ -122,8 +127,8 @@ class Pipeline:
             start = replace(
                 start.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE}
             )
-        self.knobs = self._complete(start, start if knobs is None else knobs)
-        self._tallies = {name: StageCounters(name) for name in self.stages}
+        self.knobs = self._with_defaults(start, start if knobs is None else knobs)
+        self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(
             parts.plan,
@@ -135,78 +140,84 @@ class Pipeline:
             epochs=parts.epochs,
         )
         self.minimum = self.footprint.total
-        load_compiled(
-            bags=bool(parts.columns.stored_bags)
-        )  # its memory is taken before anything is counted
-        self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
-        self._limit = parts.memory_limit
-        self._group = parts.machine.memory_group()
-        self._charged = 0
-        if self._group is not None:
-            self._charged = max(self.base, self._group.charged() or 0)
-            if (
-                self._group.limit - self._charged < self._limit - self.base
-            ):  # the group holds more than this process
-                self._limit, self.base = self._group.limit, self._charged
-        self._elsewhere = 0  # bytes of this host that workers which read have
+        # The compiled code takes memory, so it is loaded before the memory in use is measured.
+        load_compiled(bags=bool(parts.columns.stored_bags))
+        self._measure_start(parts.machine)
+        self._remote_bytes = 0  # memory of the remote workers that run on this host
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         largest = max(itertools.chain(*parts.plan.groups), default=0)
-        # The rows of a stream that readers place at once: a row group's, unless it is so large that windows would be
-        # placed long before they are due, in memory for the batches of all streams.
-        self._placed_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
+        # Readers gather windows at most a few of these steps ahead of need. A step is as long as a row group, but not
+        # longer than four windows, because windows that are gathered early occupy memory of their batches.
+        self._gather_step_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         for stage in parts.transforms:
             for transform in stage.transforms:
-                function_of(transform)  # a name that leads nowhere is an error now
-        self._transforms: dict[str, list[TransformStage]] = {}
-        self._budget, self._burden = RestartBudget(), 1
-        self._leaving: list[Pool[Any, Any]] = []
-        self._turning = (
-            threading.RLock()
-        )  # a garbage collector may close a forgotten loader's pipeline within it
+                function_of(transform)  # raises now if the name cannot be imported
+        self._transform_stages: dict[str, list[TransformStage]] = {}
+        self._restart_budget = RestartBudget()
+        self._burden = 1
+        self._closing_pools: list[Pool[Any, Any]] = []
+        # The garbage collector may close an abandoned pipeline while this thread already has the lock.
+        self._lock = threading.RLock()
         if parts.remote is not None:
-            parts.remote.watch(self._hold_elsewhere)
+            parts.remote.watch(self._note_remote_memory)
+
+    def _measure_start(self, machine: Machine) -> None:
+        """Measures the memory in use before loading, and chooses the limit that leaves less."""
+        self.base = machine.memory_used()
+        self._own_bytes_at_start = machine.memory_own()
+        self._memory_limit = self._parts.memory_limit
+        self._control_group = group = machine.memory_group()
+        self._group_bytes_at_start = 0
+        if group is not None:
+            # The group may also have other processes, so its limit may leave less than the user's limit.
+            charged = self._group_bytes_at_start = max(self.base, group.charged() or 0)
+            if group.limit - charged < self._memory_limit - self.base:
+                self._memory_limit = group.limit
+                self.base = charged
 
     # ---- knobs
 
     @property
     def limits(self) -> Limits:
-        """The limits of the knobs. They rise with the cores, and never fall: knobs in force stay within them."""
+        """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
+        knobs always stay valid."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
         return limits_of(tuple(self._specs.values()), self._cores, self._backends)
 
     @property
     def _backends(self) -> tuple[str, ...]:
-        """The back ends for transforms: processes only if there is memory for as many as cores keep busy."""
-        spare = self._limit - self.base - self.minimum
-        return BACKENDS if spare >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
+        """The back ends for transforms. Processes are possible only if memory suffices for two on each core."""
+        free = self._memory_limit - self.base - self.minimum
+        return BACKENDS if free >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
 
-    def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
-        """Completes `given`: stages that it does not name get what `knobs` say, or one worker."""
+    def _with_defaults(self, defaults: Knobs, given: Knobs) -> Knobs:
+        """Returns `given`, completed for the stages that it does not name: from `defaults`, or with one worker."""
         return replace(
             given,
-            workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
+            workers={n: given.workers.get(n, defaults.workers.get(n, 1)) for n in self.stages}
             | dict(given.workers),
-            backend={**knobs.backend, **given.backend},
+            backend={**defaults.backend, **given.backend},
         )
 
     def apply(self, knobs: Knobs) -> None:
         """Changes the stages and sizes that `knobs` name at once; the other stages keep their workers."""
-        knobs = self._complete(self.knobs, knobs)
+        knobs = self._with_defaults(self.knobs, knobs)
         self.limits.check(knobs)
-        with self._turning:
+        with self._lock:
             self.knobs = knobs
-            self._use_remote()
+            self._request_remote_workers()
             for name, pool in self._pools.items():
                 pool.resize(self._workers_of(name))
-                pool.limit(self._limit_bytes(name))
-            for name, stages in self._transforms.items():
+                pool.limit(self._buffer_bytes(name))
+            for name, stages in self._transform_stages.items():
                 for stage in stages:
                     stage.backend = knobs.backend.get(name, "thread")
 
-    def _use_remote(self) -> None:
+    def _request_remote_workers(self) -> None:
+        """Announces to the remote workers how many requests will be under way at once."""
         if self._parts.remote is not None and self._pools:
             self._parts.remote.use(
                 sum(
@@ -219,83 +230,91 @@ class Pipeline:
     def _read_backend(self) -> str:
         return self.knobs.backend.get(READ.name, "thread")
 
-    def _hold_elsewhere(self, change: int) -> None:
-        with self._turning:
-            self._elsewhere += change
+    def _note_remote_memory(self, change: int) -> None:
+        """Charges memory that remote workers on this host take (+) or give back (-)."""
+        with self._lock:
+            self._remote_bytes += change
             self._governor.hold(change, outside=True)
 
     def _workers_of(self, stage: str) -> int:
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
-    def _until(self, number: int) -> int:
-        """The number of the next stage of transforms after `number` that has workers of its own."""
-        names = [t.name for t in self._parts.transforms]
+    def _next_unfused(self, number: int) -> int:
+        """Returns the number of the next transform stage after `number` that has its own workers."""
+        names = [stage.name for stage in self._parts.transforms]
         return next(
-            (n for n in range(number + 1, len(names)) if names[n] not in self.knobs.fused),
+            (
+                later
+                for later in range(number + 1, len(names))
+                if names[later] not in self.knobs.fused
+            ),
             len(names),
         )
 
     def burden(self, times: int) -> None:
-        """Makes transforms do their work so many times over."""
-        with self._turning:
+        """Makes each transform do its work `times` times, to imitate heavier transforms."""
+        with self._lock:
             self._burden = times
-            for stage in itertools.chain(*self._transforms.values()):
+            for stage in itertools.chain(*self._transform_stages.values()):
                 stage.burden = times
 
-    def _limit_bytes(self, stage: str) -> int:
-        """Returns how many bytes may wait after a stage."""
+    def _buffer_bytes(self, stage: str) -> int:
+        """Returns how many bytes of results may wait after a stage."""
         limit = self._specs[stage].buffer_limit
-        if limit == "window":  # all streams may come to the end of their window at the same time
-            return len(self._streams) * self._block_bytes
+        if limit == "window":  # windows of all streams may become complete at the same time
+            return len(self._streams) * self._largest_block_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
-        if limit == "stretch":  # what waits here waits for the trainer, too
-            return min(self._series_bytes, self.knobs.prefetch_bytes)
+        if limit == "series":  # these batches are also prefetched for the trainer
+            return min(self._longest_series_bytes, self.knobs.prefetch_bytes)
         return self.knobs.prefetch_bytes
 
     # ---- starting and stopping
 
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
-        """Starts a run: yields batches from `position` to the end of epoch number `epochs - 1`. An earlier run is
-        stopped."""
+        """Yields batches from `position` to the end of epoch number `epochs - 1`. Stops an earlier run first."""
         self.stop()
         parts = self._parts
         columns = parts.columns
-        with self._turning:
+        with self._lock:
             self._governor = self._new_governor()
-            # All steps are made, because a fused stage does the work of others.
-            steps = [self._step(transform) for transform in parts.transforms]
+            # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
+            steps = [self._transform_step(transform) for transform in parts.transforms]
             chunks = Chunks(parts.plan, columns, parts.share.readers, self._buffers)
-            blocks = self._blocks(self._tasks(position, epochs), chunks)
+            blocks = self._blocks(self._read_tasks(position, epochs), chunks)
             cutter = Cutter(parts.plan, columns, parts.share, self._buffers)
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                cuts(blocks, parts.plan, parts.share.readers, chunks, self._at_once),
-                self._marked(cutter),
+                cuts(blocks, parts.plan, parts.share.readers, chunks, self._steps_a_series),
+                self._without_unreadable(cutter),
                 size=cutter.size,
-                measure=_measured,
+                measure=_rows_and_bytes,
             )
             for number, transform in enumerate(parts.transforms):
                 series = self._pool(
                     transform.name,
                     series,
                     self._transformer(number, steps),
-                    size=lambda s: s.nbytes,
-                    measure=_measured,
-                    passes=functools.partial(_done, number),
+                    size=lambda one: one.nbytes,
+                    measure=_rows_and_bytes,
+                    passes=functools.partial(_has_passed, number),
                 )
             collator = Collator(columns, parts.share.rows)
-            self._use_remote()
+            self._request_remote_workers()
             return self._pool(
                 COLLATE.name,
                 series,
-                lambda _: lambda s, charge: collator(parts.quarantine.finite(s, columns), charge),
+                lambda _: (
+                    lambda one, charge: collator(
+                        parts.quarantine.replace_non_finite(one, columns), charge
+                    )
+                ),
                 size=collator.size,
-                measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes),
+                measure=lambda ready: (sum(batch.rows for batch in ready.batches), ready.nbytes),
             )
 
     def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
-        """Starts the stages that read row groups and put their rows into windows."""
+        """Starts the stages that read row groups and gather their rows into shuffled windows."""
         parts = self._parts
         governor = self._governor
         windows = CompletedWindows()
@@ -310,15 +329,15 @@ class Pipeline:
                 READ.name,
                 tasks,
                 lambda clock: ReadWorker(
-                    switched(make_work(), parts.remote, self._read_backend),
+                    read_where_set(make_work(), parts.remote, self._read_backend),
                     windows,
                     gatherer(),
                     clock=clock,
-                    shuffle=self._tallies[SHUFFLE.name],
-                    room=lambda window: self._room_for(window, windows, governor),
+                    shuffle=self._counters[SHUFFLE.name],
+                    charge_window=lambda window: self._charge_to_gather(window, windows, governor),
                 ),
-                size=lambda t: parts.decoding.at_work(t.read.rows),
-                measure=lambda r: (r.rows, r.nbytes),
+                size=lambda task: parts.decoding.at_work(task.read.rows),
+                measure=lambda done: (done.rows, done.nbytes),
                 corrects=False,
             )
 
@@ -326,166 +345,180 @@ class Pipeline:
             SHUFFLE.name,
             windows.in_order(parts.source.open(tasks, read)),
             lambda _: gatherer(),
-            size=lambda g: g.window.rows * parts.columns.row_bytes,
-            measure=lambda b: (b.rows, b.nbytes),
-            passes=placed,
+            size=lambda gathering: gathering.window.rows * parts.columns.row_bytes,
+            measure=lambda block: (block.rows, block.nbytes),
+            passes=is_gathered,
         )
 
     @property
     def forked(self) -> bool:
-        """Whether this is a fork of the process that made it: it has none of the threads, locks that one of them held
-        are never freed here, and worker processes are the other's."""
+        """Whether this process is a fork of the one that made the pipeline.
+
+        A fork has none of the threads, so nothing releases a lock that a thread had at that moment. The other process
+        owns the worker processes."""
         return os.getpid() != self._pid
 
     def close(self) -> list[Pool[Any, Any]]:
-        """Sends all workers home, without waiting for them. Returns the pools that had any. Does nothing in a fork."""
+        """Tells all workers to stop. Returns the pools that still have workers. Does nothing in a fork."""
         if self.forked:
             return []
-        with self._turning:
+        with self._lock:
             pools, self._pools = list(self._pools.values()), {}
             for pool in pools:
                 pool.close()
-            for stage in itertools.chain(*self._transforms.values()):
+            for stage in itertools.chain(*self._transform_stages.values()):
                 stage.close()
-            self._transforms = {}
-            self._leaving = [p for p in self._leaving + pools if not p.gone]
+            self._transform_stages = {}
+            self._closing_pools = [pool for pool in self._closing_pools + pools if not pool.gone]
             self._held_back += self._governor.reasons
             self._governor.reasons.clear()
-        return self._leaving
+        return self._closing_pools
 
     def stop(self) -> None:
-        """Sends all workers home and waits a while for them. Does nothing in a fork."""
+        """Stops all workers and waits for them, at most `STOP_WAIT_S`. Does nothing in a fork."""
         if self.forked:
             return
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + STOP_WAIT_S
         for pool in self.close():
             pool.join(max(0.0, end - time.monotonic()))
         self._buffers.trim()
 
-    def _tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
+    def _read_tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
+        """Yields the reads of this rank from `position` on, in the order of need."""
         plan, share = self._parts.plan, self._parts.share
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             step = position.step if epoch == position.epoch else 0
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
-            for one in schedule.reads:
-                yield ReadTask(schedule, one)
+            for read in schedule.reads:
+                yield ReadTask(schedule, read)
 
     def _pool(
         self,
         name: str,
         upstream: Iterator[Any],
         make_work: Callable[[WorkerClock], Callable[..., Any]],
-        **how: Any,
+        **options: Any,
     ) -> Pool[Any, Any]:
+        """Starts the workers of one stage. `options` are further arguments of `Pool`."""
         pool: Pool[Any, Any] = Pool(
-            self._tallies[name],
+            self._counters[name],
             upstream,
             make_work,
             workers=self._workers_of(name),
-            limit_bytes=self._limit_bytes(name),
+            limit_bytes=self._buffer_bytes(name),
             governor=self._governor,
-            **how,
+            **options,
         )
         self._pools[name] = pool
         return pool
 
-    def _room_for(
+    def _charge_to_gather(
         self, gathering: Gathering, windows: CompletedWindows, governor: Governor
     ) -> Charge | None:
-        """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
-        window is due soon, and there is memory for it."""
+        """Returns a charge for a window if a reader should gather it now. None: a later stage gathers it.
+
+        A reader gathers a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
-        soon = (2 + knobs.workers[READ.name] // len(self._streams)) * self._placed_rows
-        if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > soon:
+        rows_ahead = (2 + knobs.workers[READ.name] // len(self._streams)) * self._gather_step_rows
+        if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > rows_ahead:
             return None
         with governor.lock:
             return governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
 
-    def _step(self, fused: Fused) -> Step:
-        tally = self._tallies[fused.name]
+    def _transform_step(self, fused: Fused) -> Step:
+        """Makes a transform stage for this run."""
+        counters = self._counters[fused.name]
         governor = self._governor
         columns = self._parts.columns
 
-        def spent(cpu_s: float, core_wait_s: float) -> None:
+        def count_cpu(cpu_s: float, core_wait_s: float) -> None:
             with governor.lock:
-                tally.cpu_s += cpu_s
-                tally.core_wait_s += core_wait_s
+                counters.cpu_s += cpu_s
+                counters.core_wait_s += core_wait_s
 
-        stages = self._transforms[fused.name] = [
+        stages = self._transform_stages[fused.name] = [
             TransformStage(
                 transform,
                 columns,
                 self._parts.quarantine,
                 backend=self.knobs.backend.get(fused.name, "thread"),
-                budget=self._budget,
+                budget=self._restart_budget,
                 charge=governor.hold,
-                spent=spent,
+                spent=count_cpu,
                 run_alone=governor.run_alone,
                 burden=self._burden,
-                elsewhere=self._parts.remote,
+                remote=self._parts.remote,
             )
             for transform in fused.transforms
         ]
-        return Step(fused, tally, lambda: [stage.runner() for stage in stages])
+        return Step(fused, counters, lambda: [stage.runner() for stage in stages])
 
     def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
         columns = self._parts.columns
-        return lambda stint: Transformer(number, steps, columns, stint, lambda: self._until(number))
+        return lambda clock: Transformer(
+            number, steps, columns, clock, lambda: self._next_unfused(number)
+        )
 
-    def _marked(
+    def _without_unreadable(
         self, cutter: Cutter
     ) -> Callable[[WorkerClock], Callable[[Cut, Charge], BatchSeries]]:
         """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
         return lambda _: (
-            lambda cut, charge: self._parts.quarantine.marked(
+            lambda cut, charge: self._parts.quarantine.zero_lost_weights(
                 cutter(cut, charge), self._parts.columns
             )
         )
 
     def _new_governor(self) -> Governor:
         governor = Governor(
-            self._limit,
+            self._memory_limit,
             self.minimum,
             self.base,
             MemoryReadings(
-                used=lambda: self.base + self._grown(),
+                used=lambda: self.base + self._memory_growth(),
                 idle=self._buffers.idle_bytes,
                 reclaim=self._reclaim,
                 pressure=self._parts.machine.memory_pressure,
             ),
             parts=str(self.footprint),
         )
-        governor.hold(self._elsewhere, outside=True)
+        governor.hold(self._remote_bytes, outside=True)
         return governor
 
-    def _grown(self) -> int:
-        """The bytes that this process has taken since the start, or, if that is more, what its control group was
-        charged with since then besides what worker processes hold."""
-        own = self._parts.machine.memory_own() - self._own
-        charged = self._group.charged() if self._group is not None else None
+    def _memory_growth(self) -> int:
+        """Returns how many bytes this process has taken since the start.
+
+        The charge of its control group counts instead if that has grown more, less what worker processes hold."""
+        own = self._parts.machine.memory_own() - self._own_bytes_at_start
+        charged = self._control_group.charged() if self._control_group is not None else None
         return (
-            own if charged is None else max(own, charged - self._charged - self._governor.outside)
+            own
+            if charged is None
+            else max(own, charged - self._group_bytes_at_start - self._governor.outside)
         )
 
     def _reclaim(self) -> None:
-        """Gives back our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
+        """Returns freed memory to the system. The buffers, Arrow and the C library each keep some."""
         self._buffers.trim()
         pa.default_memory_pool().release_unused()
         give_back()
 
-    # ---- what it reports
+    # ---- counters and reports
 
     def stats(self) -> tuple[StageStats, ...]:
+        """Returns the counters of every stage, in order."""
         pools = dict(self._pools)
-        for n, own in list(self._transforms.items()):  # those of an earlier run are gone
-            self._tallies[n].process_bytes = max(
-                self._tallies[n].process_bytes, sum(s.process_bytes for s in own)
+        for name, stages in list(self._transform_stages.items()):
+            # Stages of an earlier run are gone, so the largest size so far is kept.
+            counters = self._counters[name]
+            counters.process_bytes = max(
+                counters.process_bytes, sum(stage.process_bytes for stage in stages)
             )
         found = (
             pools[name].stats()
             if name in pools
-            else self._tallies[name].stats(
-                self.knobs.workers[name], "thread", 0, self._limit_bytes(name)
+            else self._counters[name].stats(
+                self.knobs.workers[name], "thread", 0, self._buffer_bytes(name)
             )
             for name in self.stages
         )
@@ -502,7 +535,7 @@ class Pipeline:
     @property
     def gone(self) -> bool:
         """Whether no worker of any stage is left."""
-        return not self._pools and all(pool.gone for pool in self._leaving)
+        return not self._pools and all(pool.gone for pool in self._closing_pools)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -510,7 +543,7 @@ class Pipeline:
         return [pid for _, worker in self._workers() if (pid := worker.process.pid)]
 
     def stacks(self) -> str:
-        """Says what every worker process does now, for a person who looks for a hang."""
+        """Returns the stack of every worker process, for a person who looks for a hang."""
         return "\n".join(
             f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
             for name, worker in self._workers()
@@ -519,7 +552,7 @@ class Pipeline:
     def _workers(self) -> list[tuple[str, Worker]]:
         return [
             (name, worker)
-            for name, stages in list(self._transforms.items())
+            for name, stages in list(self._transform_stages.items())
             for stage in stages
             for worker in stage.workers()
         ]
@@ -527,26 +560,26 @@ class Pipeline:
     @property
     def restarts(self) -> int:
         """The number of worker processes that died and were replaced."""
-        return self._budget.used
+        return self._restart_budget.used
 
     @property
     def least_limit(self) -> int:
-        """The smallest memory limit that will do."""
+        """The smallest memory limit, in bytes, with which this pipeline runs."""
         return self.base + self.minimum
 
     @property
     def parts(self) -> dict[str, int]:
-        """What `least_limit` is for, in bytes."""
+        """The parts of `least_limit`, in bytes."""
         return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
 
     @property
     def held_back(self) -> Counter[str]:
-        """How often work was held back for memory, by reason."""
+        """How often work had to wait for memory, by reason."""
         return self._held_back + self._governor.reasons
 
     @property
     def overhead(self) -> int:
-        """The bytes in use that no work is charged for."""
+        """The bytes in use that are charged to no work."""
         return self._governor.overhead
 
     @property
@@ -554,24 +587,25 @@ class Pipeline:
         return self._parts.plan.streams_of(self._parts.share.reader, self._parts.share.readers)
 
     @property
-    def _block_bytes(self) -> int:
+    def _largest_block_bytes(self) -> int:
         return self._parts.plan.widest * self._parts.columns.row_bytes
 
-    def _at_once(self) -> int:
-        """How many batches may pass the stages of transforms together now."""
+    def _steps_a_series(self) -> int:
+        """Returns how many batches a series may have now."""
         plan = self._parts.plan
         share = self._parts.share
-        tallies = self._tallies
-        code = [
-            (tallies[stage.name], self.knobs.workers[stage.name])
-            for stage in self._parts.transforms
-        ]
-        return at_once(
-            most_steps(plan, share.readers), share.rows, [(t.busy_s, t.rows, n) for t, n in code]
+        counters = self._counters
+        return series_steps(
+            most_steps(plan, share.readers),
+            share.rows,
+            [
+                (counters[one.name].busy_s, counters[one.name].rows, self.knobs.workers[one.name])
+                for one in self._parts.transforms
+            ],
         )
 
     @property
-    def _series_bytes(self) -> int:
+    def _longest_series_bytes(self) -> int:
         parts = self._parts
         rows = (
             most_steps(parts.plan, parts.share.readers)
@@ -581,10 +615,10 @@ class Pipeline:
         return rows * (parts.columns.row_bytes + 4)
 
 
-def _done(number: int, series: BatchSeries) -> bool:
-    """Whether the series has been through that stage of transforms."""
+def _has_passed(number: int, series: BatchSeries) -> bool:
+    """Whether the series has been through transform stage `number`."""
     return series.done > number
 
 
-def _measured(series: BatchSeries) -> tuple[int, int]:
+def _rows_and_bytes(series: BatchSeries) -> tuple[int, int]:
     return sum(series.rows), series.nbytes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sluice.ingest.read.petastorm.row_groups import RowGroupStage
 
 
-_OF_PIPELINE = (
+_PIPELINE_COUNTERS = (
     "at",
     "batches",
     "rows",
@@ -33,7 +33,7 @@ _OF_PIPELINE = (
     "held_back",
     "held_back_pressure",
 )
-_OF_STAGE = (
+_STAGE_COUNTERS = (
     "items",
     "rows",
     "bytes",
@@ -43,14 +43,14 @@ _OF_STAGE = (
     "wait_input_s",
     "wait_output_s",
 )
-_ELSEWHERE = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
+_REMOTE_COUNTERS = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
 Counters = Mapping[tuple[str, str], float]
 """The counters of a snapshot, by owner and name. The owner is a stage or one of the two below."""
 _PIPELINE, _REMOTE = "", "remote workers"
-_LONGEST = 4
-"""A rest ends at the latest when the consumer has taken this many times the rows that were read in it."""
-_LONGEST_S = 30.0
+_MOST_TIMES_READ = 4
+"""A rest ends at the latest when the consumer has taken so many times the rows that were read in it."""
+_MOST_HIDDEN_S = 30.0
 """The most seconds of work that rests may hide from an agent before it sees as many seconds again."""
 
 
@@ -59,12 +59,12 @@ class Rests:
     """The rests of a consumer so far, such as validations and checkpoints. Each method returns a new state, so that
     other threads may read a state at any moment.
 
-    In a rest the consumer asks for no rows, and the pipeline fills its buffers. The next rows then come faster than
-    they are made. So a rest lasts until no more rows are under way than before it."""
+    In a rest the consumer takes no rows, and the pipeline fills its buffers. The next rows then come faster than the
+    pipeline makes them. So a rest lasts until no more rows wait in the pipeline than before it."""
 
     left_out: Counters = field(default_factory=dict)
     """How much each counter rose in all finished rests."""
-    begun: Snapshot | None = None
+    started: Snapshot | None = None
     """The snapshot at which the current rest began. None: there is none."""
     pause: Snapshot | None = None
     """The snapshot since which the consumer asks for no rows. None: it asks for rows."""
@@ -76,78 +76,82 @@ class Rests:
     """The number of rows at which the rest may be over."""
     hidden_s: float = 0.0
     """The seconds of work that rests have hidden, minus the seconds of work that were seen after them."""
-    seen_at: float = 0.0
+    started_at: float = 0.0
     """When the last rest began, on the agent's clock."""
 
-    def begin(self, now: Snapshot) -> Rests:
+    def start(self, now: Snapshot) -> Rests:
         """Begins a rest, or continues the current one."""
-        if self.begun is not None and (self.pause is not None or self._hidden_s(now) <= _LONGEST_S):
+        if self.started is not None and (
+            self.pause is not None or self._hidden_s(now) <= _MOST_HIDDEN_S
+        ):
             return replace(self, pause=self.pause or now)
-        rests = self if self.begun is None else self._end(now)
-        seen_s = now.at - rests.left_out.get((_PIPELINE, "at"), 0) - rests.seen_at
-        return replace(rests, begun=now, pause=now, hidden_s=max(0.0, rests.hidden_s - seen_s))
+        rests = self if self.started is None else self._end(now)
+        seen_s = now.at - rests.left_out.get((_PIPELINE, "at"), 0) - rests.started_at
+        return replace(rests, started=now, pause=now, hidden_s=max(0.0, rests.hidden_s - seen_s))
 
     def resume(self, now: Snapshot) -> Rests:
         """Notes that the consumer asks for rows again."""
-        if self.begun is None or self.pause is None:
+        if self.started is None or self.pause is None:
             return self
-        read = now.stages[0].rows - self.begun.stages[0].rows
+        read = now.stages[0].rows - self.started.stages[0].rows
         paused = _sum(_rises(self.pause, now), self.paused)
         return replace(
-            self, pause=None, paused=paused, read=read, until_rows=self.begun.rows + read
+            self, pause=None, paused=paused, read=read, until_rows=self.started.rows + read
         )
 
     def may_end(self, rows: int) -> bool:
-        """Whether to call `go_on`, now that the consumer has taken `rows` rows."""
-        return self.begun is not None and self.pause is None and rows >= self.until_rows
+        """Whether to call `end_or_extend`, now that the consumer has taken `rows` rows."""
+        return self.started is not None and self.pause is None and rows >= self.until_rows
 
-    def go_on(self, now: Snapshot) -> Rests:
+    def end_or_extend(self, now: Snapshot) -> Rests:
         """Ends the current rest, or extends it until the surplus rows have been taken. New knobs may keep more rows
-        under way for good, so `_LONGEST` and `_LONGEST_S` limit a rest."""
-        assert self.begun is not None, "a rest has begun"
-        too_many = _under_way(now) - _under_way(self.begun)
+        under way for good, so `_MOST_TIMES_READ` and `_MOST_HIDDEN_S` limit a rest."""
+        assert self.started is not None, "a rest has started"
+        too_many = _rows_ahead(now) - _rows_ahead(self.started)
         an_item = now.stages[0].rows / max(1, now.stages[0].items)
         if (
             too_many > an_item
-            and now.rows - self.begun.rows < _LONGEST * self.read
-            and self._hidden_s(now) <= _LONGEST_S
+            and now.rows - self.started.rows < _MOST_TIMES_READ * self.read
+            and self._hidden_s(now) <= _MOST_HIDDEN_S
         ):
             return replace(self, until_rows=now.rows + too_many)
         return self._end(now)
 
     def _hidden_s(self, now: Snapshot) -> float:
-        """The seconds of work that would be hidden from an agent if the current rest ended now."""
-        assert self.begun is not None, "a rest has begun"
-        return self.hidden_s + now.at - self.begun.at - self.paused[_PIPELINE, "at"]
+        """Returns the seconds of work that would be hidden from an agent if the current rest ended now."""
+        assert self.started is not None, "a rest has started"
+        return self.hidden_s + now.at - self.started.at - self.paused[_PIPELINE, "at"]
 
     def _end(self, now: Snapshot) -> Rests:
         """Ends the current rest. The whole rest is hidden, or only its pauses if too much work would be hidden.
 
         With short epochs and a validation after each, a consumer may take most of its rows in rests. Then its rows come
         in bursts, and the bursts are its true rate."""
-        assert self.begun is not None, "a rest has begun"
-        hidden_s, rose = self._hidden_s(now), _rises(self.begun, now)
-        if hidden_s > _LONGEST_S:
-            hidden_s, rose = self.hidden_s, self.paused
+        assert self.started is not None, "a rest has started"
+        hidden_s = self._hidden_s(now)
+        rose = _rises(self.started, now)
+        if hidden_s > _MOST_HIDDEN_S:
+            hidden_s = self.hidden_s
+            rose = self.paused
         left_out = _sum(rose, self.left_out)
-        seen_at = self.begun.at - self.left_out.get((_PIPELINE, "at"), 0)
-        return Rests(left_out=left_out, hidden_s=hidden_s, seen_at=seen_at)
+        started_at = self.started.at - self.left_out.get((_PIPELINE, "at"), 0)
+        return Rests(left_out=left_out, hidden_s=hidden_s, started_at=started_at)
 
-    def without(self, now: Snapshot) -> Snapshot:
-        """Returns the snapshot without what happened in rests. Its clock stands still during a rest."""
-        counters = _counters_of(self.begun or now)
+    def hide_rests(self, now: Snapshot) -> Snapshot:
+        """Returns the snapshot without the times and rows of rests. Its clock stops during a rest."""
+        counters = _counters_of(self.started or now)
         return _with_counters(
             now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()}
         )
 
 
-def _under_way(snapshot: Snapshot) -> int:
-    """The number of rows that were read but not taken yet."""
+def _rows_ahead(snapshot: Snapshot) -> int:
+    """Returns how many rows were read but not taken yet."""
     return snapshot.stages[0].rows - snapshot.rows
 
 
 def _rises(before: Snapshot, after: Snapshot) -> Counters:
-    """How much each counter of `after` rose since `before`."""
+    """Returns how much each counter of `after` rose since `before`."""
     old = _counters_of(before)
     return {key: value - old.get(key, 0) for key, value in _counters_of(after).items()}
 
@@ -157,11 +161,13 @@ def _sum(one: Counters, other: Counters) -> Counters:
 
 
 def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
-    counters = {(_PIPELINE, name): getattr(snapshot, name) for name in _OF_PIPELINE}
+    counters = {(_PIPELINE, name): getattr(snapshot, name) for name in _PIPELINE_COUNTERS}
     counters |= {
-        (stage.name, name): getattr(stage, name) for stage in snapshot.stages for name in _OF_STAGE
+        (stage.name, name): getattr(stage, name)
+        for stage in snapshot.stages
+        for name in _STAGE_COUNTERS
     }
-    counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _ELSEWHERE}
+    counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _REMOTE_COUNTERS}
     return {key: value for key, value in counters.items() if value is not None}
 
 
@@ -170,13 +176,13 @@ def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
         return ((name, counters[owner, name]) for name in names if (owner, name) in counters)
 
     stages: list[StageStats] = [
-        replace(stage, **dict(of(stage.name, _OF_STAGE))) for stage in snapshot.stages
+        replace(stage, **dict(of(stage.name, _STAGE_COUNTERS))) for stage in snapshot.stages
     ]
     return replace(
         snapshot,
         stages=tuple(stages),
-        elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _ELSEWHERE))},
-        **dict(of(_PIPELINE, _OF_PIPELINE)),
+        elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _REMOTE_COUNTERS))},
+        **dict(of(_PIPELINE, _PIPELINE_COUNTERS)),
     )
 
 
@@ -203,11 +209,11 @@ class Progress:
         pipeline: Pipeline | RowGroupStage,
         machine: Machine,
         memory_limit: int | None,
-        elsewhere: Callable[[], Mapping[str, float]] = dict,
+        remote_stats: Callable[[], Mapping[str, float]] = dict,
     ):
-        """`memory_limit` is the user's. A lower limit of the machine takes precedence. `elsewhere` returns the counters
-        of remote workers."""
-        self._elsewhere = elsewhere
+        """`memory_limit` is the user's. A lower limit of the machine takes precedence. `remote_stats` returns the
+        counters of remote workers."""
+        self._remote_stats = remote_stats
         self._pipeline = pipeline
         self._machine = machine
         self._limit = memory_limit
@@ -225,14 +231,14 @@ class Progress:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """A context in which the consumer rests: it neither waits for rows nor computes on them."""
+        """Returns a context in which the consumer rests: it neither waits for rows nor computes on them."""
         phase = self._consumer.phase
         self.enter("away")
-        self._rests = self._rests.begin(self._look())
+        self._rests = self._rests.start(self._read_counters())
         try:
             yield
         finally:
-            self._rests = self._rests.resume(self._look())
+            self._rests = self._rests.resume(self._read_counters())
             self.enter(phase)
 
     def count(self, rows: int) -> None:
@@ -240,7 +246,7 @@ class Progress:
         self._batches += 1
         self._rows += rows
         if self._rests.may_end(self._rows):
-            self._rests = self._rests.go_on(self._look())
+            self._rests = self._rests.end_or_extend(self._read_counters())
         if self._first is None:
             self._first = (self._rows, *self._consumer.totals(time.monotonic()))
 
@@ -256,19 +262,19 @@ class Progress:
         self._pipeline.apply(knobs)
 
     def memory_limit(self) -> int:
-        """The limit that is in force now."""
+        """Returns the current memory limit: the user's or the machine's, whichever is lower."""
         return self._machine.memory_limit(self._limit)
 
     def snapshot(self) -> Snapshot:
-        """The snapshot for an agent. Its clock and counters stand still while the consumer rests, and until it has
-        taken the rows that piled up meanwhile."""
-        return self._rests.without(self.counters())
+        """Returns the snapshot for an agent. Its clock and counters stop while the consumer rests, and until the
+        consumer has taken the rows that were read meanwhile."""
+        return self._rests.hide_rests(self.counters())
 
     def counters(self) -> Snapshot:
-        """The snapshot of everything since the start, including rests."""
-        return self._look(next(self._sequence))
+        """Returns the snapshot of everything since the start, including rests."""
+        return self._read_counters(next(self._sequence))
 
-    def _look(self, sequence: int = 0) -> Snapshot:
+    def _read_counters(self, sequence: int = 0) -> Snapshot:
         now = time.monotonic()
         wait_s, compute_s = self._consumer.totals(now)
         machine, held_back = self._machine, self._pipeline.held_back
@@ -288,7 +294,7 @@ class Progress:
             held_back=held_back.total(),
             held_back_pressure=held_back["pressure"],
             restarts=self._pipeline.restarts,
-            elsewhere=dict(self._elsewhere()),
+            elsewhere=dict(self._remote_stats()),
         )
 
     def outcome(self) -> dict[str, Any]:

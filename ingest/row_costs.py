@@ -201,7 +201,7 @@ class RowCosts:
         return low
 
     def _workers(self) -> dict[str, Share]:
-        """The work of each stage's workers, including their work for fused stages."""
+        """Returns the work of each stage's workers, including their work for fused stages."""
         found: dict[str, Share] = {}
         for name, share in self.stages.items():
             head = self.head.get(name, name)
@@ -212,7 +212,8 @@ class RowCosts:
         return found
 
     def _slow(self, rate: float) -> float:
-        """How many seconds a second of work takes at this rate, if all threads that want a core get an equal part."""
+        """Returns how many seconds a second of work takes at this rate, if all threads that want a core get an equal
+        part."""
         left = self.cores - rate * self.cpu_s
         if left > 1e-9:
             return max(1.0, self.others / left)
@@ -292,7 +293,7 @@ class RowCosts:
         return replace(self, stages=stages)
 
     def cases(self) -> dict[str, float]:
-        """The predicted rows a second for each of several changes."""
+        """Returns the predicted rows a second for each of several changes."""
         name = self.narrowest
         more = int(self.stages[name].workers) + 1
         changes = {

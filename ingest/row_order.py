@@ -36,14 +36,15 @@ from sluice.common.errors import UsageError
 STREAMS = 8
 """The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
 _LISTED_RANKS = 64
-"""Messages list possible numbers of ranks up to this number."""
+"""Error messages list the possible numbers of ranks up to this number."""
 WINDOW_ROWS = 32768
-_EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
+_SHORT_WINDOWS = 3
+"""The first windows of a stream are shorter: an eighth, a quarter and half of the size."""
 LAST = ("drop", "pad")
 
 
 class PlanError(UsageError):
-    """A plan is invalid, or a position belongs to another plan. The message names the value and says what to do."""
+    """A plan is invalid, or a position belongs to another plan. The message names the value and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class RankShare:
 
 
 def default_streams(batch_size: int) -> int:
-    """The default number of streams. It always divides the batch size."""
+    """Returns the default number of streams. It always divides the batch size."""
     return math.gcd(batch_size, STREAMS)
 
 
@@ -170,7 +171,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPlan:
-    """The contract of this module's docstring, for one table version."""
+    """The order of rows for one table version, by the rules of this module's docstring."""
 
     groups: tuple[tuple[int, ...], ...]
     """The number of rows of each row group, file by file."""
@@ -304,21 +305,21 @@ class RowsPlan:
         )
 
     def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
-        """The streams that a rank reads."""
+        """Returns the streams that a rank reads."""
         share = self.share_of(rank, ranks)
         each = self.streams // share.readers
         return tuple(range(share.reader * each, (share.reader + 1) * each))
 
     def bounds(self, stream: int) -> tuple[int, int]:
-        """Where a stream begins and ends among the permuted rows of an epoch."""
+        """Returns the first row of a stream and the row after its last, among the permuted rows of an epoch."""
         return self.used * stream // self.streams, self.used * (stream + 1) // self.streams
 
     def windows(self, epoch: int, streams: tuple[int, ...]) -> Iterator[Window]:
-        """The windows of some streams in an epoch, stream by stream."""
+        """Yields the windows of some streams in an epoch, stream by stream."""
         flat = [
             (f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n
         ]
-        order = self._groups_of(epoch, flat)
+        order = self._ordered_groups(epoch, flat)
         ends = np.cumsum([flat[i][2] for i in order])
         for stream in streams:
             low, high = self.bounds(stream)
@@ -326,21 +327,25 @@ class RowsPlan:
             at = int(np.searchsorted(ends, low, side="right"))
             while low < high:
                 file, group, rows = flat[order[at]]
-                begin, stop = int(ends[at]) - rows, min(int(ends[at]), high)
-                draw = _draw(self.seed, epoch, at) if self.chances else 0
-                slices.append(Slice(file, group, low - begin, stop - begin, draw))
-                low, at = stop, at + 1
+                start = int(ends[at]) - rows
+                stop = min(int(ends[at]), high)
+                draw = _draw_number(self.seed, epoch, at) if self.chances else 0
+                slices.append(Slice(file, group, low - start, stop - start, draw))
+                low = stop
+                at += 1
             if self.shuffle and stream % 2:
                 slices.reverse()
-            yield from self._windows_of(stream, slices)
+            yield from self._cut_windows(stream, slices)
 
-    def _groups_of(self, epoch: int, flat: list[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
-        """The row groups of an epoch, in order."""
+    def _ordered_groups(
+        self, epoch: int, flat: list[tuple[int, int, int]]
+    ) -> npt.NDArray[np.int64]:
+        """Returns the row groups of an epoch, in order, as indices of `flat`."""
         if not self.shuffle:
             return np.arange(len(flat))
         if not self.chances:
             return permutation(len(flat), "groups", self.seed, epoch)
-        # A drawn row group gives as many rows as it has, so it is drawn by the mean weight of its rows.
+        # A drawn row group yields as many rows as it has. So it is drawn by the mean weight of its rows.
         rows = np.array([n for _, _, n in flat])
         ends = np.cumsum([self.chances[file][group] / n for file, group, n in flat])
         share = np.diff(ends, prepend=0.0) / ends[-1]
@@ -348,43 +353,44 @@ class RowsPlan:
         while (missing := self.used - int(rows[drawn].sum())) > 0:
             count = math.ceil(missing / math.fsum(share * rows))
             drawn = np.concatenate(
-                [drawn, evenly(ends, count, _draw(self.seed, epoch, -1 - len(drawn)))]
+                [drawn, evenly(ends, count, _draw_number(self.seed, epoch, -1 - len(drawn)))]
             )
         return drawn[permutation(len(drawn), "groups", self.seed, epoch)]
 
-    def _windows_of(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
-        number = first = 0
-        held: list[Slice] = []
-        rows = 0
-        for whole in slices:
-            for piece in _pieces(whole, self._most(number)):
-                if held and rows + piece.rows > self._most(number):
-                    yield Window(stream, number, first, tuple(held))
-                    number = number + 1
-                    first = first + rows
-                    held = []
+    def _cut_windows(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
+        """Yields the windows of a stream, each with as many slices as fit."""
+        number = first = rows = 0
+        in_window: list[Slice] = []
+        for one in slices:
+            for piece in _split_slice(one, self._window_limit(number)):
+                if in_window and rows + piece.rows > self._window_limit(number):
+                    yield Window(stream, number, first, tuple(in_window))
+                    number += 1
+                    first += rows
+                    in_window = []
                     rows = 0
-                held.append(piece)
+                in_window.append(piece)
                 rows += piece.rows
-        if held:
-            yield Window(stream, number, first, tuple(held))
+        if in_window:
+            yield Window(stream, number, first, tuple(in_window))
 
-    def _most(self, number: int) -> int:
-        """The most rows of window `number` of a stream. The first windows are small, so that the first batch comes
-        early."""
-        early = max(self.stream_rows, self.window_rows >> max(0, _EARLY - number))
+    def _window_limit(self, number: int) -> int:
+        """Returns the most rows of window `number` of a stream. The first windows are small, so that the first batch
+        comes early."""
+        early = max(self.stream_rows, self.window_rows >> max(0, _SHORT_WINDOWS - number))
         return min(self.window_rows, early)
 
     def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
-        """The shuffled order of a window: its n-th row is row `order[n]` of the files' order. None: not shuffled."""
+        """Returns the shuffled order of a window: its n-th row is row `order[n]` in the order of the files. None: not
+        shuffled."""
         halves = self.halves(epoch, window)
         return None if halves is None else put_together(*halves, window.rows)
 
     def halves(
         self, epoch: int, window: Window
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Two permutations, each at least as long as the window. The window's order is the first applied to the second,
-        without the numbers beyond the window."""
+        """Returns two permutations, each at least as long as the window. The window's order is the first applied to the
+        second, without the numbers beyond the window."""
         return (
             window_halves(window.rows, self.seed, epoch, window.stream, window.number)
             if self.shuffle
@@ -392,26 +398,29 @@ class RowsPlan:
         )
 
     def order_sizes(self) -> tuple[int, ...]:
-        """The lengths of the permutations that are combined into the windows' orders."""
-        most = {min(self._most(number), self.widest) for number in range(_EARLY + 1)}
-        return tuple(sorted({_size(n) for n in most})) if self.shuffle else ()
+        """Returns the lengths of the permutations that are combined into the windows' orders."""
+        most = {
+            min(self._window_limit(number), self.widest) for number in range(_SHORT_WINDOWS + 1)
+        }
+        return tuple(sorted({_permutation_length(n) for n in most})) if self.shuffle else ()
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> EpochSchedule:
-        """Returns a rank's windows and reads from a step of an epoch to its end, without windows that end earlier.
+        """Returns a rank's windows and reads from a step of an epoch to its end.
 
-        A rank without any rows left still makes a batch of padding. That comes from a window without rows."""
+        A rank without rows left still needs a batch of padding. So it gets one window without rows."""
         if not 0 <= step <= self.steps:
             raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
-        streams, done = self.streams_of(rank, ranks), step * self.stream_rows
+        streams = self.streams_of(rank, ranks)
+        done = step * self.stream_rows
         windows = sorted(
             (w for w in self.windows(epoch, streams) if w.first + w.rows > done),
             key=lambda w: (w.first, w.stream),
         )
         if not windows and step < self.steps:
-            windows = [Window(streams[0], 0, done, (self._no_rows(),))]
+            windows = [Window(streams[0], 0, done, (self._empty_slice(),))]
         return EpochSchedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
 
-    def _no_rows(self) -> Slice:
+    def _empty_slice(self) -> Slice:
         file, group = next(
             (f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows
         )
@@ -455,21 +464,20 @@ class RowsPlan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, position: Position) -> dict[str, Any]:
-        """The position as a dict for JSON, with the values that a resumed run must share."""
+        """Returns the position as a dict for JSON, with the values that a resumed run must share."""
         return {"epoch": position.epoch, "step": position.step, **self._identity()}
 
     def position(self, state: Mapping[str, Any]) -> Position:
         """Returns the position in `state`. Raises PlanError, with the differences, if it belongs to another plan."""
         own = self._identity()
         differences = [
-            f"{k}: {state.get(k)!r} in the state, {v!r} here"
-            for k, v in own.items()
-            if state.get(k) != v
+            f"{name}: {state.get(name)!r} in the state, {value!r} here"
+            for name, value in own.items()
+            if state.get(name) != value
         ]
         if differences:
-            if (
-                len(differences) == 1 and state.get("plan") != self.digest
-            ):  # a hash alone would not help the user
+            # If only the hash differs, the message says what it covers, because the hash would not help the user.
+            if len(differences) == 1 and state.get("plan") != self.digest:
                 differences = [
                     "the row groups have other numbers of rows, or rows are sampled by other weights"
                 ]
@@ -495,15 +503,15 @@ class RowsPlan:
         }
 
 
-def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
-    """Yields a slice, or equal pieces of it with at most `most` rows, in order."""
-    count = -(-whole.rows // most)
-    cuts = [whole.start + whole.rows * i // count for i in range(count + 1)]
-    return (Slice(whole.file, whole.group, a, b, whole.draw) for a, b in itertools.pairwise(cuts))
+def _split_slice(one: Slice, most: int) -> Iterator[Slice]:
+    """Yields the slice, or equal pieces of it with at most `most` rows, in order."""
+    count = -(-one.rows // most)
+    cuts = [one.start + one.rows * n // count for n in range(count + 1)]
+    return (Slice(one.file, one.group, a, b, one.draw) for a, b in itertools.pairwise(cuts))
 
 
-def _draw(seed: int, epoch: int, number: int) -> int:
-    """A 64-bit number, never 0, for one row group of an epoch."""
+def _draw_number(seed: int, epoch: int, number: int) -> int:
+    """Returns a 64-bit number, never 0, for one row group of an epoch."""
     digest = hashlib.sha256(f"draw/{seed}/{epoch}/{number}".encode()).digest()
     return int.from_bytes(digest[:8], "little") | 1
 
@@ -525,7 +533,7 @@ def drawn_rows(weights: npt.NDArray[np.float64], draw: int) -> npt.NDArray[np.in
 
 
 def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
-    """A permutation of range(n) from `key`. It is the same on every machine and with every version of numpy.
+    """Returns a permutation of range(n) from `key`, the same on every machine and with every version of numpy.
 
     numpy guarantees that RandomState's shuffles and Philox's bits never change. Its newer Generator has no such
     guarantee."""
@@ -537,37 +545,38 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
 def window_halves(
     n: int, seed: int, epoch: int, stream: int, number: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The epoch's two random permutations, each rotated by an amount that depends on the window of n rows. This costs a
-    tenth of a new permutation, and every row can still come to every place."""
-    size = _size(n)
-    outer, inner = _of_epoch(size, seed, epoch)
-    turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
-    first, second = (int.from_bytes(turn[at : at + 8], "little") % size for at in (0, 8))
+    """Returns the epoch's two random permutations, rotated by an amount that depends on the window of n rows.
+
+    This costs a tenth of a new permutation, and every row can still come to every place."""
+    size = _permutation_length(n)
+    outer, inner = _epoch_permutations(size, seed, epoch)
+    digest = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
+    first, second = (int.from_bytes(digest[at : at + 8], "little") % size for at in (0, 8))
     return outer[first : first + size], inner[second : second + size]
 
 
-def _size(n: int) -> int:
-    """The length of the permutations for a window of n rows. Windows of similar size share them."""
+def _permutation_length(n: int) -> int:
+    """Returns the length of the permutations for a window of n rows. Windows of similar size share permutations."""
     return 1 << max(12, (n - 1).bit_length())
 
 
 def put_together(
     outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
-    """Combines two permutations into the order of a window of n rows."""
+    """Combines the two permutations of `window_halves` into the order of a window of n rows."""
     order = np.take(outer, inner, mode="clip")
     return order if len(order) == n else order[order < n]
 
 
 @functools.lru_cache(maxsize=8)
-def _of_epoch(
+def _epoch_permutations(
     size: int, seed: int, epoch: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two permutations, each repeated once, so that a rotated one is a slice."""
+    """Returns two permutations, each repeated once, so that a rotated one is a slice."""
     outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
     return outer, inner
 
 
 def chain(digest: str, step: int, content: int) -> str:
-    """The order hash after one more batch: a hash of the previous hash, the batch's step and its checksum."""
+    """Returns the order hash after one more batch: a hash of the previous hash, the batch's step and its checksum."""
     return hashlib.blake2b(f"{digest}/{step}/{content}".encode(), digest_size=8).hexdigest()

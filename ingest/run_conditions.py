@@ -73,7 +73,7 @@ class RunConditions:
     def inject_faults(
         self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]
     ) -> Iterator[None]:
-        """A context in which the requested faults are injected."""
+        """Returns a context in which the requested faults are injected."""
         if not self._wishes.faults:
             yield
             return

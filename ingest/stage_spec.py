@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sluice.ingest.knobs import BACKENDS, PLACES, REMOTE, Limits
 
-BUFFER_LIMITS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
+BUFFER_LIMITS = ("read_ahead_bytes", "window", "series", "prefetch_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +61,24 @@ class StageSpec:
     @property
     def holds_series(self) -> bool:
         """Whether it passes on series, so that one is finished while it works on the next."""
-        return self.buffer_limit in ("stretch", "prefetch_bytes")
+        return self.buffer_limit in ("series", "prefetch_bytes")
 
 
 READ = StageSpec(
     name="read", buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
 )
 SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
-BATCH = StageSpec(name="batch", buffer_limit="stretch")
+BATCH = StageSpec(name="batch", buffer_limit="series")
 COLLATE = StageSpec(
     name="collate", buffer_limit="prefetch_bytes", workers_a_core=0
 )  # it does almost no work
 
 
 def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
-    """A transform stage. `movable`: processes can do its work. `remote`: remote workers can."""
+    """Returns a transform stage. `movable`: processes can do its work. `remote`: remote workers can."""
     return StageSpec(
         name=name,
-        buffer_limit="stretch",
+        buffer_limit="series",
         workers=64 if remote else 16,
         workers_a_core=4,
         transforms=True,
@@ -87,7 +87,8 @@ def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
 
 
 def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:
-    """All stages of a pipeline, in order. Adjacent transform stages can be fused. `remote`: remote workers can read."""
+    """Returns all stages of a pipeline, in order. Adjacent transform stages can be fused. `remote`: remote workers can
+    read."""
     read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
     return (
         read,
@@ -99,7 +100,7 @@ def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
-    """The limits of the knobs on `cores` cores. `backends` are those that this machine can use."""
+    """Returns the limits of the knobs on `cores` cores. `backends` are those that this machine can use."""
     return Limits(
         workers={s.name: (1, s.most_workers(cores)) for s in stages},
         backends={

@@ -38,7 +38,7 @@ class StageStats:
     name: str
     """The stage's name: the key of its knobs."""
     items: int
-    """Finished pieces of work (row groups, windows, batches). If it stands still, the stage is stuck, starved or
+    """Finished pieces of work (row groups, windows, batches). If it stops rising, the stage is stuck, starved or
     blocked. The waits show which."""
     rows: int
     """Rows passed on. Its rate is the stage's throughput. Equal rates in all stages mean a steady state."""
@@ -163,7 +163,7 @@ class Snapshot:
         raise StatsError(f"no stage {name!r} among {[s.name for s in self.stages]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The snapshot as a dict for JSON. `from_dict` reads it back."""
+        """Returns the snapshot as a dict for JSON. `from_dict` reads it back."""
         return dataclasses.asdict(self)
 
     @classmethod

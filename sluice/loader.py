@@ -1,4 +1,4 @@
-"""What a training loop imports: `Loader`, batches from Parquet by a pipeline that tunes itself."""
+"""Loads batches from Parquet by a pipeline that tunes itself: `Loader`, which training loops import."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import without_spec
+from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.quarantine import Errors
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from sluice.ingest.read.parquet_files import Paths, Roles
 
 
-_NOTABLE = 0.01  # a line reports skipped rows from this share of an epoch on
-
-
+_REPORTED_SKIPS = 0.01
+"""A line on standard error reports skipped rows if they are more than this share of an epoch."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(
         ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs"), (Integral, "8")
@@ -75,10 +74,11 @@ class Loader(IterableDataset[Any]):
     `iter()` is one epoch. If you break off an epoch, the next `iter()` begins the next one. For torch a loader is an
     IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same batches in this process.
 
-    The agent is a thread that looks once a second. It starts with the first batch and stops when the loader is closed,
-    garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend on the knobs: each
-    rank tunes its own loader within its part of the host's cores and memory. torchrun's LOCAL_WORLD_SIZE says how many
-    ranks share the host; without it, all `ranks` do. `dlrm.train` has one agent for all ranks of a host.
+    The agent is a thread that reads the counters once a second. It starts with the first batch and stops when the
+    loader is closed, garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend
+    on the knobs: each rank tunes its own loader within its part of the host's cores and memory. torchrun's
+    LOCAL_WORLD_SIZE says how many ranks share the host; without it, all `ranks` do. `dlrm.train` has one agent for all
+    ranks of a host.
 
     Rows: `source` is a feature table or any Parquet: a folder, a glob or a list of files.
 
@@ -92,8 +92,8 @@ class Loader(IterableDataset[Any]):
       "label=click;dense=I*;sparse=user%1000000". Without it they are guessed, and printed once.
     - `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on, just
       as the operator `hash` of a feature table does. Id 1 is for missing values.
-    - `spec` says all this of plain Parquet, and how rows are split. It is a file such as `sluice guess` writes, which
-      `sluice etl --spec` takes too.
+    - `spec` declares all this for plain Parquet, and how rows are split. It is a file such as `sluice guess` writes.
+      `sluice etl --spec` takes the same file.
     - `fill` replaces a missing number, for all columns or by name. `errors` says what happens to bad rows.
     - `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
       a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
@@ -117,11 +117,12 @@ class Loader(IterableDataset[Any]):
       you call `apply`, the agent no longer changes the knobs.
     - `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
       it. Without it nothing is written. Only rank 0 writes.
-    - `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
+    - `live` is a port of 127.0.0.1 that shows this report while the run goes on. 0 takes any free port.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
-        """Refuses an unknown argument with the name that may be meant, and a value of a wrong type with an example."""
+        """Raises for an unknown argument, with the most similar name, and for a value of a wrong type, with an
+        example."""
         known = signature(cls.__init__).parameters
         for name in given.keys() - known.keys():
             raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
@@ -177,7 +178,12 @@ class Loader(IterableDataset[Any]):
         mode = policy_of(tuning).name
         self._form = _form_named(as_, order, errors)
         table = table_of(
-            source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1]
+            source,
+            roles,
+            allow_code,
+            hash,
+            spec,
+            transform_spec=split_transform_spec(transforms)[1],
         )
         if as_ == "kjt":
             _refuse_weight_column(table)
@@ -235,12 +241,12 @@ class Loader(IterableDataset[Any]):
         run_dir: str | os.PathLike[str] | None,
         settings: Mapping[str, Any],
     ) -> TunedRun:
-        """Makes the agent, which begins with the first batch, and the run folder with these settings."""
+        """Makes the agent and the run folder with these settings. The agent starts with the first batch."""
         batches = self._batches
         policy = policy_of(tuning, foreknowledge(batches))
         folder = None
         if run_dir is not None:
-            record = {
+            config = {
                 "kind": "load",
                 "data": table.uri,
                 "version": table.version,
@@ -251,7 +257,7 @@ class Loader(IterableDataset[Any]):
                 "transforms": {n: c or "code without a name" for n, c in batches.code.items()},
                 "knobs": self.knobs.to_dict(),
             }
-            folder = RunFolder.create(run_dir, {**record, **settings})
+            folder = RunFolder.create(run_dir, {**config, **settings})
         tuned = TunedRun(
             batches.tunable,
             policy,
@@ -273,8 +279,8 @@ class Loader(IterableDataset[Any]):
         return self._epoch(iter(self._batches))
 
     def _epoch(self, batches: Iterator[Batch]) -> Iterator[Any]:
-        """Yields batches in the form that was asked for. It keeps no batch that it has yielded, as its memory is used
-        again."""
+        """Yields batches in the requested form. It keeps no reference to a batch, because the batch's memory is
+        reused."""
         try:
             yield from (batches if self._form is None else map(self._form, batches))
         finally:
@@ -288,12 +294,12 @@ class Loader(IterableDataset[Any]):
 
     @property
     def tuning(self) -> TuningStatus:
-        """What the agent does and why. Printed, it is a sentence; its fields have the figures."""
+        """What the agent does and why. `str()` gives a sentence. The fields have the numbers."""
         return self._tuned.status
 
     @property
     def knobs(self) -> Knobs:
-        """The knobs in force."""
+        """The current knobs."""
         return self._batches.knobs
 
     def apply(self, knobs: Knobs) -> None:
@@ -305,8 +311,8 @@ class Loader(IterableDataset[Any]):
         return self._batches.snapshot()
 
     def resting(self) -> AbstractContextManager[None]:
-        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
-        time counts neither as waiting nor as computing, and the agent judges no change by it."""
+        """Returns a context for work between two batches that is not training, such as a validation or a checkpoint.
+        Its time counts neither as waiting nor as computing, and the agent ignores it."""
         return self._batches.resting()
 
     # ---- the rows
@@ -367,13 +373,13 @@ class Loader(IterableDataset[Any]):
     # ---- memory
 
     def memory(self) -> dict[str, Any]:
-        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
-        is charged for, and how often work was held back, by reason."""
+        """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory
+        that is charged to no work. Also how often work had to wait for memory, by reason."""
         return self._batches.memory()
 
     @property
     def memory_need(self) -> str:
-        """The least limit and its parts, in words."""
+        """The smallest sufficient memory limit and its parts, as a text."""
         return self._batches.memory_need
 
     # ---- the end
@@ -389,13 +395,13 @@ class Loader(IterableDataset[Any]):
     def close(self) -> None:
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
         quarantined = self.quarantined
-        first = not self._batches.closed
+        was_open = not self._batches.closed
         with self._page:
             try:
                 self._tuned.close()
             finally:
                 self._batches.close()
-        if first and quarantined["rows_set_aside"]:
+        if was_open and quarantined["rows_set_aside"]:
             reasons = ", ".join(
                 f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()
             )
@@ -409,16 +415,18 @@ class Loader(IterableDataset[Any]):
 def _last_events(
     progress: Progress, operators: Operators, stored_bytes: float
 ) -> Iterator[dict[str, Any]]:
-    """Yields the last events of a run folder. The loader may be gone by then, so it is no argument."""
-    costs, others = operators.costs(), operators.others()
+    """Yields the last events of a run folder. It takes no loader, because the loader may be garbage-collected by
+    then."""
+    costs = operators.costs()
+    others = operators.others()
     if costs or others:
         yield {"kind": "operators", "loader": costs, "etl": others, "row_bytes": stored_bytes}
     yield {"kind": "end", **progress.outcome()}
 
 
 def _form_named(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:
-    """Returns the function that gives a batch this form; None for `batch`. Refuses a form without weights where weights
-    are needed."""
+    """Returns the function that converts a batch to this form; None for `batch`. Raises LoaderError if weights are
+    needed and the form has none."""
     if name not in FORMS:
         raise LoaderError(f"as_={name!r} is none of {', '.join(FORMS)}{nearest(str(name), FORMS)}")
     if name == "kjt" and errors.on_error == "quarantine":
@@ -444,7 +452,7 @@ def _refuse_weight_column(table: FeatureTable | ParquetFiles) -> None:
 
 
 def _report_skipped_rows(table: str, plan: RowsPlan) -> None:
-    if plan.dropped > _NOTABLE * plan.rows:
+    if plan.dropped > _REPORTED_SKIPS * plan.rows:
         print(
             f"{table}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill a batch of "
             f"{plan.batch_size:,}. Every epoch skips different rows. To keep them, pass order=Order(last='pad')",

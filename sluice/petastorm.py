@@ -134,7 +134,7 @@ def make_batch_reader(  # noqa: PLR0917
         transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
     )
     source = PetastormSource(
-        groups, options, whole={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
+        groups, options, shards={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
     )
     order = RowGroupOrder(
         groups=source.row_groups,
@@ -226,9 +226,9 @@ def _columns_of(levels: Sequence[Mapping[str, str]]) -> list[dict[str, int | str
         raise PetastormError(
             "the names of the files' folders have different columns; give files of one kind"
         )
-    whole = {name for name in names if all(re.fullmatch(r"-?\d+", one[name]) for one in levels)}
+    integers = {name for name in names if all(re.fullmatch(r"-?\d+", one[name]) for one in levels)}
     return [
-        {name: int(value) if name in whole else value for name, value in one.items()}
+        {name: int(value) if name in integers else value for name, value in one.items()}
         for one in levels
     ]
 

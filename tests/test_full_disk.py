@@ -207,12 +207,12 @@ def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
     """A quarantined row that is listed nowhere would be lost silently."""
     books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"))
-    books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
+    books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
     with (
         no_more_than(300),
         raises(QuarantineError, "q.jsonl", "20 quarantined rows", "File too large"),
     ):
-        books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
+        books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
     books.close()
     assert json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])["row"] == 1
 

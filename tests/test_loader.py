@@ -224,7 +224,7 @@ class TestEnds:
             "                knobs=Knobs(backend={'squash': 'process'}))\n"
             "batches = iter(loader)\nnext(batches)\n"
             "held, over, workers = threading.Event(), threading.Event(), loader._batches.worker_pids\n"
-            "def hold():\n    with loader._batches._pipeline._turning:\n        held.set()\n        over.wait()\n"
+            "def hold():\n    with loader._batches._pipeline._lock:\n        held.set()\n        over.wait()\n"
             "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
             "child = os.fork()\n"
             "if not child:\n"

@@ -78,7 +78,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         )
         knobs_file.save(place / "best.toml", Knobs())
         books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
-        books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
+        books.add(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
         with (
             FileCache(place / "cache", 2**20, "t") as cache,

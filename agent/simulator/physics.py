@@ -47,7 +47,7 @@ def _check(owner: object, low: float, *names: str, high: float = math.inf) -> No
 class SimStage(StageSpec):
     """One stage with its true costs, in addition to the properties of every `StageSpec`."""
 
-    buffer_limit: str = "stretch"
+    buffer_limit: str = "series"
     """The limit on the bytes that wait after it. `TrueCosts` sets it for the first stage and for the last."""
     workers: int = 8
     workers_a_core: int = 1

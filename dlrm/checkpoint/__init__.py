@@ -1,1 +1,1 @@
-"""The checkpoints' format on disk."""
+"""Writes and reads checkpoints on disk."""

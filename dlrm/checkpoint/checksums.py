@@ -1,4 +1,4 @@
-"""Checksums of a checkpoint's files: taken while they are written, and compared whenever they are read again."""
+"""Computes checksums of a checkpoint's files while they are written, and compares them when the files are read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 _CHUNK = 8 * 2**20
 
 
-class Summed:
-    """Bytes on their way to a file. `value` is the CRC-32 of those that went by."""
+class ChecksummedParts:
+    """Yields the bytes of a file to its writer. `value` is the CRC-32 of the bytes so far."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
-        self._parts, self.value = parts, 0
+        self._parts = parts
+        self.value = 0
 
     def __iter__(self) -> Iterator[Any]:
         for part in self._parts:
@@ -23,12 +24,12 @@ class Summed:
             yield part
 
 
-def damaged(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list[str]:
-    """Says what is wrong with each of the named files that is not as it was written."""
+def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list[str]:
+    """Returns a text for each of the named files that differs from what was written."""
     found = []
     for name in names:
         try:
-            now = _sum(folder / name)
+            now = _checksum(folder / name)
         except OSError as error:
             found.append(f"{name} cannot be read ({error.strerror})")
         else:
@@ -39,8 +40,8 @@ def damaged(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list
     return found
 
 
-def _sum(path: Path) -> int:
-    """The checksum of what the disk holds, as far as the system lets go of what it has in memory."""
+def _checksum(path: Path) -> int:
+    """Returns a file's checksum. Asks the system to read from the disk and not from its cache."""
     value = 0
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,7 @@
-"""The few operations by which a checkpoint comes onto a disk: in one place, so that a test can break each of them off.
+"""The file operations that write a checkpoint: `CheckpointDisk`. Tests replace it to interrupt each operation.
 
-What has to outlast a crash of the machine is written in this order: files, the folder that holds them, the folder's own
-entry, and then alone the pointer to it."""
+To survive a crash of the machine, a checkpoint is written in this order: its files, their folder, the folder's own
+entry, and at last the pointer to the folder."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def _no_link(path: str, flags: int) -> int:
 
 
 class CheckpointDisk:
-    """These operations on a real file system."""
+    """The operations on a real file system."""
 
     def make(self, folder: Path) -> None:
-        """Makes a folder; one that is there already stays as it is."""
+        """Makes a folder, unless it exists."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, path: Path, parts: Iterable[Any]) -> None:
-        """Writes a file of these bytes, one after the other. When this returns, the bytes are on the disk, but perhaps
-        not the file's name. A link that waits under that name is an OSError."""
+        """Writes a file of these bytes. When this returns, the bytes are on the disk, but perhaps not the file's name.
+        Raises OSError if the path is a link."""
         with open(path, "wb", opener=_no_link) as file:
             for part in parts:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
 
-    def settle(self, folder: Path) -> None:
-        """When this returns, the names in a folder are on the disk. Some network file systems refuse this call for
-        folders; there it is left to them."""
+    def sync_folder(self, folder: Path) -> None:
+        """Writes the names in a folder to the disk. Some network file systems do not support this for folders. There it
+        does nothing."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -47,7 +47,7 @@ class CheckpointDisk:
             os.close(descriptor)
 
     def replace(self, old: Path, new: Path) -> None:
-        """Gives one file the name of another, wholly or not at all."""
+        """Renames a file over another one, atomically."""
         os.replace(old, new)
 
     def remove(self, path: Path) -> None:
@@ -57,21 +57,21 @@ class CheckpointDisk:
         else:
             path.unlink()
 
-    def write_whole(self, path: Path, text: str) -> None:
-        """Writes a small file wholly or not at all; its name is then on the disk, too."""
+    def write_atomically(self, path: Path, text: str) -> None:
+        """Writes a small file atomically. When this returns, its name is on the disk too."""
         part = path.with_name(path.name + ".part")
         self.write(part, [text.encode()])
         self.replace(part, path)
-        self.settle(path.parent)
+        self.sync_folder(path.parent)
 
     def clear(self, folder: Path, first: str) -> None:
-        """Removes a folder. Its file `first` goes before all others: without it the folder counts for nothing."""
+        """Removes a folder. Its file `first` is removed first, because a folder without it counts as incomplete."""
         if folder.is_symlink() or not folder.is_dir():
             self.remove(folder)
             return
         if (folder / first).exists():
             self.remove(folder / first)
-            self.settle(folder)
+            self.sync_folder(folder)
         for path in sorted(folder.iterdir()):
             self.clear(path, first)
         self.remove(folder)

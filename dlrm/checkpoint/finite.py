@@ -1,4 +1,4 @@
-"""Looks for NaN and infinity in the tensors of a checkpoint, which make it useless."""
+"""Finds NaN and infinity in the tensors of a checkpoint: `not_finite`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-_NAMED = 3
-"""How many of the tensors a message names."""
+_MOST_NAMED = 3
+"""The most tensors that a message names."""
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Says of each tensor with such numbers how many it has."""
+    """Returns a text for each tensor with NaN or infinity, with their number."""
     found = []
     for name, values in tensors:
         if values.is_floating_point() and values.numel() and not _is_finite(values):
@@ -20,12 +20,12 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     return found
 
 
-def in_words(found: Sequence[str]) -> str:
-    """The first of these texts, and how many more there are."""
-    more = f" and {len(found) - _NAMED} more tensors" if len(found) > _NAMED else ""
-    return f"numbers that are not finite: {', '.join(found[:_NAMED])}{more}"
+def describe_tensors(found: Sequence[str]) -> str:
+    """Joins the first of these texts, with the number of the others."""
+    more = f" and {len(found) - _MOST_NAMED} more tensors" if len(found) > _MOST_NAMED else ""
+    return f"numbers that are not finite: {', '.join(found[:_MOST_NAMED])}{more}"
 
 
 def _is_finite(values: Tensor) -> bool:
-    """One pass over the numbers, which needs no memory: NaN is the least and the largest of all."""
+    """Whether all numbers are finite. `aminmax` needs no memory, and returns NaN if there is one."""
     return bool(torch.isfinite(torch.stack(torch.aminmax(values.detach()))).all())

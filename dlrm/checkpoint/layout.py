@@ -1,4 +1,5 @@
-"""How tensors are stored in a checkpoint: safetensors files, and layout.json with the place of each piece of a tensor.
+"""Describes how a checkpoint stores tensors: in safetensors files, and layout.json says where each piece of a tensor
+is.
 
 Each rank writes its pieces into its own file. A reader takes any box of a tensor from the pieces that the box touches.
 So any number of ranks can read a checkpoint. No part is a pickle."""
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sluice.dlrm.checkpoint.checksums import Summed
+from sluice.dlrm.checkpoint.checksums import ChecksummedParts
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointError
 
@@ -37,14 +38,14 @@ TYPES = {name: dtype for dtype, name in NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorChunk:
-    """A box of a tensor, and where it lies."""
+    """A box of a tensor, and the file that holds it."""
 
     first: tuple[int, ...]
-    """Where the box begins in each dimension."""
+    """The first index of the box in each dimension."""
     size: tuple[int, ...]
     file: str
     name: str
-    """The name that it has in that file."""
+    """The name of the piece in that file."""
 
     def __post_init__(self) -> None:
         if Path(self.file).name != self.file or self.file in ("", ".", ".."):
@@ -54,8 +55,8 @@ class TensorChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """A whole tensor, and the pieces that it lies in."""
+class StoredTensor:
+    """A tensor, and the pieces in which it is stored."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -74,12 +75,12 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A piece of a tensor that is to be written. `value()` gives it when its turn comes."""
+    """A piece of a tensor to be written. `value()` returns it when it is written."""
 
     key: str
     dtype: torch.dtype
-    whole: tuple[int, ...]
-    """Size of the whole tensor that this is a piece of."""
+    tensor_size: tuple[int, ...]
+    """The size of the tensor that this is a piece of."""
     first: tuple[int, ...]
     size: tuple[int, ...]
     value: Callable[[], Tensor]
@@ -89,24 +90,24 @@ class TensorEntry:
 class Index:
     """The contents of layout.json."""
 
-    tensors: Mapping[str, About]
+    tensors: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
     """All values that are not tensors, as JSON."""
 
     def to_json(self) -> str:
         tensors = {
             key: {
-                "dtype": NAMES[about.dtype],
-                "size": about.size,
-                "chunks": [[c.first, c.size, c.file, c.name] for c in about.chunks],
+                "dtype": NAMES[stored.dtype],
+                "size": stored.size,
+                "chunks": [[c.first, c.size, c.file, c.name] for c in stored.chunks],
             }
-            for key, about in self.tensors.items()
+            for key, stored in self.tensors.items()
         }
         return json.dumps({"format": FORMAT, "tensors": tensors, "values": self.values})
 
     @classmethod
     def read(cls, folder: Path) -> Index:
-        """Reads a folder's layout.json; CheckpointError if there is none, or if it makes no sense."""
+        """Reads a folder's layout.json. Raises CheckpointError if it is missing or invalid."""
         try:
             found = json.loads((folder / LAYOUT).read_text())
             if found["format"] != FORMAT:
@@ -115,14 +116,14 @@ class Index:
                 )
             return cls(
                 {
-                    key: About(
-                        TYPES[about["dtype"]],
-                        tuple(about["size"]),
+                    key: StoredTensor(
+                        TYPES[stored["dtype"]],
+                        tuple(stored["size"]),
                         tuple(
-                            TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in about["chunks"]
+                            TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in stored["chunks"]
                         ),
                     )
-                    for key, about in found["tensors"].items()
+                    for key, stored in found["tensors"].items()
                 },
                 dict(found["values"]),
             )
@@ -133,22 +134,23 @@ class Index:
 
     @classmethod
     def joined(cls, ranks: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> Index:
-        """Makes one index of what `write` returned on each rank. ValueError if a part of a tensor is missing."""
+        """Makes one index from what `write` returned on each rank. Raises ValueError if a part of a tensor is
+        missing."""
         tensors: dict[str, tuple[torch.dtype, tuple[int, ...], list[TensorChunk]]] = {}
         for rank in ranks:
-            for key, dtype, whole, first, size, name in rank["pieces"]:
-                about = tensors.setdefault(key, (TYPES[dtype], tuple(whole), []))
-                about[2].append(TensorChunk(tuple(first), tuple(size), rank["file"], name))
-        for key, (_, whole, chunks) in tensors.items():
-            held = sum(math.prod(chunk.size) for chunk in chunks)
-            if held != math.prod(whole):
+            for key, dtype, tensor_size, first, size, name in rank["pieces"]:
+                stored = tensors.setdefault(key, (TYPES[dtype], tuple(tensor_size), []))
+                stored[2].append(TensorChunk(tuple(first), tuple(size), rank["file"], name))
+        for key, (_, tensor_size, chunks) in tensors.items():
+            elements = sum(math.prod(chunk.size) for chunk in chunks)
+            if elements != math.prod(tensor_size):
                 raise ValueError(
-                    f"{key} has {math.prod(whole)} elements, and the ranks hold {held}"
+                    f"{key} has {math.prod(tensor_size)} elements, and the ranks hold {elements}"
                 )
         return cls(
             {
-                key: About(dtype, whole, tuple(chunks))
-                for key, (dtype, whole, chunks) in tensors.items()
+                key: StoredTensor(dtype, tensor_size, tuple(chunks))
+                for key, (dtype, tensor_size, chunks) in tensors.items()
             },
             values,
         )
@@ -157,16 +159,20 @@ class Index:
 def write(
     files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]
 ) -> dict[str, Any]:
-    """Writes these pieces as a safetensors file. Returns what a rank tells the others of it: `file`, its checksum
-    `sum`, and the `pieces` in it."""
+    """Writes these pieces as a safetensors file. Returns the `file`, its checksum `sum` and the `pieces` in it, for the
+    index."""
     header: dict[str, Any] = {}
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for number, entry in enumerate(entries):
-        name, end = f"{number} {entry.key}", at + math.prod(entry.size) * entry.dtype.itemsize
+        name = f"{number} {entry.key}"
+        end = at + math.prod(entry.size) * entry.dtype.itemsize
         header[name] = {"dtype": NAMES[entry.dtype], "shape": entry.size, "data_offsets": [at, end]}
-        pieces.append([entry.key, NAMES[entry.dtype], entry.whole, entry.first, entry.size, name])
+        pieces.append(
+            [entry.key, NAMES[entry.dtype], entry.tensor_size, entry.first, entry.size, name]
+        )
         at = end
-    summed = Summed(_bytes(header, entries))
+    summed = ChecksummedParts(_bytes(header, entries))
     files.write(folder / file, summed)
     return {"file": file, "sum": summed.value, "pieces": pieces}
 
@@ -187,14 +193,16 @@ def _bytes(header: Mapping[str, Any], entries: Sequence[TensorEntry]) -> Iterato
 def overlap(
     first: Sequence[int], size: Sequence[int], chunk: TensorChunk
 ) -> tuple[list[slice], list[slice]] | None:
-    """The part that a box shares with a chunk: its place in the box, and in the chunk; None if they share nothing."""
-    in_box, in_chunk = [], []
-    for begin, length, other, other_length in zip(
+    """Returns the part that a box shares with a chunk, as slices of the box and of the chunk. None: they share
+    nothing."""
+    in_box = []
+    in_chunk = []
+    for start, length, other, other_length in zip(
         first, size, chunk.first, chunk.size, strict=True
     ):
-        low, high = max(begin, other), min(begin + length, other + other_length)
+        low, high = max(start, other), min(start + length, other + other_length)
         if low >= high:
             return None
-        in_box.append(slice(low - begin, high - begin))
+        in_box.append(slice(low - start, high - start))
         in_chunk.append(slice(low - other, high - other))
     return in_box, in_chunk

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: `CheckpointMeta`, and where the newest one of a run is. Needs no torch."""
+"""Describes a checkpoint: `CheckpointMeta`. Also finds the newest and the best checkpoint of a run. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.checksums import damaged
+from sluice.dlrm.checkpoint.checksums import damaged_files
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
@@ -22,16 +22,16 @@ LAYOUT = "layout.json"
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that cannot be used: its message says which and what differs."""
+    """A checkpoint cannot be used. The message names it and says what differs."""
 
 
 class NotFinite(CheckpointError):
-    """A model that is not saved, or a checkpoint that is not loaded, as it holds NaN or infinity."""
+    """A model is not saved, or a checkpoint is not loaded, because it holds NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """Where a run stood when it was saved, and what it was made of."""
+    """The progress of a run when it was saved, with its settings, columns and versions."""
 
     config: dict[str, Any]
     """The run's settings."""
@@ -51,11 +51,11 @@ class CheckpointMeta:
     skipped: int = 0
     """Batches that were left out since the start of the run, as their loss was no number; steps count them."""
     since: int = 0
-    """Step at which the run moved on to this version of the table, at an epoch's beginning; 0 without --follow."""
+    """The step at which the run changed to this version of the table, at the start of an epoch. 0 without --follow."""
     loader: dict[str, Any] = field(default_factory=dict)
-    """The loader's position: the next batch is the one after the last trained."""
+    """The loader's position: the batch after the last trained one."""
     knobs: dict[str, Any] = field(default_factory=dict)
-    """The knobs that the agent had arrived at: a resumed run starts with them."""
+    """The agent's last knobs. A resumed run starts with them."""
     agent: dict[str, Any] = field(default_factory=dict)
     """What the agent had learned of the loader's stages, and on which machine."""
     software: dict[str, str] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class CheckpointMeta:
     """Which rows the run has seen, over all versions, so that they can be recognised: see
     `sluice.etl.table.split_rows.SplitRows`."""
     saved: int = 0
-    """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 until it is
+    """The number of this save in its run folder. A later save has a higher number, whatever its step. 0 until it is
     written."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
-        """The state of a run that has not begun."""
+        """Returns the state of a run that has not started."""
         return cls(
             config=config,
             version=table.version,
@@ -81,7 +81,7 @@ class CheckpointMeta:
         )
 
     def following(self, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
-        """The same place in the run, at the beginning of an epoch over another version."""
+        """Returns the same progress, at the start of an epoch over another version."""
         now = CheckpointMeta.of(table, config)
         trained = self.seen().and_then(now.seen())
         return replace(
@@ -97,13 +97,13 @@ class CheckpointMeta:
         )
 
     def seen(self) -> SplitRows:
-        """The rows that the run was trained on, as far as they can be recognised."""
+        """Returns the rows that the run was trained on, as far as they can be recognised."""
         return SplitRows.from_json(self.trained)
 
     def steps_in_all(self, steps: int, epochs: int) -> int:
-        """The steps of the whole run, if it goes on from here up to `epochs` epochs of `steps` steps each."""
-        into = self.loader.get("step", 0)  # the epoch that is under way
-        return int(self.step - into + steps * (epochs - self.epoch))
+        """Returns the steps of the run in all, if it continues up to `epochs` epochs of `steps` steps each."""
+        steps_into_epoch = self.loader.get("step", 0)
+        return int(self.step - steps_into_epoch + steps * (epochs - self.epoch))
 
     def check(self, table: FeatureTable, *, same_version: bool = True) -> None:
         """Raises CheckpointError with every difference to the table that is to be read."""
@@ -137,7 +137,7 @@ class CheckpointMeta:
             )
 
     def other_software(self) -> str | None:
-        """Says which libraries had another version when this was written; None if all are the same."""
+        """Returns a text about the libraries that had another version when this was written. None: all are the same."""
         now = _software()
         changed = [
             f"{name} {then} (here {now.get(name, 'none')})"
@@ -148,16 +148,16 @@ class CheckpointMeta:
 
     def put(self, folder: Path, files: CheckpointDisk) -> None:
         """Makes a checkpoint's folder complete."""
-        files.write_whole(folder / META, json.dumps(asdict(self), indent=1))
+        files.write_atomically(folder / META, json.dumps(asdict(self), indent=1))
 
     def write(self, folder: Path, sums: Mapping[str, int], files: CheckpointDisk) -> CheckpointMeta:
-        """Makes a checkpoint's folder complete, then moves LATEST to it; CheckpointError if LATEST does not lead there
-        afterwards. Returns what was written."""
-        number = 1 + max((one.number for one in whole(folder.parent)), default=0)
+        """Makes a checkpoint's folder complete, then points LATEST to it. Returns what was written. Raises
+        CheckpointError if another program changed LATEST meanwhile."""
+        number = 1 + max((one.number for one in complete_checkpoints(folder.parent)), default=0)
         written = replace(self, sums=dict(sums), saved=number)
         written.put(folder, files)
-        files.settle(folder.parent)  # before anything leads there
-        files.write_whole(folder.parent / LATEST, folder.name + "\n")
+        files.sync_folder(folder.parent)  # before LATEST points there
+        files.write_atomically(folder.parent / LATEST, folder.name + "\n")
         path, found = latest(folder.parent)
         if (path, found.saved) != (folder, number):
             raise CheckpointError(
@@ -168,51 +168,51 @@ class CheckpointMeta:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A complete checkpoint, as far as its place among the others of its run goes."""
+class CompleteCheckpoint:
+    """The name of a complete checkpoint, and its number in the order of saving."""
 
     number: int
     """The number of its save; 0: unknown."""
     name: str
 
 
-def whole(checkpoints: Path) -> list[Whole]:
-    """The complete checkpoints of a run, the one that was saved last at the end. One whose meta.json says nothing that
-    can be read is among the first."""
+def complete_checkpoints(checkpoints: Path) -> list[CompleteCheckpoint]:
+    """Returns the complete checkpoints of a run, in the order of saving. One with an unreadable meta.json comes
+    first."""
     found = []
     for path in checkpoints.glob(f"step-*/{META}"):
         try:
             number = json.loads(path.read_text()).get("saved", 0)
         except (OSError, ValueError, AttributeError, RecursionError):
             number = 0
-        found.append(Whole(number if isinstance(number, int) else 0, path.parent.name))
+        found.append(CompleteCheckpoint(number if isinstance(number, int) else 0, path.parent.name))
     return sorted(found, key=lambda one: (one.number, one.name))
 
 
-def superfluous(found: Iterable[Whole], keep: int, needed: Iterable[str]) -> list[str]:
-    """Which of a run's complete checkpoints may be removed: all but the last `keep`, and none that is needed."""
+def removable(found: Iterable[CompleteCheckpoint], keep: int, needed: Iterable[str]) -> list[str]:
+    """Returns the complete checkpoints that may be removed: all except the last `keep` and the needed ones."""
     names = [one.name for one in sorted(found, key=lambda one: (one.number, one.name))]
     stay = {*names[-keep:], *needed} if keep else set(needed)
     return [name for name in names if name not in stay]
 
 
 def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:
-    """The newest complete checkpoint of a run and what it says."""
-    _there(checkpoints.parent)
+    """Returns the newest complete checkpoint of a run, and its meta."""
+    _require_run(checkpoints.parent)
     pointer = checkpoints / LATEST
     if not pointer.exists():
         raise CheckpointError(
             f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from"
         )
-    path = checkpoints / lead(pointer)[0]
+    path = checkpoints / read_pointer(pointer)[0]
     return path, read(path)
 
 
-def chosen(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]:
-    """The checkpoint that did best on validation, or the newest, and what it says."""
+def find_checkpoint(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]:
+    """Returns the newest checkpoint, or with `take_best` the best on validation, and its meta."""
     if not take_best:
         return latest(checkpoints)
-    _there(checkpoints.parent)
+    _require_run(checkpoints.parent)
     found = best(checkpoints)
     if found is None:
         raise CheckpointError(
@@ -223,20 +223,20 @@ def chosen(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]
 
 def check(path: Path) -> None:
     """Raises CheckpointError if a file is not as it was written."""
-    refuse(path, damage(path))
+    raise_if_damaged(path, damage(path))
 
 
 def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
-    """Says what is wrong with this rank's part of a checkpoint's files; together the ranks look at all of them."""
+    """Returns a text for each damaged file in this rank's part of a checkpoint. Together the ranks check all files."""
     sums = read(path).sums
-    return damaged(path, sums, sorted(sums)[rank::ranks])
+    return damaged_files(path, sums, sorted(sums)[rank::ranks])
 
 
-def refuse(path: Path, wrong: list[str]) -> None:
-    """If anything is wrong, raises a CheckpointError that says what it is and which other checkpoints there are."""
+def raise_if_damaged(path: Path, wrong: list[str]) -> None:
+    """Raises CheckpointError if `wrong` is not empty. The message names another checkpoint to use."""
     if not wrong:
         return
-    others = [one.name for one in whole(path.parent) if one.name != path.name]
+    others = [one.name for one in complete_checkpoints(path.parent) if one.name != path.name]
     advice = (
         f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
         if others
@@ -246,11 +246,11 @@ def refuse(path: Path, wrong: list[str]) -> None:
 
 
 def best(checkpoints: Path) -> tuple[Path, float] | None:
-    """The checkpoint that did best on the validation split, and its AUC there; None before the first."""
+    """Returns the checkpoint with the best validation AUC, and that AUC. None: no checkpoint was evaluated."""
     pointer = checkpoints / BEST
     if not pointer.exists():
         return None
-    name, *figures = lead(pointer)
+    name, *figures = read_pointer(pointer)
     try:
         return checkpoints / name, float(*figures)
     except (TypeError, ValueError):
@@ -261,12 +261,12 @@ def best(checkpoints: Path) -> tuple[Path, float] | None:
 
 
 def mark_best(folder: Path, auc: float, files: CheckpointDisk | None = None) -> None:
-    """Says that this checkpoint is the best so far."""
-    (files or CheckpointDisk()).write_whole(folder.parent / BEST, f"{folder.name} {auc!r}\n")
+    """Marks this checkpoint as the best so far."""
+    (files or CheckpointDisk()).write_atomically(folder.parent / BEST, f"{folder.name} {auc!r}\n")
 
 
 def read(path: Path) -> CheckpointMeta:
-    """Reads what a complete checkpoint says of itself."""
+    """Reads the meta of a complete checkpoint."""
     try:
         values = json.loads((path / META).read_text())
         return CheckpointMeta(**{**values, "dense": tuple(values["dense"])})
@@ -274,8 +274,8 @@ def read(path: Path) -> CheckpointMeta:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
 
 
-def lead(pointer: Path) -> list[str]:
-    """The words in LATEST or BEST, the first of which names a folder next to that file."""
+def read_pointer(pointer: Path) -> list[str]:
+    """Returns the words in LATEST or BEST. The first word names a folder next to that file."""
     try:
         words = pointer.read_text().split()
     except (OSError, ValueError) as error:
@@ -287,7 +287,7 @@ def lead(pointer: Path) -> list[str]:
     return words
 
 
-def _there(run: Path) -> None:
+def _require_run(run: Path) -> None:
     if not run.exists():
         raise CheckpointError(f"{run} does not exist: name a run folder of dlrm.train")
 

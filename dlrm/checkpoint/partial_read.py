@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sluice.dlrm.checkpoint.finite import in_words, not_finite
+from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
 from sluice.dlrm.checkpoint.layout import Index, overlap
-from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, NotFinite, whole
+from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, NotFinite, complete_checkpoints
 
 _TABLE = ".embedding_bags."
 
@@ -27,42 +27,46 @@ class TensorBox:
     key: str
     into: Tensor
     first: Sequence[int] | None = None
-    """Where the box begins in each dimension; None: at 0."""
+    """The first index of the box in each dimension. None: 0 in all."""
 
 
 class CheckpointReader:
-    """The tensors of one checkpoint folder. CheckpointError if it is damaged, or disappears while it is read."""
+    """Reads the tensors of one checkpoint folder. Raises CheckpointError if it is damaged or removed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         index = Index.read(path)
-        self._tensors, self.values = index.tensors, index.values
+        self._tensors = index.tensors
+        self.values = index.values
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The size of every tensor: weights under `model.`, the optimisers' states under `tables.` and `dense.`"""
-        return {key: about.size for key, about in self._tensors.items()}
+        """The size of every tensor. Weights have keys under `model.`, optimiser states under `tables.` and `dense.`"""
+        return {key: stored.size for key, stored in self._tensors.items()}
 
     def read(self, pieces: Iterable[TensorBox]) -> None:
-        """Fills all the boxes, one file after the other. NotFinite if what they get holds NaN or infinity."""
+        """Fills all boxes, one file after the other. Raises NotFinite if the values hold NaN or infinity."""
         boxes = list(pieces)
         self._fill(boxes)
         if wrong := not_finite((box.key, box.into) for box in boxes):
-            raise NotFinite(f"checkpoint {self.path} holds {in_words(wrong)}; {self._advice()}")
+            raise NotFinite(
+                f"checkpoint {self.path} holds {describe_tensors(wrong)}; {self._advice()}"
+            )
 
     def _fill(self, pieces: Iterable[TensorBox]) -> None:
         parts: dict[str, list[tuple[str, Any, Any, TensorBox]]] = {}
         for piece in pieces:
-            about = self._tensors.get(piece.key)
-            if about is None:
+            stored = self._tensors.get(piece.key)
+            if stored is None:
                 raise CheckpointError(f"checkpoint {self.path} holds no {piece.key}")
-            size, found = tuple(piece.into.shape), 0
-            if len(size) != len(about.size):
+            size = tuple(piece.into.shape)
+            found = 0
+            if len(size) != len(stored.size):
                 raise CheckpointError(
-                    f"checkpoint {self.path}: {piece.key} has the size {about.size} there, and "
+                    f"checkpoint {self.path}: {piece.key} has the size {stored.size} there, and "
                     f"a part of the size {size} is needed"
                 )
-            for chunk in about.chunks:
+            for chunk in stored.chunks:
                 shared = overlap(piece.first or (0,) * len(size), size, chunk)
                 if shared is not None:
                     parts.setdefault(chunk.file, []).append((chunk.name, *shared, piece))
@@ -70,13 +74,13 @@ class CheckpointReader:
             if found != math.prod(size):
                 raise CheckpointError(
                     f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
-                    f"{piece.key}, whose size is {about.size} there"
+                    f"{piece.key}, whose size is {stored.size} there"
                 )
-        with _as_ours(self.path):
+        with _raising_checkpoint_errors(self.path):
             for name, wanted in sorted(parts.items()):
-                self._take(name, wanted)
+                self._read_file(name, wanted)
 
-    def _take(
+    def _read_file(
         self, name: str, wanted: Iterable[tuple[str, list[slice], list[slice], TensorBox]]
     ) -> None:
         with safe_open(self.path / name, framework="pt") as file:
@@ -87,22 +91,24 @@ class CheckpointReader:
                     piece.into.detach().copy_(file.get_tensor(key))  # a single number
 
     def _advice(self) -> str:
-        """Names the run's newest checkpoint that is finite. All that may be that are read."""
+        """Returns a text that names the run's newest finite checkpoint. It reads one after the other."""
         folder = self.path.parent
-        for name in reversed([one.name for one in whole(folder) if one.name != self.path.name]):
+        for name in reversed(
+            [one.name for one in complete_checkpoints(folder) if one.name != self.path.name]
+        ):
             with suppress(CheckpointError):
-                if not not_finite(CheckpointReader(folder / name)._all()):
+                if not not_finite(CheckpointReader(folder / name)._every_tensor()):
                     return f"write {name}, the newest that is finite, into {folder / LATEST} to go on from there"
         return "no other checkpoint of this run is finite: begin another run"
 
-    def _all(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, one at a time, whatever they hold."""
-        for key, about in self._tensors.items():
-            into = torch.empty(about.size, dtype=about.dtype)
+    def _every_tensor(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields all tensors, one at a time, finite or not."""
+        for key, stored in self._tensors.items():
+            into = torch.empty(stored.size, dtype=stored.dtype)
             self._fill([TensorBox(key, into)])
             yield key, into
 
-    def whole(self, keys: Iterable[str]) -> dict[str, Tensor]:
+    def tensors(self, keys: Iterable[str]) -> dict[str, Tensor]:
         found = {
             key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].dtype)
             for key in keys
@@ -111,12 +117,12 @@ class CheckpointReader:
         return found
 
     def table(self, name: str) -> Tensor:
-        """All rows of an embedding table."""
+        """Returns all rows of an embedding table."""
         key = self._weight(name)
-        return self.whole([key])[key]
+        return self.tensors([key])[key]
 
     def rows(self, name: str) -> int:
-        """The number of rows of an embedding table."""
+        """Returns the number of rows of an embedding table."""
         return self.sizes[self._weight(name)][0]
 
     def _weight(self, name: str) -> str:
@@ -133,19 +139,19 @@ class CheckpointReader:
         return key
 
     def tower(self) -> dict[str, Tensor]:
-        """The weights of the dense side, by the tower's own names."""
+        """Returns the weights of the dense layers, by their names in the tower."""
         dense = [
             k
             for k in self._tensors
             if k.startswith("model.") and _TABLE not in k and ".tower." in k
         ]
-        found = self.whole(dense)
+        found = self.tensors(dense)
         return {key.rpartition("tower.")[2]: value for key, value in found.items()}
 
 
 @contextmanager
-def _as_ours(path: Path) -> Iterator[None]:
-    """Turns every failure of the library into a CheckpointError."""
+def _raising_checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turns every error of the library into a CheckpointError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
@@ -155,8 +161,8 @@ def _as_ours(path: Path) -> Iterator[None]:
         ) from error
 
 
-def whole_rows(state: Tensor, rows: int) -> Tensor:
-    """One number for each whole row, from a table's row-wise state that may be cut by columns: [runs × rows].
+def mean_row_states(state: Tensor, rows: int) -> Tensor:
+    """Returns one number for each row, from a table's row-wise state that may be cut by columns: [parts × rows].
 
-    Each number is the mean of squares over its run of columns, so their mean is the whole row's."""
+    Each number is the mean of squares over the columns of its part. So their mean is that of the full row."""
     return state.view(-1, rows).mean(0)

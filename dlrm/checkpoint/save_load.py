@@ -1,8 +1,8 @@
-"""Saves and loads checkpoints: weights, both optimisers' states, and a `CheckpointMeta` with the loader's position. All
-ranks save together, while training goes on.
+"""Saves and loads checkpoints: weights, optimiser states, and a `CheckpointMeta` with the loader's position.
 
-Each lies in a folder of its own, complete once it holds meta.json; LATEST leads to the one that was saved last. Saved
-tables are cut anew for another number of ranks or another sharding. Nothing in a checkpoint is a pickle.
+All ranks save together while training continues. Each checkpoint has its own folder, which is complete once it holds
+meta.json. LATEST names the last saved one. Loading cuts the tables for the present number of ranks and sharding. A
+checkpoint has no pickles.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from sluice.dlrm.checkpoint import layout
-from sluice.dlrm.checkpoint.checksums import damaged
+from sluice.dlrm.checkpoint.checksums import damaged_files
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.finite import in_words, not_finite
+from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -32,13 +32,13 @@ from sluice.dlrm.checkpoint.meta import (
     CheckpointError,
     CheckpointMeta,
     NotFinite,
+    complete_checkpoints,
     damage,
-    lead,
-    refuse,
-    superfluous,
-    whole,
+    raise_if_damaged,
+    read_pointer,
+    removable,
 )
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.model.local_parts import is_sharded, local_parts
 from sluice.dlrm.ranks import Ranks
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """A run's checkpoints, in one folder: the last `keep` of them stay, and the best. Every rank has such an object and
+    """Writes a run's checkpoints into one folder. Keeps the last `keep` and the best. Every rank has one of these and
     calls the same methods."""
 
     def __init__(
@@ -69,24 +69,24 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
         self.path: Path | None = None
-        """The folder of the last checkpoint that `save` began."""
+        """The folder of the last checkpoint that `save` started to write."""
 
     def save(self, meta: CheckpointMeta) -> None:
-        """Copies the state and returns; the copy is written meanwhile. LATEST moves when all ranks have written."""
+        """Copies the state and returns. A thread writes the copy. LATEST changes when all ranks have written."""
         self.wait()
-        began = time.perf_counter()
-        made: tuple[str | None, str | None] = (None, None)
+        started_at = time.perf_counter()
+        name_or_error: tuple[str | None, str | None] = (None, None)
         if self._world.first:
             try:
-                made = (self._place(meta.step).name, None)
+                name_or_error = (self._make_folder(meta.step).name, None)
             except OSError as error:
-                made = (None, _words(error))
-        name, wrong = self._world.gather_objects(made)[0]
+                name_or_error = (None, _first_line(error))
+        name, wrong = self._world.gather_objects(name_or_error)[0]
         if wrong is not None:
-            raise _unwritten(self.folder / f"step-{meta.step:09d}", wrong)
+            raise _write_error(self.folder / f"step-{meta.step:09d}", wrong)
         self.path = path = self.folder / name
-        state = _copied(_state(self._parts), self._world)
-        held = time.perf_counter() - began
+        state = _copy_state(_state(self._parts), self._world)
+        held_s = time.perf_counter() - started_at
 
         def write() -> None:
             self._write(path, state, meta)
@@ -96,76 +96,80 @@ class Checkpoints:
                         "kind": "checkpoint",
                         "step": meta.step,
                         "path": path.name,
-                        "held_s": round(held, 3),
-                        "seconds": round(time.perf_counter() - began, 3),
+                        "held_s": round(held_s, 3),
+                        "seconds": round(time.perf_counter() - started_at, 3),
                     }
                 )
 
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete; CheckpointError if it could not be written. Earlier ones
+        """Waits until the last checkpoint is complete. Raises CheckpointError if it could not be written. Earlier ones
         stay."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         try:
             if pending is not None:
                 pending.result()
         except CheckpointError:
             raise
-        except Exception as error:  # another rank is gone
-            raise _unwritten(self.path or self.folder, _words(error)) from error
+        except Exception as error:  # another rank has ended
+            raise _write_error(self.path or self.folder, _first_line(error)) from error
 
     def close(self) -> None:
-        """Ends the writing thread, once it has written what it still has."""
+        """Ends the writing thread, after it has written its checkpoint."""
         self._thread.shutdown()
 
-    def _place(self, step: int) -> Path:
-        """An empty folder for a checkpoint of this step. Complete ones stay: another one of the same step may be the
-        best, or the one that LATEST leads to."""
+    def _make_folder(self, step: int) -> Path:
+        """Makes an empty folder for a checkpoint of this step. Complete checkpoints of the same step stay, because BEST
+        or LATEST may name one."""
         self.files.make(self.folder)
-        taken = {one.name for one in whole(self.folder)}
-        name, number = f"step-{step:09d}", 1
+        taken = {one.name for one in complete_checkpoints(self.folder)}
+        name = f"step-{step:09d}"
+        number = 1
         while name in taken:
             number += 1
             name = f"step-{step:09d}-{number}"
         path = self.folder / name
-        if path.exists():  # a half-written one of a run that was killed here
+        if path.exists():  # half-written by a run that was killed
             self.files.clear(path, META)
         self.files.make(path)
         return path
 
     def _write(self, path: Path, state: dict[str, Any], meta: CheckpointMeta) -> None:
-        """Writes the checkpoint in the same way on all ranks: what stops one of them stops all."""
+        """Writes the checkpoint on all ranks together. An error on one rank stops all."""
         world = self._world
-        held = [(key, value) for key, value, _ in _leaves(state)]
-        whole_ones = {
-            key: value.nbytes for key, value in held if _is_tensor(value) and not is_sharded(value)
+        leaves = [(key, value) for key, value, _ in _leaves(state)]
+        unsharded = {
+            key: value.nbytes
+            for key, value in leaves
+            if _is_tensor(value) and not is_sharded(value)
         }
-        owners = owners_of(world.gather_objects(whole_ones, world.saving))
+        owners = owners_of(world.gather_objects(unsharded, world.saving))
         mine = [
             entry
-            for key, value in held
+            for key, value in leaves
             if _is_tensor(value) and owners.get(key, world.rank) == world.rank
             for entry in _entries(key, value)
         ]
-        self._refuse_what_is_not_finite(path, mine)
+        self._refuse_non_finite(path, mine)
         file = f"rank-{world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
             found = layout.write(self.files, path, file, mine)
-            _compare(path, {file: found["sum"]})
+            _verify_checksums(path, {file: found["sum"]})
             return found
 
-        written = self._together(path, write)
-        values = {key: value for key, value in held if not _is_tensor(value)}
-        self._together(
-            path, lambda: self._complete(path, written, values, meta) if world.first else None
+        written = self._on_all_ranks(path, write)
+        values = {key: value for key, value in leaves if not _is_tensor(value)}
+        self._on_all_ranks(
+            path, lambda: self._write_meta(path, written, values, meta) if world.first else None
         )
         if world.first:
-            self._forget()
+            self._remove_old()
 
-    def _refuse_what_is_not_finite(self, path: Path, mine: list[TensorEntry]) -> None:
-        """Raises NotFinite on every rank, before any file is written, if a rank holds numbers that are not finite."""
+    def _refuse_non_finite(self, path: Path, mine: list[TensorEntry]) -> None:
+        """Raises NotFinite on every rank, before any file is written, if a rank holds NaN or infinity."""
         found = not_finite((entry.key, entry.value()) for entry in mine)
         ranks = self._world.gather_objects(found, self._world.saving)
         if wrong := [text for texts in ranks for text in texts]:
@@ -173,11 +177,11 @@ class Checkpoints:
                 if self._world.first:
                     self.files.clear(path, META)
             raise NotFinite(
-                f"checkpoint {path} is not written: the model holds {in_words(wrong)}; the one before it "
+                f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it "
                 "stays"
             )
 
-    def _complete(
+    def _write_meta(
         self,
         path: Path,
         written: list[dict[str, Any]],
@@ -187,17 +191,19 @@ class Checkpoints:
         described = Index.joined(written, values).to_json().encode()
         self.files.write(path / LAYOUT, [described])
         sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
-        _compare(path, {LAYOUT: sums[LAYOUT]})
-        self.files.settle(path)  # whatever meta.json speaks for is there before it
+        _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
+        self.files.sync_folder(path)  # meta.json lists these files, so they are written before it
         meta.write(path, sums, self.files)
 
-    def _together(self, path: Path, act: Callable[[], Any]) -> list[Any]:
-        """The results of every rank's `act`, on every rank; CheckpointError on every rank if one of them failed."""
-        found, wrong = None, None
+    def _on_all_ranks(self, path: Path, act: Callable[[], Any]) -> list[Any]:
+        """Calls `act` on every rank and returns all results. Raises CheckpointError on every rank if one call
+        failed."""
+        found = None
+        wrong = None
         try:
             found = act()
         except Exception as error:
-            wrong = _words(error)
+            wrong = _first_line(error)
         answers = self._world.gather_objects((found, wrong), self._world.saving)
         failed = [text for _, text in answers if text is not None]
         if not failed:
@@ -205,43 +211,45 @@ class Checkpoints:
         with suppress(OSError, CheckpointError):
             if self._world.first and path.name not in self._needed():
                 self.files.clear(path, META)
-        raise _unwritten(path, failed[0])
+        raise _write_error(path, failed[0])
 
     def _needed(self) -> set[str]:
-        """The checkpoints that LATEST and BEST lead to."""
+        """Returns the checkpoints that LATEST and BEST name."""
         found = set()
         for name in (LATEST, BEST):
             if (self.folder / name).exists():
-                found.add(lead(self.folder / name)[0])
+                found.add(read_pointer(self.folder / name)[0])
         return found
 
-    def _forget(self) -> None:
-        """Removes superfluous checkpoints, and what others left half-written, once the last one is complete."""
+    def _remove_old(self) -> None:
+        """Removes old and half-written checkpoints, after the last one is complete."""
         try:
-            complete = whole(self.folder)
-            gone = superfluous(complete, self._keep, self._needed())
-            half = {p.name for p in self.folder.glob("step-*")} - {one.name for one in complete}
-            for name in (*gone, *sorted(half)):
+            complete = complete_checkpoints(self.folder)
+            old = removable(complete, self._keep, self._needed())
+            half_written = {p.name for p in self.folder.glob("step-*")} - {
+                one.name for one in complete
+            }
+            for name in (*old, *sorted(half_written)):
                 self.files.clear(self.folder / name, META)
         except (OSError, CheckpointError) as error:
             self._record(
                 {
                     "kind": "warning",
-                    "text": f"old checkpoints could not be removed: {_words(error)}",
+                    "text": f"old checkpoints could not be removed: {_first_line(error)}",
                 }
             )
 
 
 def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Which rank writes each tensor that several ranks hold as a whole. `ranks` has each rank's tensors and their
-    bytes. The work is spread as evenly as possible, and the answer is the same on every rank."""
+    """Decides which rank writes each tensor that several ranks hold in full. `ranks` has each rank's tensors and their
+    bytes. The bytes are spread evenly. The result is the same on every rank."""
     load: dict[int, int] = {}
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
-    for rank, held in enumerate(ranks):
+    for rank, tensors in enumerate(ranks):
         load[rank] = 0
-        sizes |= held
-        for key in held:
+        sizes |= tensors
+        for key in tensors:
             holders.setdefault(key, []).append(rank)
     found = {}
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
@@ -251,10 +259,10 @@ def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = True) -> None:
-    """Fills the model, and both optimisers, from a checkpoint; called by every rank."""
+    """Fills the model and the optimisers from a checkpoint. Every rank calls it."""
     check(path, world)
     if optimisers:
-        parts.dense.init_state()  # Adam makes its state at the first step only; the values come from the file
+        parts.dense.init_state()  # otherwise Adam makes its state at the first step
         parts.dense.zero_grad()
     state = _state(parts) if optimisers else {"model": parts.model.state_dict()}
     wrong = None
@@ -272,13 +280,13 @@ def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = T
 
 
 def check(path: Path, world: Ranks) -> None:
-    """Raises CheckpointError on every rank if a file is not as it was written; each rank reads its part of them."""
+    """Raises CheckpointError on every rank if a file is damaged. Each rank reads a part of the files."""
     wrong = world.gather_objects(damage(path, rank=world.rank, ranks=world.ranks))
-    refuse(path, [text for texts in wrong for text in texts])
+    raise_if_damaged(path, [text for texts in wrong for text in texts])
 
 
 def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
-    """Fills a state's tensors with the saved ones; its other values become the saved ones."""
+    """Fills a state with the saved tensors and the other saved values."""
     rows = {
         f"tables.state.{table}.{key}": state["model"][table].size(0)
         for table, values in state.get("tables", {}).get("state", {}).items()
@@ -291,11 +299,12 @@ def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
                 raise CheckpointError(f"checkpoint {stored.path} holds no {key}")
             put(tuple(stored.values[key]) if isinstance(value, tuple) else stored.values[key])
             continue
-        size, saved = tuple(value.size()), stored.sizes.get(key, ())
+        size = tuple(value.size())
+        saved = stored.sizes.get(key, ())
         if size == saved or key not in stored.sizes:
             pieces += [TensorBox(key, entry.value(), entry.first) for entry in _entries(key, value)]
         elif len(saved) == len(size) == 1 and key in rows and not saved[0] % rows[key]:
-            _recut(value, whole_rows(stored.whole([key])[key], rows[key]))
+            _fill_recut_state(value, mean_row_states(stored.tensors([key])[key], rows[key]))
         else:
             raise CheckpointError(
                 f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed"
@@ -303,16 +312,16 @@ def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
     stored.read(pieces)
 
 
-def _recut(now: Any, rows: torch.Tensor) -> None:
-    """Fills the row-wise state of a table that was cut into other runs of columns than now: each new run begins with
-    the state of the whole row."""
+def _fill_recut_state(now: Any, rows: torch.Tensor) -> None:
+    """Fills the row-wise state of a table that was cut by columns in another way. Each part of the columns gets the
+    state of the full row."""
     for entry in _entries("", now):
         first = entry.first[0] % len(rows)
         entry.value().copy_(rows[first : first + entry.size[0]])
 
 
 def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
-    """The pieces of a tensor that this rank holds."""
+    """Yields the pieces of a tensor that this rank holds."""
     for first, part in local_parts(value):
         yield TensorEntry(
             key, part.dtype, tuple(value.size()), first, tuple(part.shape), part.detach
@@ -320,7 +329,7 @@ def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
 
 
 def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Each value of a state: the name that a checkpoint has for it, the value, and a function that replaces it."""
+    """Yields each value of a state: its key in a checkpoint, the value, and a function that replaces it."""
     for key, value in list(values.items()) if isinstance(values, dict) else enumerate(values):
         if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_tensor, value))):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -340,12 +349,12 @@ def _state(parts: TrainingParts) -> dict[str, Any]:
     }
 
 
-def _copied(value: Any, world: Ranks) -> Any:
-    """A copy of a state's tensors in memory that training does not touch: on the CPU."""
+def _copy_state(value: Any, world: Ranks) -> Any:
+    """Copies a state's tensors to memory on the CPU that training does not change."""
     if isinstance(value, dict):
-        return {key: _copied(inner, world) for key, inner in value.items()}
+        return {key: _copy_state(inner, world) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(inner, world) for inner in value)
+        return type(value)(_copy_state(inner, world) for inner in value)
     if world.device.type == "cpu":
         return value.clone() if isinstance(value, (torch.Tensor, ShardedTensor)) else value
     if isinstance(value, ShardedTensor):
@@ -353,18 +362,18 @@ def _copied(value: Any, world: Ranks) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _compare(folder: Path, sums: Mapping[str, int]) -> None:
-    """Compares the checksums with what the disk holds now."""
-    found = damaged(folder, sums, sums)
+def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:
+    """Raises OSError if files on the disk do not match these checksums."""
+    found = damaged_files(folder, sums, sums)
     if found:
         raise OSError("; ".join(found))
 
 
-def _unwritten(path: Path, why: str) -> CheckpointError:
+def _write_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path} could not be written ({why}); the one before it is whole"
     )
 
 
-def _words(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (f"{type(error).__name__}: {error}".splitlines() or [""])[0]

@@ -100,8 +100,8 @@ def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subproce
 
 
 def torchrun(hosts: int, ranks: int) -> list[str]:
-    """The words that start so many ranks here, or those that each of so many hosts starts its ranks with: they meet at
-    one of them."""
+    """Returns the words that start so many ranks here, or those that each of so many hosts starts its ranks with: they
+    meet at one of them."""
     if hosts == 1:
         return ["torchrun", f"--nproc-per-node={ranks}"]
     with socket.socket() as probe:

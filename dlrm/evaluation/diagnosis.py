@@ -49,7 +49,7 @@ class Evidence:
 
 
 def chance(rows: int, positives: int) -> float:
-    """How far from 0.5 an AUC of pure chance is found once in some 30,000 evaluations: four standard errors."""
+    """Returns how far from 0.5 an AUC of pure chance is found once in some 30,000 evaluations: four standard errors."""
     negatives = rows - positives
     if not positives or not negatives:
         return 0.5
@@ -57,7 +57,7 @@ def chance(rows: int, positives: int) -> float:
 
 
 def stuck(evidence: Evidence, *, after: int) -> str | None:
-    """The text of a warning if the model ranks no better than chance at step `after` or later, else None."""
+    """Returns the text of a warning if the model ranks no better than chance at step `after` or later, else None."""
     if evidence.step < after:
         return None
     if evidence.auc is None:
@@ -104,7 +104,7 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
 
 
 def bad_predictions(evidence: Evidence) -> list[str]:
-    """The texts of warnings if the predictions of a trained model are worse than the mean rate would be, or are far
+    """Returns warnings about the predictions of a trained model: if they are worse than the mean rate, or predict far
     more or far fewer positives than there are."""
     warnings = []
     few = ""
@@ -145,7 +145,8 @@ def telling_columns(singles: Mapping[str, float], split: str) -> Iterator[str]:
 
 
 def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
-    """The text of a warning if a model's AUC is too good to be true, else None. `singles` has the best column first."""
+    """Returns the text of a warning if a model's AUC is too good to be true, else None. `singles` has the best column
+    first."""
     if auc is None or auc < TOO_GOOD:
         return None
     best = next(
@@ -159,7 +160,7 @@ def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
 
 
 def _causes(evidence: Evidence) -> list[str]:
-    """The causes that the evidence points at, the surest first."""
+    """Returns the causes that the evidence points at, the surest first."""
     causes = []
     if not all(
         math.isfinite(x) for x in (evidence.ne, evidence.train_ne, evidence.spread) if x is not None

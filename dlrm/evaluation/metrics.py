@@ -61,7 +61,7 @@ def auc(logits: Array, labels: Array, weights: Array) -> float | None:
 
 
 def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> Quality:
-    """All measures for one split. Rows of weight 0 (padding) count nowhere."""
+    """Returns all measures for one split. Rows of weight 0 (padding) count nowhere."""
     logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
     real = weights > 0
     logits = logits[real]
@@ -95,7 +95,7 @@ class Binned:
         return both
 
     def to_array(self) -> Array:
-        """All counts as one array, which can be sent to another rank."""
+        """Returns all counts as one array, which can be sent to another rank."""
         return np.concatenate([self._counts.ravel(), self._total])
 
     @classmethod
@@ -113,7 +113,7 @@ class Binned:
 
 
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:
-    """The sums of loss, expected positives, positives, weights, and rows."""
+    """Returns the sums of loss, expected positives, positives, weights, and rows."""
     # −log p(label), stable for large logits: log(1 + e^z) − y·z.
     with np.errstate(
         invalid="ignore"

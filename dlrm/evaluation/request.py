@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.settings import setting
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, chosen
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, find_checkpoint
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.options import Config
 from sluice.etl.spec.code_options import CodeOptions
@@ -49,7 +49,7 @@ class EvaluationRequest:
 
     def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
         """Returns the figures on the first rank, and None on the others."""
-        path, meta = chosen(self.run / "checkpoints", take_best=self.best)
+        path, meta = find_checkpoint(self.run / "checkpoints", take_best=self.best)
         trained = Config.from_dict(meta.config)
         table = self._open_table(trained, meta, say)
         config = replace(

@@ -1,1 +1,1 @@
-"""How a run goes on after its table changed."""
+"""Continues a run after its table has changed."""

@@ -1,4 +1,4 @@
-"""`TableDiff`: what a newer version of a feature table means, by columns, for a model trained on an older one."""
+"""Compares two versions of a feature table, column by column, for a model trained on the older one: `TableDiff`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TableDiff:
     added: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     grown: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Column → rows of its table before and now: ids are stable, so its rows stay and new ones follow."""
+    """Column → rows of its table before and now. Its ids are stable, so old rows stay and new rows are appended."""
     anew: Mapping[str, str] = field(default_factory=dict)
-    """Column → why its table begins anew although the name stayed."""
+    """Column → why its table is made again although the name stayed."""
     dense_added: tuple[str, ...] = ()
     dense_dropped: tuple[str, ...] = ()
     dense_changed: Mapping[str, str] = field(default_factory=dict)
-    """Dense column → how its numbers differ; its weights stay."""
+    """Dense column → how its numbers differ. Its weights stay."""
     lost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Column → share of its values that are missing or could not be read, before and now, where it has changed."""
 
@@ -43,7 +43,7 @@ class TableDiff:
 
     @property
     def text(self) -> str:
-        """The differences as a person reads them."""
+        """The differences as text, one line for each."""
         lines = [f"new column {name!r}: a new table" for name in self.added]
         lines += [f"column {name!r} is gone, and its table with it" for name in self.dropped]
         lines += [
@@ -66,7 +66,7 @@ class TableDiff:
 
 
 def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
-    """Compares two versions of a table. Reads what both versions' operators had learned, where that may differ."""
+    """Compares two versions of a table. Reads the fitted states of both if they may differ."""
     old = {f.name: f.cardinality or 0 for f in before.fields if f.role in ("sparse", "id_list")}
     new = {f.name: f.cardinality or 0 for f in after.fields if f.role in ("sparse", "id_list")}
     dense = [tuple(f.name for f in table.fields if f.role == "dense") for table in (before, after)]
@@ -81,7 +81,7 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
         for number, transform in enumerate(after.transforms)
         for output in transform.outputs
     }
-    # What a transform takes comes before what it gives.
+    # The inputs of a transform are compared before its outputs.
     for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
         old_column, new_column = specs[0].get(name), specs[1].get(name)
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
@@ -124,8 +124,8 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
 def _transformed_otherwise(
     name: str, before: FeatureTable, after: FeatureTable, changed: Container[str]
 ) -> str:
-    """Why the transforms that make or change a column give it another meaning; empty if they do not. `changed` are
-    columns whose values have another meaning."""
+    """Returns why the transforms give a column another meaning. Empty: they do not. `changed` are columns whose values
+    have another meaning."""
     old, new = (_transforms(table, name) for table in (before, after))
     if [transform.described for transform in old] != [transform.described for transform in new]:
         return "its transforms make it in another way"
@@ -143,13 +143,13 @@ def _transformed_otherwise(
 
 
 def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
-    """The transforms that make or change a column, in their order."""
+    """Returns the transforms that make or change a column, in order."""
     names = next(f for f in table.fields if f.name == column).transforms
     return [transform for transform in table.transforms if transform.name in names]
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
-    """Compares the newest jobs of both versions."""
+    """Returns the columns in which the newest jobs of both versions lost different shares of values."""
     old, new = (shares(record.raw_nulls, record.unread) for record in (before, after))
     return {
         name: (old[name], new[name])
@@ -159,12 +159,12 @@ def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]
 
 
 def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:
-    """How the spec makes each column; empty for a table without a spec."""
+    """Returns the spec's columns by name. Empty for a table without a spec."""
     return {c.name: c for c in table.spec().columns} if table.record.spec else {}
 
 
 def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState | None) -> bool:
-    """Whether all that a column's operators had learned is still there, at the same places."""
+    """Whether everything that a column's operators had learned is still there, with the same ids."""
     if before is None or after is None:
         return True
     for key, _, _ in column.fitted:

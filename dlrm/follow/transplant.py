@@ -1,4 +1,4 @@
-"""Moves a checkpoint into a model of other columns: rows, weights and states that still hold go where they belong."""
+"""Loads a checkpoint into a model with other columns: `transplant`. Rows, weights and states of kept columns move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.table_compression import Compression, codes, table_name
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sluice.dlrm.model.ranker import TableLayout
     from sluice.dlrm.training.assemble import TrainingParts
 
-_TABLES, _TOWER = "embedding_bags.", "tower."
+_TABLES = "embedding_bags."
+_TOWER = "tower."
 
 
 def transplant(
@@ -41,23 +42,24 @@ def transplant(
     model = parts.model.state_dict()
     tables = parts.table_states.state_dict()
     other = parts.dense.state_dict()
-    owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
+    columns = columns_of_tables(parts.layout)
+    sizes = {table.name: table.rows for table in parts.layout.tables}
     compress = Config.from_dict(after.config).model.compress
     boxes: list[TensorBox] = []
     for key, value in (
         *_tensors_by_key("model", model),
         *_tensors_by_key("tables.state", tables["state"]),
     ):
-        _, in_table, rest = key.partition(_TABLES)
+        _, is_table, rest = key.partition(_TABLES)
         name = rest.partition(".weight")[0]
-        if not in_table or key not in stored.sizes or not changes.keeps(owners[name]):
+        if not is_table or key not in stored.sizes or not changes.keeps(columns[name]):
             continue
-        if (column := owners[name]) in changes.grown and compress.get(column) == "spread":
-            _spread(stored.whole([key])[key], value, *changes.grown[column])
+        if (column := columns[name]) in changes.grown and compress.get(column) == "spread":
+            _fill_spread_table(stored.tensors([key])[key], value, *changes.grown[column])
         else:
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(boxes)
-    labels = _labels(before, after, parts.layout, changes)
+    labels = _moved_labels(before, after, parts.layout, changes)
     for key, value in (
         *_tensors_by_key("model", model),
         *_tensors_by_key("dense.state", other["state"]),
@@ -69,15 +71,15 @@ def transplant(
     parts.dense.load_state_dict(other)
 
 
-def owners_of(layout: TableLayout) -> dict[str, str]:
-    """Ordinary table → the column that it serves."""
-    owners = {
+def columns_of_tables(layout: TableLayout) -> dict[str, str]:
+    """Returns for each ordinary table the column that it serves."""
+    columns = {
         part.name: column.name
         for column, parts in zip(layout.compressor.columns, layout.compressor.parts, strict=True)
         for part in parts
     }
-    owners |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
-    return owners | (
+    columns |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
+    return columns | (
         {table_name(layout.history.name): layout.history.name} if layout.history else {}
     )
 
@@ -85,15 +87,17 @@ def owners_of(layout: TableLayout) -> dict[str, str]:
 def _rows(
     stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int
 ) -> Iterator[TensorBox]:
-    """The first `rows` rows of a table of `new_rows`, or of its optimiser's state, as far as they lie on this rank."""
+    """Yields this rank's part of the first `rows` rows of a table of `new_rows`, or of its optimiser's state."""
     if not value.dim():  # a count of steps
         yield TensorBox(key, value)
         return
     if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
-        whole = whole_rows(stored.whole([key])[key], rows)  # the table is, or was, cut by columns
-        for begin, part in local_parts(value):
-            top = begin[0] % new_rows
-            values = whole[top : top + len(part)]
+        states = mean_row_states(
+            stored.tensors([key])[key], rows
+        )  # the table is, or was, cut by columns
+        for first, part in local_parts(value):
+            top = first[0] % new_rows
+            values = states[top : top + len(part)]
             part[: len(values)] = values
         return
     for first, part in local_parts(value):
@@ -102,22 +106,24 @@ def _rows(
             yield TensorBox(key, part[:height], first)
 
 
-def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
-    """Fills a table whose ids are spread by the number of its rows: each row goes to where its id is now."""
-    ids, compression = torch.arange(rows), Compression(kind="spread")
-    old_places, new_places = (
+def _fill_spread_table(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
+    """Fills a table with `spread` compression, in which an id's row depends on the number of rows. Each row moves to
+    its id's new row."""
+    ids = torch.arange(rows)
+    compression = Compression(kind="spread")
+    old_rows, new_rows_of_ids = (
         codes(ids, Table(name="", rows=count, width=4), compression)[0]
         for count in (rows, new_rows)
     )
     if old.dim() == 1:
-        old = whole_rows(old, rows)
+        old = mean_row_states(old, rows)
     for first, part in local_parts(value):
         top = first[0] % new_rows
-        on_this_rank = (new_places >= top) & (new_places < top + len(part))
-        values = old[old_places[on_this_rank]]
+        on_this_rank = (new_rows_of_ids >= top) & (new_rows_of_ids < top + len(part))
+        values = old[old_rows[on_this_rank]]
         if old.dim() == 2:
             values = values[:, first[1] : first[1] + part.shape[1]]
-        part[new_places[on_this_rank] - top] = values
+        part[new_rows_of_ids[on_this_rank] - top] = values
 
 
 def _fill_dense(
@@ -129,7 +135,7 @@ def _fill_dense(
         if key.startswith("model.")
         else key.rpartition(_TOWER)[2].rpartition(".")[0]
     )
-    old = stored.whole([key])[key]
+    old = stored.tensors([key])[key]
     if name in labels and old.dim():
         old = moved_weights(old, *labels[name])
     if old.shape != value.shape:
@@ -139,11 +145,11 @@ def _fill_dense(
     value.copy_(old)
 
 
-def _labels(
+def _moved_labels(
     before: CheckpointMeta, after: CheckpointMeta, layout: TableLayout, changes: TableDiff
 ) -> dict[str, tuple[Labels, Labels]]:
-    """Weight → the features that its places were for, and are for now. A column that begins anew counts as a new
-    one."""
+    """Returns for each weight its labels before and now: the feature of each index. A column that starts again counts
+    as new."""
     history = layout.history.name if layout.history is not None else None
     old_columns = [
         name if changes.keeps(name) else f"{name}, before"
@@ -157,7 +163,7 @@ def _labels(
 
 
 def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors of a state by the names that a checkpoint has for them."""
+    """Yields the tensors of a state with their keys in a checkpoint."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _tensors_by_key(f"{prefix}.{key}", value)
@@ -168,22 +174,20 @@ def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
 def labels_of(
     config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
 ) -> Mapping[str, Labels]:
-    """The labels for the tower of these features, as its class gives them. Parameters that it does not name do not
-    depend on the features at all."""
+    """Returns the labels of the tower's parameters for these features. Parameters without labels do not depend on the
+    features."""
     return tower_of(config.kind).labels(config, dense, columns)
 
 
 def moved_weights(old: Tensor, before: Labels, after: Labels) -> Tensor:
-    """A weight, or an optimiser's state of its shape, with each value where its feature is now. What belongs to a new
-    feature is 0: until it has learned, the model answers as it did without it."""
+    """Returns a weight, or its optimiser state, with each value at its feature's new index. Values of new features are
+    0, so they do not change the model's answers until they are trained."""
     for dimension, (old_labels, labels) in enumerate(zip(before, after, strict=True)):
         if old_labels is None or labels is None or list(old_labels) == list(labels):
             continue
-        old_place_of = {label: place for place, label in enumerate(old_labels)}
+        old_index = {label: index for index, label in enumerate(old_labels)}
         pairs = [
-            (place, old_place_of[label])
-            for place, label in enumerate(labels)
-            if label in old_place_of
+            (index, old_index[label]) for index, label in enumerate(labels) if label in old_index
         ]
         targets, sources = (
             torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1)

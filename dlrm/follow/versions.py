@@ -1,4 +1,4 @@
-"""How a run moves on to newer versions of its table: which one is next, and the `StartPoint` from which to go on."""
+"""Finds the next version of a run's table, and the `StartPoint` from which the run continues on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from sluice.etl.table.table import FeatureTable
 
 
 def view(table: FeatureTable, follow: str) -> FeatureTable:
-    """The rows of a version that are trained on: all of them, or, when following by parts, those that it added."""
+    """Returns the table with the rows to train on: all rows, or with --follow parts only those that the version
+    added."""
     if follow != "parts":
         return table
     new_jobs = {job for job, record in table.records.items() if record.version == table.version}
@@ -34,7 +35,7 @@ def view(table: FeatureTable, follow: str) -> FeatureTable:
 
 
 def epochs_of(config: Config, meta: CheckpointMeta) -> int:
-    """The epoch at which training on one version ends. When following by parts, each part is passed once."""
+    """Returns the epoch at which training on one version ends. With --follow parts, each part is trained on once."""
     if config.follow != "parts":
         return config.epochs
     finished = bool(meta.loader) and not meta.loader["step"]
@@ -42,7 +43,7 @@ def epochs_of(config: Config, meta: CheckpointMeta) -> int:
 
 
 def next_version(config: Config, meta: CheckpointMeta) -> int | None:
-    """The version to go on with after this place of a run; None within an epoch, or if there is none."""
+    """Returns the version to train on next. None: the run is within an epoch, or there is no newer version."""
     if not config.follow or not meta.loader or meta.loader["step"]:
         return None
     if config.follow == "epochs" and meta.epoch >= config.epochs:
@@ -56,8 +57,8 @@ def next_version(config: Config, meta: CheckpointMeta) -> int | None:
 def seen_in(
     table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, split: str | None = None
 ) -> str:
-    """Says which rows of a table's tests, or of one split, a run has trained on; raises `SplitMoved` unless that is to
-    be accepted."""
+    """Returns a warning if a run has trained on rows of a table's test splits, or of `split`. Raises `SplitMoved`
+    unless `split_moved` is `accept`."""
     where = f"version {table.version} of {table.uri}"
     try:
         seen = trained_on(meta.seen(), SplitRows.of(table.records.values()))
@@ -85,7 +86,7 @@ def start_on(
     split_moved: str = "refuse",
     allow_code: Permission = NOTHING,
 ) -> StartPoint:
-    """The plan for going on from a checkpoint with another version of its table."""
+    """Returns the start for continuing from a checkpoint on another version of its table."""
     config = Config.from_dict(meta.config)
     before, after = (
         config.changed_table(
@@ -118,7 +119,7 @@ def start_on(
 
 
 def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
-    """The model's settings without those for columns that are gone."""
+    """Returns the model's settings without those of dropped columns."""
     for name in (model.history, model.target):
         if name and name in changes.dropped:
             raise ConfigError(
@@ -136,25 +137,25 @@ def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPoint:
-    """All that is known before a process joins the others."""
+    """Where and how a run starts. It is known before a process joins the other ranks."""
 
     run: Path
     config: Config
     table: FeatureTable
     meta: CheckpointMeta
-    """Where the run stands: at its beginning, or at the checkpoint in `resume`."""
+    """The progress of the run: none, or that of the checkpoint in `resume`."""
     resume: Path | None
     go_on: bool
-    """Whether the run goes on in an existing run folder."""
+    """Whether the run continues in an existing run folder."""
     pause: int | None = None
     """The number of evaluations after which the run saves and ends."""
     before: CheckpointMeta | None = None
-    """What the checkpoint says of itself, if `meta` is on a newer version of the table."""
+    """The checkpoint's meta, if `meta` is on a newer version of the table."""
     changes: TableDiff | None = None
     """The differences between the table of `before` and that of `meta`."""
     split_moved: str = "refuse"
     """Whether the run may go on with a version whose tests it has trained on."""
     seen: str = ""
-    """Says which rows of the table's tests were trained on, if that was accepted."""
+    """A warning about test rows that were trained on, if that was accepted."""
     chosen: str = ""
-    """Says which settings followed from the number of rows, in a run that begins."""
+    """A text about the settings that followed from the number of rows. Empty in a resumed run."""

@@ -1,4 +1,5 @@
-"""Tells whether all ranks go on: each reports what it does (`Activity`, `Beat`), and `verdict` judges the reports."""
+"""Finds ranks that have stopped: each rank reports what it does (`Activity`, `Beat`), and `verdict` checks the
+reports."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Beat:
     """One report of a rank: what it is doing."""
 
     count: int
-    """How many phases the rank has begun. Ranks go through the same phases together, so all wait for the one with the
+    """How many phases the rank has started. All ranks go through the same phases, so all wait for the rank with the
     fewest."""
     phase: str
     waits: bool
@@ -29,9 +30,9 @@ class Beat:
     age_s: float
     """The seconds since it last made progress in this phase."""
     limit_s: float | None
-    """The age at which it counts as standing still; None: this phase may take any time."""
+    """The age at which the rank counts as stopped. None: this phase may take any time."""
     silence_s: float
-    """How long the rank may report nothing at all before it counts as standing still."""
+    """How long the rank may report nothing before it counts as stopped."""
     process: int
     parent: int
     over: bool = False
@@ -40,18 +41,18 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Ranks that stand still, and what to tell the user."""
+    """The ranks that have stopped, and a text for the user."""
 
     ranks: tuple[int, ...]
     silent: bool
-    """Whether nothing at all is heard of these ranks."""
+    """Whether these ranks have sent no report at all."""
     text: str
 
 
 def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
-    """Judges the ranks' last reports, each with its age in seconds. None: the ranks go on, or may yet.
+    """Checks the ranks' last reports, each with its age in seconds. None: no rank has stopped for too long.
 
-    No rank stands still as long as another makes progress: they meet before every batch."""
+    If one rank makes progress, no rank has stopped, because all ranks communicate before every batch."""
     unfinished = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
     silent = {
         rank: beat for rank, (beat, seconds) in unfinished.items() if seconds > beat.silence_s
@@ -134,7 +135,7 @@ class Activity:
         return max(self._most_s, MOST_S)
 
     def fetches(self, number: int, work: Callable[[], Any]) -> None:
-        """The rank waits for its next batch; as long as `work()` changes, its loader makes progress."""
+        """Notes that the rank waits for its next batch. As long as `work()` changes, its loader makes progress."""
         now = self._clock()
         with self._lock:
             if self._fetch_began is not None:
@@ -147,7 +148,7 @@ class Activity:
         )
 
     def meets(self, number: int) -> None:
-        """The rank has its batch, or none, and waits until all ranks have."""
+        """Notes that the rank has its batch, or none, and waits for the other ranks."""
         self._begin(
             f"waited for the other ranks before batch {number}",
             limit=lambda: self.step_limit_s,
@@ -155,11 +156,11 @@ class Activity:
         )
 
     def steps(self, number: int) -> None:
-        """The rank makes a training step."""
+        """Notes that the rank makes a training step."""
         self._begin(f"was at batch {number}", limit=lambda: self.step_limit_s)
 
     def rests(self) -> None:
-        """A pass over the batches is over: what follows has no usual length."""
+        """Notes that a pass over the batches is over. What follows has no usual length."""
         with self._lock:
             self._steps.clear()
             self._fetch_began = None
@@ -179,7 +180,7 @@ class Activity:
             self._begin(phase, limit=limit, waits=waits, work=work)
 
     def beat(self, process: int, parent: int) -> Beat:
-        """What this rank is doing at this moment, as a report."""
+        """Returns a report of what this rank is doing now."""
         with self._lock:
             count, work = self._count, self._work
         work_done = (

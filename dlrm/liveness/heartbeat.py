@@ -1,4 +1,5 @@
-"""Heartbeats: every second each rank reports what it is doing, two judge, and all end if one stands still."""
+"""Sends heartbeats: every second each rank reports what it does. Two ranks check the reports. All end if one has
+stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from sluice.dlrm.liveness.activity import Activity, Beat, Verdict, verdict
 from sluice.dlrm.liveness.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
 
-_JUDGES = 2  # the second one sees that the first stands still
+_JUDGES = 2  # so many ranks check the reports; the second notices if the first has stopped
 _VERDICT_KEY = "sluice/verdict"
 _ANSWER_S = 1.0
 

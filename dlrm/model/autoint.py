@@ -1,4 +1,4 @@
-"""AutoInt+: every feature attends to all others with several heads, layer after layer, along with a deep network."""
+"""Defines AutoInt+: layers in which every feature attends to all others with several heads, plus a deep network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sluice.dlrm.options import ModelConfig
 
 
 class FieldAttention(nn.Module):
-    """x ← relu(heads side by side + R x), a head being softmax(Q x · K x) V x over the features, not scaled, as in the
-    publication. [B, n, before] → [B, n, heads · width]"""
+    """x ← relu(concatenated heads + R x). A head is softmax(Q x · K x) V x over the features, without scaling, as in
+    the publication. [B, n, before] → [B, n, heads · width]"""
 
     def __init__(self, before: int, width: int, heads: int) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class FieldAttention(nn.Module):
 
 
 class AutoInt(Dnn):
-    """A dense feature's vector is its value times a vector that is learned. When a run follows a table, a new feature
-    takes its part of the attention at once; in other towers it says nothing before it has learned."""
+    """A dense feature's vector is its value times a learned vector. If a run follows a table, a new feature takes part
+    in the attention at once. In other towers it has no effect until it is trained."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)

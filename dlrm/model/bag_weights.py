@@ -1,4 +1,4 @@
-"""How much each id of a bag counts in its column's vector: `Weighing` makes weights from the bags' lengths."""
+"""Weights the ids of a bag in its column's vector: `BagWeighting` makes weights from the bags' lengths."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KINDS = ("sum", "mean", "sqrt", "decay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
+class BagWeighting:
     """How the ids of a bag are weighted. `sum`: 1 each. `mean`: each of n ids gets 1 / n. `sqrt`: 1 / √n, which keeps
-    the length of a vector of n unlike ids. `decay`: the last id gets 1, the one before it `rate`, then rate², …: for
-    bags whose newest id comes last."""
+    the length of the sum of n different vectors. `decay`: the last id gets 1, the one before it `rate`, then rate², …,
+    for bags whose newest id comes last."""
 
     kind: str
     rate: float = 1.0
@@ -29,7 +29,7 @@ class Weighing:
             raise ConfigError(f"bags: a decay of {self.rate!r} is not above 0 and at most 1")
 
     @classmethod
-    def read(cls, text: str) -> Weighing:
+    def read(cls, text: str) -> BagWeighting:
         """Reads `sum`, `mean`, `sqrt`, or `decay:RATE`."""
         kind, _, rate = text.partition(":")
         if bool(rate) != (kind == "decay"):
@@ -44,8 +44,9 @@ class Weighing:
             ) from None
 
     def weights(self, lengths: Tensor) -> Tensor:
-        """The weight of each id, for bags of these lengths, one after the other."""
-        count, lengths = int(lengths.sum()), lengths.long()
+        """Returns the weight of each id, for bags of these lengths, one after the other."""
+        count = int(lengths.sum())
+        lengths = lengths.long()
         if self.kind == "sum":
             return torch.ones(count)
         if self.kind == "decay":

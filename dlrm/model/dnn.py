@@ -1,4 +1,4 @@
-"""A plain deep network over dense features and embeddings: what every other tower has to beat."""
+"""Defines a plain deep network over dense features and embeddings, the baseline of the other towers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.dlrm.options import ModelConfig
 
 
 class Dnn(Tower):
-    """All vectors and dense features side by side, and layers over them."""
+    """Layers over all vectors and dense features, concatenated."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)

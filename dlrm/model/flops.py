@@ -1,7 +1,7 @@
-"""How many parameters a layer has, and how many operations a forward pass through it costs a sample. Needs no torch.
+"""Counts the parameters of layers, and the operations of a forward pass for one sample. Needs no torch.
 
-An operation is a multiplication or an addition of a matrix product: two for each weight that a sample meets. Biases,
-activations, and sums over single elements are left out, as published tables do.
+An operation is a multiplication or an addition of a matrix product: two for each weight that a sample uses. Biases,
+activations, and sums over single elements do not count, as in published tables.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from math import comb
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The counts of one layer, or of many: counts add."""
+    """The counts of one layer, or the sum over several."""
 
     parameters: int = 0
     flops: int = 0
-    """Operations for one sample in the forward pass. The backward pass costs about twice as many again."""
+    """Operations for one sample in the forward pass. The backward pass takes about twice as many."""
 
     def __add__(self, other: LayerCost) -> LayerCost:
         return LayerCost(self.parameters + other.parameters, self.flops + other.flops)
@@ -33,12 +33,12 @@ def mlp(sizes: Sequence[int]) -> LayerCost:
 
 
 def dots(vectors: int, width: int) -> LayerCost:
-    """The dot products of all pairs, each counted once, although the fused product computes both triangles."""
+    """Counts the dot products of all pairs, each once, although the fused product computes both triangles."""
     return LayerCost(0, 2 * comb(vectors, 2) * width)
 
 
 def cross(width: int, layers: int, rank: int = 0, experts: int = 1) -> LayerCost:
-    """DCN-v2's layers: full, low-rank, or a mixture with gates that the layers share."""
+    """Counts DCN-v2's layers: full, low-rank, or a mixture of experts with shared gates."""
     if not rank:
         one = linear(width, width)
     elif experts == 1:
@@ -53,11 +53,11 @@ def cross(width: int, layers: int, rank: int = 0, experts: int = 1) -> LayerCost
 
 
 def second_order(columns: int, width: int) -> LayerCost:
-    """A factorisation machine in its linear form."""
+    """Counts a factorisation machine in its linear form."""
     return LayerCost(0, 4 * columns * width)
 
 
 def interests(width: int, steps: int) -> LayerCost:
-    """DIEN's two GRUs and its attention, over a history of `steps` items."""
+    """Counts DIEN's two GRUs and its attention, over a history of `steps` items."""
     gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * steps)
     return gru + gru + LayerCost(width * width, 2 * width * width + 2 * width * steps)

@@ -1,6 +1,6 @@
-"""The layers between embeddings and a logit, one formula each. A sample's pooled embeddings come as [B, F, W].
+"""Defines the layers between embeddings and a logit. Pooled embeddings have the shape [B, F, W].
 
-All are plain torch, and torch.fx can trace them; `attention_gru` is one node of such a trace.
+All layers are plain torch, and torch.fx can trace them. `attention_gru` is one node of such a trace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def mlp(sizes: Sequence[int], *, last_linear: bool = False) -> nn.Sequential:
-    """Linear layers from sizes[0] to sizes[-1], a ReLU after each; `last_linear`: none after the last."""
+    """Makes linear layers from sizes[0] to sizes[-1] with a ReLU after each. `last_linear`: no ReLU after the last."""
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(before, after))
@@ -30,7 +30,7 @@ class Dots(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         first, second = torch.triu_indices(vectors, vectors, offset=1)
-        # As places in the flattened products: one gather, half the price of two index lists.
+        # Indices into the flattened products: one gather costs half as much as indexing with two lists.
         self.register_buffer("pairs", first * vectors + second, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class CrossLayers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         for layer in self.layers:
-            _start(layer)
+            _init_layer(layer)
 
     def forward(self, start: Tensor) -> Tensor:
         x = start
@@ -72,7 +72,7 @@ class LowRankCross(nn.Module):
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
         self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
         for layer in [*self.down, *self.up]:
-            _start(layer)
+            _init_layer(layer)
 
     def forward(self, start: Tensor) -> Tensor:
         x = start
@@ -98,7 +98,7 @@ class LowRankCross(nn.Module):
 class MixtureCross(nn.Module):
     """DCN-v2 with a mixture of low-rank experts: x ← Σᵢ gᵢ(x) · x₀ ⊙ (Uᵢ relu(Cᵢ relu(Vᵢ x)) + b) + x.
 
-    The gates, a softmax over a linear map of x, are shared by the layers."""
+    All layers share the gates, which are a softmax over a linear map of x."""
 
     def __init__(self, width: int, layers: int, rank: int, experts: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class MixtureCross(nn.Module):
             gates = self.gate(x).softmax(1)
             inner = torch.einsum("krd,bd->bkr", down, x).relu()
             inner = torch.einsum("ksr,bkr->bks", core, inner).relu()
-            # Gates weigh the small inner vectors: their sum is 1, so the bias stays as it is.
+            # The gates weight the small inner vectors. Their sum is 1, so the bias needs no weight.
             x = start * (torch.einsum("kds,bks->bd", up, inner * gates.unsqueeze(2)) + bias) + x
         return x
 
@@ -143,7 +143,7 @@ class MixtureCross(nn.Module):
         return found
 
 
-def _start(layer: nn.Module) -> None:
+def _init_layer(layer: nn.Module) -> None:
     assert isinstance(layer, nn.Linear)
     nn.init.xavier_normal_(layer.weight)
     if layer.bias is not None:
@@ -151,13 +151,13 @@ def _start(layer: nn.Module) -> None:
 
 
 def second_order(vectors: Tensor) -> Tensor:
-    """A factorisation machine's Σ_{i<j} ⟨vᵢ, vⱼ⟩: [B, F, W] → [B], in F · W steps instead of F² · W."""
+    """Returns a factorisation machine's Σ_{i<j} ⟨vᵢ, vⱼ⟩: [B, F, W] → [B], in F · W steps instead of F² · W."""
     return ((vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2))) / 2
 
 
 class InterestEvolution(nn.Module):
-    """DIEN's way from a history to one vector: a GRU over it, attention of its states to a target, and a second GRU
-    whose update gate that attention scales. [B, T, W], [B], [B, W] → [B, W]; an empty history gives zeros."""
+    """Turns a history into one vector, as in DIEN: a GRU, attention of its states to the target, and a second GRU whose
+    update gate is scaled by the attention. [B, T, W], [B], [B, W] → [B, W]. An empty history gives zeros."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -167,41 +167,41 @@ class InterestEvolution(nn.Module):
         self.keep = nn.Linear(width, 3 * width)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The vector, and the first GRU's states [B, T + 1, W]."""
-        # One step more, never attended to: a batch of empty histories needs no case of its own.
+        """Returns the vector, and the first GRU's states [B, T + 1, W]."""
+        # One more step, with no attention, so that a batch of empty histories is not a special case.
         states, _ = self.extract(nn.functional.pad(history, (0, 0, 0, 1)))
         weights = attention(states, self.match(target), lengths)
         return attention_gru(self.enter(states), weights, self.keep.weight, self.keep.bias), states
 
     @staticmethod
     def auxiliary(states: Tensor, history: Tensor, negatives: Tensor, lengths: Tensor) -> Tensor:
-        """How badly each state tells its next item from one that did not come [B, T − 1, W]: the mean logloss over a
-        sample's states that have a next item, summed up over the samples."""
+        """Returns the auxiliary loss: how badly each state distinguishes its next item from a random other item
+        [B, T − 1, W]. It is the mean logloss over a sample's states that have a next item, summed over the samples."""
         before, after = states[:, :-2], history[:, 1:]
-        real = _within(lengths - 1, after).to(states.dtype)
+        real = _is_real_step(lengths - 1, after).to(states.dtype)
         softplus = nn.functional.softplus
         loss = softplus(-(before * after).sum(2)) + softplus((before * negatives).sum(2))
         return ((loss * real).sum(1) / (2 * real.sum(1)).clamp(min=1)).sum()
 
 
-def _within(lengths: Tensor, steps: Tensor) -> Tensor:
-    """[B, T]: whether a step lies within its sample's length."""
+def _is_real_step(lengths: Tensor, steps: Tensor) -> Tensor:
+    """Returns whether each step is within its sample's length: [B, T]."""
     return torch.ones_like(steps[..., 0]).cumsum(1) <= lengths.unsqueeze(1)
 
 
 def attention(states: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
-    """The softmax of ⟨state, query⟩ over a history's real steps: [B, T]. An empty history gets zeros."""
-    real = _within(lengths, states)
+    """Returns the softmax of ⟨state, query⟩ over a history's real steps: [B, T]. An empty history gets zeros."""
+    real = _is_real_step(lengths, states)
     scores = torch.einsum("btw,bw->bt", states, query)
-    # A large finite number: minus infinity would make an empty history's weights, and all gradients, NaN.
+    # A large finite number, because minus infinity would make the weights of an empty history and all gradients NaN.
     return scores.masked_fill(~real, torch.finfo(torch.float32).min / 2).softmax(1) * real
 
 
 @torch.fx.wrap
 def attention_gru(entered: Tensor, weights: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """The last state of h ← (1 − a u) h + a u n. `entered` is the input's part of the three gates, [B, T, 3W].
+    """Returns the last state of h ← (1 − a u) h + a u n. `entered` is the input's part of the three gates, [B, T, 3W].
 
-    A step of weight 0 leaves the state as it is, so padding needs no mask."""
+    A step of weight 0 does not change the state, so padding needs no mask."""
     state = entered.new_zeros(entered.shape[0], entered.shape[2] // 3)
     for step in range(entered.shape[1]):
         reset, update, new = entered[:, step].chunk(3, 1)

@@ -1,5 +1,5 @@
-"""A column of bags that is read as a history: whether its ids are the target's, its items place by place, and for each
-of them one that did not come."""
+"""Prepares a column of bags that a model reads as a history of items: the items by position, and for each of them a
+random other item for the auxiliary loss. Also finds whether the history and the target can share a table."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ _FACTORS = (
 
 
 def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:
-    """Whether two columns give the same value the same id, by the table's spec; None for a table without one."""
+    """Whether two columns give the same value the same id, by the table's spec. None: the table has no spec."""
     if not table.record.spec:
         return None
     if any(f.transforms for f in table.fields if f.name in (one, other)):
         return False
     columns = {column.name: column for column in table.spec().columns}
     return (
-        one in columns and other in columns and _meaning(columns[one]) == _meaning(columns[other])
+        one in columns
+        and other in columns
+        and _id_meaning(columns[one]) == _id_meaning(columns[other])
     )
 
 
-def _meaning(column: ColumnSpec) -> object:
-    """What a column's ids mean: a joint vocabulary and what follows it; or all operators, if they learn nothing."""
+def _id_meaning(column: ColumnSpec) -> object:
+    """Returns what defines a column's ids: a joint vocabulary and the later operators, or all operators if none
+    learns."""
     if not column.fitted:
         return column.ops
     key, _, number = column.fitted[0]
@@ -43,8 +46,8 @@ def _meaning(column: ColumnSpec) -> object:
 
 
 def with_item_table(model: ModelConfig, table: FeatureTable) -> ModelConfig:
-    """The model with its items' table chosen, if it reads a history; ConfigError if one was asked for that cannot
-    be."""
+    """Returns the model settings with the history's table chosen. Raises ConfigError if the history cannot share the
+    target's table, and the user asked for that."""
     if not (model.history and model.target) or model.history_table == "own":
         return model
     same = same_ids(table, model.history, model.target)
@@ -59,25 +62,24 @@ def with_item_table(model: ModelConfig, table: FeatureTable) -> ModelConfig:
     return model
 
 
-def places_of(ids: Tensor, lengths: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The ids of bags place by place, and where there are any: [places, B] each, an id being 0 where there is none."""
+def items_by_position(ids: Tensor, lengths: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Returns the ids of bags by position, and whether there is one: [positions, B] each. A missing id is 0."""
     first = lengths.cumsum(0) - lengths
-    place = torch.arange(longest).unsqueeze(1)
-    there = place < lengths
-    at = (first + place).clamp(max=max(0, len(ids) - 1))
-    return (ids[at] if len(ids) else torch.zeros_like(at, dtype=ids.dtype)) * there, there
+    position = torch.arange(longest).unsqueeze(1)
+    exists = position < lengths
+    at = (first + position).clamp(max=max(0, len(ids) - 1))
+    return (ids[at] if len(ids) else torch.zeros_like(at, dtype=ids.dtype)) * exists, exists
 
 
-def others(places: Tensor, rows: int) -> Tensor:
-    """For each item but a history's first an item that is another, each of a table's rows as likely: [places − 1, B].
+def draw_other_items(items: Tensor, rows: int) -> Tensor:
+    """Draws another item for each item of a history after the first: [positions − 1, B]. All rows of a table are
+    equally likely.
 
-    They are a function of the row's whole history, so that they depend neither on the number of ranks nor on what else
-    is in a batch."""
-    factors = torch.full((len(places), 1), _FACTORS[0]).cumprod(
-        0
-    )  # its powers, as far as 64 bits hold them
-    mixed = ((places.long() + 1) * factors).sum(0) + factors[1:]
+    The result depends only on the row's own history, not on the number of ranks or on the other rows of a batch."""
+    # The powers of the first factor, modulo 2⁶⁴.
+    factors = torch.full((len(items), 1), _FACTORS[0]).cumprod(0)
+    mixed = ((items.long() + 1) * factors).sum(0) + factors[1:]
     for factor in _FACTORS[1:]:
         mixed = (mixed ^ (mixed >> 29 & 0x7FFFFFFFF)) * factor
     drawn = (mixed >> 17 & 0x3FFFFFFFFFFF) % rows
-    return torch.where(drawn == places[1:], (drawn + 1) % rows, drawn).to(places.dtype)
+    return torch.where(drawn == items[1:], (drawn + 1) % rows, drawn).to(items.dtype)

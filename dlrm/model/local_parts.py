@@ -1,4 +1,4 @@
-"""The parts of a table, or of its optimiser's state, that lie on this rank."""
+"""Finds this rank's parts of a table, or of its optimiser's state: `local_parts`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def local_parts(value: Any) -> list[tuple[tuple[int, ...], Tensor]]:
-    """Where each part begins in the whole tensor, and the part itself. A tensor that is not sharded is one part."""
+    """Returns each part with its first index in the full tensor. A tensor that is not sharded is one part."""
     if not is_sharded(value):
         return [((0,) * value.dim(), value.detach())]
     return [

@@ -1,4 +1,4 @@
-"""Counts dense features that are not finite numbers, by column, and masks them, if a run is set to do so."""
+"""Masks dense features that are not finite numbers, and counts them by column: `MissingNumbers`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from torch import Tensor
 
 
 class MissingNumbers:
-    """Counts over a run. A value that is not a finite number becomes 0, which is the middle of a normalised column."""
+    """Replaces values that are not finite by 0, the mean of a normalised column. Counts them over a run."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
         self._counts = torch.zeros(len(self._columns), dtype=torch.int64)
 
     def mask(self, dense: Tensor) -> Tensor:
-        """The batch [B, D] with those values masked; the batch itself if it has none."""
-        if bool(
-            torch.isfinite(dense.sum())
-        ):  # one fast pass; a sum of finite numbers may overflow, so look then
+        """Returns the batch [B, D] with these values masked, or the batch itself if it has none."""
+        # One fast pass. A sum of finite numbers may overflow, so the values are checked if it is not finite.
+        if bool(torch.isfinite(dense.sum())):
             return dense
         wrong = ~torch.isfinite(dense)
         self._counts += wrong.sum(0).cpu()
@@ -27,5 +26,5 @@ class MissingNumbers:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Column → values masked so far, for columns that had any."""
+        """The number of masked values so far, for each column that had any."""
         return {name: n for name, n in zip(self._columns, self._counts.tolist(), strict=True) if n}

@@ -1,4 +1,4 @@
-"""PNN with inner products: a deep network over all vectors and the products of their pairs."""
+"""Defines PNN with inner products: a deep network over all vectors and the products of their pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.dlrm.options import ModelConfig
 
 
 class Pnn(Tower):
-    """Unlike DLRM it keeps the vectors themselves, and its dense features have no vector that takes part in a pair."""
+    """A deep network over all vectors and their dot products. Unlike in DLRM, dense features have no vector."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)

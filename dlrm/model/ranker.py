@@ -1,4 +1,5 @@
-"""The model: sharded tables for the table's columns, a tower on top, and first weights that no sharding changes."""
+"""Defines the model: `Ranker`, which has embedding tables and a tower. Its first weights do not depend on the
+sharding."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.types import DataType
 
-from sluice.dlrm.model.bag_weights import Weighing
-from sluice.dlrm.model.item_history import others, places_of
+from sluice.dlrm.model.bag_weights import BagWeighting
+from sluice.dlrm.model.item_history import draw_other_items, items_by_position
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.table_compression import (
@@ -31,7 +32,7 @@ from sluice.ingest.knobs import nearest
 if TYPE_CHECKING:
     from sluice.ingest.batch import Batch
 
-_BLOCK = 65_536  # rows of a table that get their first weights from one generator
+_BLOCK_ROWS = 65_536  # so many rows of a table get their first weights from one random generator
 
 
 class TableLayout:
@@ -41,7 +42,8 @@ class TableLayout:
         self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None
     ) -> None:
         """`missing` masks dense features that are not finite numbers."""
-        self.columns, self.missing = tuple(columns), missing
+        self.columns = tuple(columns)
+        self.missing = missing
         if dotted := next((t.name for t in columns if "." in t.name), None):
             raise ConfigError(
                 f"column {dotted!r}: a model's table has no dot in its name; in the spec write name = "
@@ -54,12 +56,14 @@ class TableLayout:
                 f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
                 "the item in question"
                 if reads
-                else f"--history and --target are of --model {' and '.join(_reading())} alone, not of "
+                else f"--history and --target are of --model {' and '.join(_history_models())} alone, not of "
                 f"{config.kind}"
             )
-        self.history = _named(config.history, "history", columns) if config.history else None
+        self.history = _find_column(config.history, "history", columns) if config.history else None
         kept = [t for t in columns if t is not self.history]
-        self.target = kept.index(_named(config.target, "target", kept)) if config.target else None
+        self.target = (
+            kept.index(_find_column(config.target, "target", kept)) if config.target else None
+        )
         self.compressor = Compressor(
             kept, {name: Compression.read(text) for name, text in config.compress.items()}
         )
@@ -71,8 +75,8 @@ class TableLayout:
         past = (replace(self.history, name=table_name(self.history.name)),) if self.history else ()
         tables = [*self.compressor.tables, *self.wide, *past]
         self.keys = {t.name: [t.name] for t in tables}
-        """Table → the features that are looked up in it: for a history, each of its places is a feature, and each place
-        after the first one more, for an item that did not come."""
+        """The features that are looked up in each table. Each position of a history is a feature. Each position after
+        the first has a second feature, for a random other item."""
         self.names = [t.name for t in tables]
         """All features, in the order in which `features` gives them."""
         self.past: list[str] = []
@@ -81,20 +85,20 @@ class TableLayout:
         if self.history is not None:
             tables = self._with_history(config, tables)
         self.tables = tuple(tables)
-        self._plain = all(how.kind == "full" for how in self.compressor.choices)
+        self._is_uncompressed = all(how.kind == "full" for how in self.compressor.choices)
         for name in config.bags:
-            _named(name, "bags", kept)
-        self.weighed = (
-            tuple(Weighing.read(config.bags.get(t.name, "sum")) for t in kept)
+            _find_column(name, "bags", kept)
+        self.weighting = (
+            tuple(BagWeighting.read(config.bags.get(t.name, "sum")) for t in kept)
             if config.bags
             else ()
         )
-        """How the ids of each column but the history are weighted; empty: they are summed up, without weights."""
+        """How the ids of each column except the history are weighted. Empty: they are summed without weights."""
 
     def features(
         self, batch: Batch, device: torch.device
     ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """The model's inputs, made from a batch; nothing is copied where nothing is compressed or wide."""
+        """Makes the model's inputs from a batch. It copies nothing if no column is compressed or wide."""
         values = batch.values
         lengths = batch.lengths
         dense = batch.dense
@@ -104,14 +108,14 @@ class TableLayout:
         if self.history is not None:
             values, lengths, *past = self._without_history(values, lengths)
         own = values, lengths, self._weights(lengths)
-        found = [own if self._plain else self.compressor.expand(*own)]
+        found = [own if self._is_uncompressed else self.compressor.expand(*own)]
         if self.wide:
             found.append(own)
         if past:
-            found.append((past[0], past[1], torch.ones(len(past[0])) if self.weighed else None))
+            found.append((past[0], past[1], torch.ones(len(past[0])) if self.weighting else None))
         if len(found) > 1:
             v, n, w = zip(*found, strict=True)
-            found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighed else None)]
+            found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighting else None)]
         values, lengths, weights = found[0]
         sparse = KeyedJaggedTensor(keys=self.names, values=values, lengths=lengths, weights=weights)
         if device.type == "cpu":
@@ -119,24 +123,24 @@ class TableLayout:
         return dense.to(device, non_blocking=True), sparse.to(device, non_blocking=True)
 
     def _weights(self, lengths: torch.Tensor) -> torch.Tensor | None:
-        if not self.weighed:
+        if not self.weighting:
             return None
-        bags = lengths.view(len(self.weighed), -1)
-        return torch.cat([how.weights(n) for how, n in zip(self.weighed, bags, strict=True)])
+        bags = lengths.view(len(self.weighting), -1)
+        return torch.cat([how.weights(n) for how, n in zip(self.weighting, bags, strict=True)])
 
     def _with_history(self, config: ModelConfig, tables: list[Table]) -> list[Table]:
-        """The tables with a history, the last of them, looked up in its own or in the target's."""
-        history, target = tables[-1], self.compressor.columns[self.target or 0]
+        """Returns the tables with that of the history, which is the last of them, or with the target's table for
+        both."""
+        history = tables[-1]
+        target = self.compressor.columns[self.target or 0]
         self.past = [f"{history.name}@{n}" for n in range(history.longest)]
         if config.auxiliary:
             self.others = [f"{history.name}@not{n}" for n in range(1, history.longest)]
         self.names[-1:] = [*self.past, *self.others]
         lookups = history.lookups * (2 if self.others else 1)
         if config.history_table != "target":
-            self.keys[history.name], self._items = (
-                [*self.past, *self.others],
-                (history, Compression()),
-            )
+            self.keys[history.name] = [*self.past, *self.others]
+            self._items = history, Compression()
             return [*tables[:-1], replace(history, lookups=lookups)]
         how = self.compressor.choices[self.target or 0]
         self._items = target, how
@@ -159,30 +163,30 @@ class TableLayout:
     def _without_history(
         self, values: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """The other columns' ids and lengths, and the history's place by place: all first items, then all second ones,
-        then, where a gradient is wanted, those that did not come."""
+        """Returns the other columns' ids and lengths, then the history's ids and lengths by position: all first items,
+        then all second items, and so on. When training, random other items follow."""
         assert self.history is not None
         number = self.columns.index(self.history)
         rows = lengths.view(len(self.columns), -1)
         bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
-        places, there = places_of(bags.pop(number), rows[number], self.history.longest)
+        items, exists = items_by_position(bags.pop(number), rows[number], self.history.longest)
         if self.others:
-            places = torch.cat([places, others(places, self.history.rows)])
-            there = torch.cat([there, there[1:] & torch.is_grad_enabled()])
+            items = torch.cat([items, draw_other_items(items, self.history.rows)])
+            exists = torch.cat([exists, exists[1:] & torch.is_grad_enabled()])
         return (
             torch.cat(bags),
             torch.cat([rows[:number], rows[number + 1 :]]).flatten(),
-            codes(places[there], *self._items)[0],
-            there.flatten().to(lengths.dtype),
+            codes(items[exists], *self._items)[0],
+            exists.flatten().to(lengths.dtype),
         )
 
 
-def _reading() -> list[str]:
-    """The models that read a history."""
+def _history_models() -> list[str]:
+    """Returns the models that read a history."""
     return [kind for kind in MODELS if "history" in tower_of(kind).inputs]
 
 
-def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
+def _find_column(name: str, what: str, columns: Sequence[Table]) -> Table:
     found = next((t for t in columns if t.name == name), None)
     if found is None:
         raise ConfigError(
@@ -192,18 +196,18 @@ def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
 
 
 class Ranker(nn.Module):
-    """The whole model: takes a batch and gives one logit a row."""
+    """The model. It takes a batch and returns one logit a row."""
 
     def __init__(
         self, config: ModelConfig, layout: TableLayout, dense: int, *, decay: float = 0.0
     ) -> None:
-        """`decay` pulls the vectors that a batch looks up towards 0, see OptimConfig.table_decay."""
+        """`decay` is the weight decay of the vectors that a batch looks up (`OptimConfig.table_decay`)."""
         super().__init__()
-        # Tables start without memory: each rank makes only its part, when they are sharded.
+        # Tables have no memory yet. When they are sharded, each rank makes only its part.
         kind = DataType[config.table_dtype.upper()]
         self.tables = EmbeddingBagCollection(
             device=torch.device("meta"),
-            is_weighted=bool(layout.weighed),
+            is_weighted=bool(layout.weighting),
             tables=[
                 EmbeddingBagConfig(
                     name=t.name,
@@ -222,21 +226,22 @@ class Ranker(nn.Module):
         self._others = layout.others
         self._target = layout.target
         self._auxiliary = config.auxiliary
-        self._half, self._decay = config.precision == "bf16", decay
-        self._times = config.width // (config.table_width or config.width)
+        self._bf16 = config.precision == "bf16"
+        self._decay = decay
+        self._repeats = config.width // (config.table_width or config.width)
 
     def forward(
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
-        """`rows`: how many of the batch's rows are real, if the others only fill it."""
+        """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
         pooled = self.tables(sparse)
         vectors = self.combine(pooled)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
-        inputs = [dense, vectors.repeat(1, 1, self._times) if self._times > 1 else vectors]
+        inputs = [dense, vectors.repeat(1, 1, self._repeats) if self._repeats > 1 else vectors]
         if self._wide:
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
-        with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._half):
+        with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._bf16):
             if self._past:
                 last = len(self._past) + len(self._others)
                 lengths = sparse.lengths().view(-1, len(dense))[-last:][: len(self._past)].sum(0)
@@ -249,7 +254,7 @@ class Ranker(nn.Module):
                     *inputs, history, lengths, inputs[1][:, self._target], negatives=negatives
                 )
                 if learns:
-                    logits = _Beside.apply(  # type: ignore[no-untyped-call]
+                    logits = _AddLoss.apply(  # type: ignore[no-untyped-call]
                         logits, loss * (self._auxiliary / (rows or len(dense)))
                     )
             else:
@@ -259,9 +264,9 @@ class Ranker(nn.Module):
 
 
 class _Decay(torch.autograd.Function):
-    """Does nothing forwards; backwards it adds the gradient of rate/2 · ‖x‖².
+    """Adds the gradient of rate/2 · ‖x‖² in the backward pass.
 
-    The fused kernels silently ignore weight decay on a CPU; this is the same everywhere."""
+    The fused kernels silently ignore weight decay on a CPU. This works on every device."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rate: float) -> torch.Tensor:
@@ -275,9 +280,9 @@ class _Decay(torch.autograd.Function):
         return gradient + ctx.rate * x, None
 
 
-class _Beside(torch.autograd.Function):
-    """Gives the first tensor; backwards, the second is a loss of its own, to be added to whatever comes of the first.
-    What a run reports as its loss is so the predictions' alone, with an auxiliary loss or without."""
+class _AddLoss(torch.autograd.Function):
+    """Returns the first tensor. In the backward pass, the second tensor is an additional loss. So the loss that a run
+    reports is that of the predictions, without the auxiliary loss."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -297,9 +302,9 @@ def decayed(x: torch.Tensor, rate: float) -> torch.Tensor:
 def loss_of(
     logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor, rows: float | None = None
 ) -> torch.Tensor:
-    """Weighted cross-entropy over the rows of this rank. It is divided by the number of rows, not by the sum of
-    weights, so that the mean over ranks is the mean over the global batch. `rows` is the mean number of rows of a rank,
-    where others only fill the batch."""
+    """Returns the weighted cross-entropy over the rows of this rank. It is divided by the number of rows, not by the
+    sum of weights, so that the mean over ranks is the mean over the global batch. `rows` is the mean number of rows of
+    a rank without padding. None: there is no padding."""
     return nn.functional.binary_cross_entropy_with_logits(
         logits, label, weight, reduction="sum"
     ) / (rows or len(label))
@@ -318,9 +323,9 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float,
         least, most = starts.get(name.removesuffix(".weight").rpartition(".")[2], (-bound, bound))
         for (top, left), part in local_parts(weight):
             height, breadth = part.shape
-            for block in range(top // _BLOCK, -(-(top + height) // _BLOCK)):
-                start = block * _BLOCK
-                values = torch.empty(min(_BLOCK, rows - start), width)
+            for block in range(top // _BLOCK_ROWS, -(-(top + height) // _BLOCK_ROWS)):
+                start = block * _BLOCK_ROWS
+                values = torch.empty(min(_BLOCK_ROWS, rows - start), width)
                 values.uniform_(least, most, generator=_generator(seed, name, block))
                 low, high = max(start, top), min(start + len(values), top + height)
                 part[low - top : high - top] = values[
@@ -330,7 +335,7 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float,
 
 @torch.no_grad()
 def first_bias(model: Any, rate: float) -> None:
-    """Lets the last layer begin at the labels' rate, so that the first steps need not learn it."""
+    """Sets the last bias to the rate of positive labels, so that the first steps need not learn it."""
     rate = min(max(rate, 1e-4), 1 - 1e-4)
     last = [
         p

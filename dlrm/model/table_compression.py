@@ -1,18 +1,20 @@
-"""Smaller tables for many ids, chosen per column: an id becomes a few codes, each a row of an *ordinary* table.
+"""Compresses embedding tables, for each column: an id becomes a few codes, and each code is a row of an *ordinary*
+table.
 
-So a compressed table is several EmbeddingBag tables to everything below: sharded, updated, saved and resumed as any
-other. `Compressor` has their list, turns a batch's ids into codes before the model, and `CombineCodes` makes one
-vector of a column's parts after the lookup.
+A compressed table is several EmbeddingBag tables, which are sharded, updated, saved and resumed as all others.
+`Compressor` lists them, and turns a batch's ids into codes before the model. `CombineCodes` makes one vector of a
+column's parts after the lookup. The kinds:
 
-- `full`: as it is. `spread`: as large, but neighbouring ids lie far apart. Where the frequent ids come first, a table
-  cut by rows would have nearly all its lookups on the first rank; spread, each rank gets its part of them.
-- `modulo`: id mod rows. `hash`: a mix of the id, mod rows. In both, ids share whole vectors.
-- `quotient`: id = q · rows + r. A row of one table for q, of another for r; multiplied, added, or side by side. No two
-  ids have the same pair. A product is of one id: bags of several need `add` or `concat`.
-- `product`: `parts` tables of rows vectors each, every vector a slice of the embedding, side by side, as a product
-  quantiser's centroids. Codes are not learned: the id's digits to the base `rows` (a prime) are the first number of a
-  sequence, its first difference, and so on; code k is the number at k. That is a polynomial, so two ids of t digits
-  agree in t − 1 parts at most, and no two have the same vector.
+- `full`: not compressed.
+- `spread`: not smaller, but neighbouring ids are far apart. If frequent ids come first and a table is cut by rows,
+  nearly all lookups go to the first rank. With `spread`, they go to all ranks.
+- `modulo`: id mod rows. `hash`: a hash of the id, mod rows. In both, several ids share a vector.
+- `quotient`: id = q · rows + r. One table has the rows for q, another those for r. The two vectors are multiplied,
+  added or concatenated. No two ids have the same pair. Multiplication needs one id a row. Bags need `add` or `concat`.
+- `product`: `parts` tables of `rows` vectors. Each vector is a slice of the embedding, as the centroids of a product
+  quantiser. Codes are not learned. The id's digits to the base `rows` (a prime) are the first number of a sequence, its
+  first difference, and so on. Code k is the number at k. That is a polynomial. So two ids of t digits agree in at most
+  t − 1 parts, and no two ids have the same vector.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ _PRIME = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """How one table is made smaller."""
+    """The compression of one table."""
 
     kind: str = "full"
     rows: int = 0
-    """The rows of the smaller table; of the remainders' table; of each part's table (the largest prime up to
-    `rows`)."""
+    """The rows of the smaller table. For `quotient`: of the table of remainders. For `product`: of each part, the
+    largest prime up to `rows`."""
     combine: str = "multiply"
     """How `quotient` joins its two vectors: `multiply`, `add` or `concat`."""
     parts: int = 4
@@ -92,16 +94,16 @@ class Compression:
         return cls(**values)
 
 
-_INSTANCE = frozenset(vars(nn.ModuleDict()))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.ModuleDict()))
 
 
-def within(
+def largest_within(
     kind: str, table: Table, budget: int, *, combine: str = "multiply", parts: int = 4
 ) -> Compression:
-    """The largest compression of a kind whose float32 weights take no more than `budget` bytes."""
+    """Returns the largest compression of a kind whose float32 weights take at most `budget` bytes."""
     rows = budget // (4 * table.width)
     if kind == "quotient":
-        # Remainders r and quotients ⌈n / r⌉ share the rows; side by side each is half as wide.
+        # Remainders r and quotients ⌈n / r⌉ share the rows. If concatenated, each is half as wide.
         room = rows * 2 if combine == "concat" else rows
         rows = max(
             (r for r in range(2, min(room, table.rows) + 1) if r + -(-table.rows // r) <= room),
@@ -120,14 +122,19 @@ def _prime_up_to(limit: int) -> int:
 
 
 def table_name(column: str) -> str:
-    """The name of a column's table: that of the column, unless torch's modules have an attribute of this name, as
-    `type` and `items`."""
-    return f"{column}@ids" if hasattr(nn.ModuleDict, column) or column in _INSTANCE else column
+    """Returns the name of a column's table: the column's name, unless torch's modules have an attribute of this name,
+    such as `type` or `items`."""
+    return (
+        f"{column}@ids"
+        if hasattr(nn.ModuleDict, column) or column in _MODULE_ATTRIBUTES
+        else column
+    )
 
 
 def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
-    """The ordinary tables that stand for one table."""
-    column, table = table, replace(table, name=table_name(table.name))
+    """Returns the ordinary tables into which one table is compressed."""
+    column = table
+    table = replace(table, name=table_name(table.name))
     if compression.kind == "full":
         return (table,)
     if compression.kind == "spread":
@@ -149,7 +156,8 @@ def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
         pieces = 2 if compression.combine == "concat" else 1
         sizes = -(-table.rows // compression.rows), compression.rows
     else:
-        pieces, sizes = compression.parts, (compression.rows,) * compression.parts
+        pieces = compression.parts
+        sizes = (compression.rows,) * pieces
         digits = _digits(table.rows, compression.rows)
         if compression.parts < digits or compression.parts > compression.rows:
             raise ConfigError(
@@ -169,7 +177,7 @@ def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
 
 
 def _digits(count: int, base: int) -> int:
-    """How many digits the ids below `count` have."""
+    """Returns how many digits the ids below `count` have."""
     digits = 1
     while base**digits < count:
         digits += 1
@@ -177,12 +185,13 @@ def _digits(count: int, base: int) -> int:
 
 
 def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, ...]:
-    """For each part of the table, the row of each id."""
+    """Returns the row of each id, for each part of the table."""
     if compression.kind == "full":
         return (ids,)
     if compression.kind == "spread":
-        # In two steps: an id of 32 bits times a stride of as many is more than int64 holds.
-        high, stride = (ids >> 16).long(), _stride(table.rows)
+        # In two steps, because the product of an id and a stride of 32 bits each does not fit int64.
+        high = (ids >> 16).long()
+        stride = _stride(table.rows)
         return (
             (((high * stride % table.rows << 16) + (ids & 0xFFFF).long() * stride) % table.rows).to(
                 ids.dtype
@@ -195,7 +204,8 @@ def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, 
         return (((ids.long() * factor + shift) % _PRIME % compression.rows).to(ids.dtype),)
     if compression.kind == "quotient":
         return ids // compression.rows, ids % compression.rows
-    left, digits = ids, []
+    left = ids
+    digits = []
     for _ in range(_digits(table.rows, compression.rows)):
         digits.append(left % compression.rows)
         left = left // compression.rows
@@ -208,14 +218,15 @@ def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, 
 
 
 def _stride(rows: int) -> int:
-    """How far apart two neighbouring ids are spread: near rows / golden ratio, where any run of ids is spread evenly,
-    and coprime to rows, so that each id has a row of its own."""
+    """Returns the distance between two neighbouring ids: near rows / golden ratio, so that any range of ids is spread
+    evenly, and coprime to rows, so that each id has its own row."""
     near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
     return next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
 
 
 def _mix(name: str) -> tuple[int, int]:
-    """Two numbers of a column's own. They are the same in each run, and two columns do not have the same collisions."""
+    """Returns two numbers from a column's name. They are the same in each run. Two columns have different
+    collisions."""
     digest = hashlib.sha256(name.encode()).digest()
     return (
         1 + int.from_bytes(digest[:8], "little") % (_PRIME - 1),
@@ -224,7 +235,7 @@ def _mix(name: str) -> tuple[int, int]:
 
 
 class Compressor:
-    """The columns' tables, compressed as chosen: lists the ordinary tables, and turns a batch's ids into their rows."""
+    """Lists the ordinary tables of all columns, and turns a batch's ids into rows of these tables."""
 
     def __init__(self, tables: Sequence[Table], choices: Mapping[str, Compression]) -> None:
         names = [t.name for t in tables]
@@ -234,7 +245,7 @@ class Compressor:
         self.columns = tuple(tables)
         self.choices = tuple(choices.get(t.name, Compression()) for t in tables)
         self.parts = tuple(
-            part_tables(t, how) for t, how in zip(self.columns, self.choices, strict=True)
+            part_tables(t, choice) for t, choice in zip(self.columns, self.choices, strict=True)
         )
         self.tables = tuple(part for parts in self.parts for part in parts)
         """The tables of the model's EmbeddingBagCollection, in the order of `expand`'s keys."""
@@ -245,16 +256,14 @@ class Compressor:
 
     @property
     def starts(self) -> dict[str, tuple[float, float]]:
-        """Table → range of its first weights: a vector begins as small as in the full table, ±1 / √rows."""
+        """The range of each table's first weights. A vector starts as small as in the full table, ±1 / √rows."""
         found: dict[str, tuple[float, float]] = {}
-        for column, how, parts in zip(self.columns, self.choices, self.parts, strict=True):
+        for column, choice, parts in zip(self.columns, self.choices, self.parts, strict=True):
             bound = 1 / math.sqrt(column.rows)
             found |= dict.fromkeys((p.name for p in parts), (-bound, bound))
-            if how.kind == "quotient" and how.combine == "multiply":
-                found[parts[1].name] = (
-                    0.5,
-                    1.5,
-                )  # a factor: two small ones would make a product of nothing
+            if choice.kind == "quotient" and choice.combine == "multiply":
+                # The second factor is near 1, because the product of two small factors would be almost 0.
+                found[parts[1].name] = (0.5, 1.5)
         return found
 
     def expand(
@@ -263,28 +272,27 @@ class Compressor:
         lengths: Tensor,
         weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Turns a batch's bags, key-major, from one key a column into one key a table. Ids must be within their
-        columns' rows."""
+        """Turns a batch's bags of columns into bags of tables. Ids must be within their columns' rows."""
         per_column = lengths.view(len(self.columns), -1)
         ends = per_column.sum(1, dtype=torch.int64).tolist()
         bags = torch.split(values, ends)
-        weighed = torch.split(weights, ends) if weights is not None else [None] * len(bags)
+        bag_weights = torch.split(weights, ends) if weights is not None else [None] * len(bags)
         new_values: list[Tensor] = []
         new_lengths: list[Tensor] = []
         new_weights: list[Tensor] = []
-        for column, how, ids, counts, weight in zip(
-            self.columns, self.choices, bags, per_column, weighed, strict=True
+        for column, choice, ids, counts, weight in zip(
+            self.columns, self.choices, bags, per_column, bag_weights, strict=True
         ):
-            product = how.kind == "quotient" and how.combine == "multiply"
+            product = choice.kind == "quotient" and choice.combine == "multiply"
             if product and len(counts) and int(counts.max()) > 1:
                 raise ConfigError(
                     f"column {column.name!r}: a row has {int(counts.max())} ids, and a product is of "
                     "one; write quotient:ROWS:add or quotient:ROWS:concat"
                 )
-            for i, rows in enumerate(codes(ids, column, how)):
+            for i, rows in enumerate(codes(ids, column, choice)):
                 new_values.append(rows)
                 new_lengths.append(counts)
-                if weight is not None:  # a product takes a weight once
+                if weight is not None:  # of two factors, only one is weighted
                     new_weights.append(torch.ones_like(weight) if product and i else weight)
         return (
             torch.cat(new_values),
@@ -304,8 +312,8 @@ class CombineCodes(nn.Module):
                 f"columns of widths {sorted(widths)} cannot be stacked; one width for all is needed"
             )
         self._columns = [
-            ([p.name for p in parts], how.combine if how.kind == "quotient" else "concat")
-            for parts, how in zip(compressor.parts, compressor.choices, strict=True)
+            ([p.name for p in parts], choice.combine if choice.kind == "quotient" else "concat")
+            for parts, choice in zip(compressor.parts, compressor.choices, strict=True)
         ]
 
     def forward(self, pooled: Any) -> Tensor:

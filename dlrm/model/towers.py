@@ -1,14 +1,15 @@
-"""The dense side of every model: dense features and pooled embeddings in, one logit a sample out.
+"""Defines the dense part of each model, a *tower*. It turns dense features and pooled embeddings into one logit a
+sample.
 
-A tower is a class that derives from `Tower` and a line in `MODELS` of `sluice.dlrm.options`. It says itself which
+A tower is a class that derives from `Tower`, and a line in `MODELS` of `sluice.dlrm.options`. The class says which
 inputs it takes, what it costs, and which features its weights belong to.
 
-`build(ModelConfig(…), dense=D, columns=F)` makes one; its `inputs` are some of these, in this order:
+`build(ModelConfig(…), dense=D, columns=F)` makes a tower. Its `inputs` are some of these, in this order:
 
 - `dense` [B, D] and `pooled` [B, F, W];
 - `wide` [B, F, n]: one weight for each id, from a second table of each column. Fused kernels take widths in fours, so
-  such a table is WIDE wide and a weight is the mean over its n columns. Under row-wise Adagrad that mean takes the very
-  steps of Adagrad on a single column;
+  such a table is WIDE wide, and a weight is the mean over its n columns. With row-wise Adagrad, that mean takes the
+  same steps as Adagrad on a single column;
 - `history` [B, T, W], `lengths` [B], `target` [B, W]: embedded items of a history (padded at the end, with any finite
   values), how many are real, and the item in question. `negatives` [B, T − 1, W], items that did not come after the
   first, are needed for an auxiliary loss alone.
@@ -43,13 +44,12 @@ from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
 WIDE = 4
 Labels = tuple[Sequence[Hashable] | None, ...]
-"""For each dimension of a parameter the feature that each place belongs to; None for a dimension without features."""
-_TOWER = "the dense features' own vector"  # no column has this name
+"""For each dimension of a parameter, the feature that each index belongs to. None: a dimension without features."""
+_TOWER = "the dense features' own vector"  # the label of this vector; no column has this name
 
 
 class Tower(nn.Module):
-    """What the trainer, the server and the reports ask of a tower. Its last layers are called `over`: the last bias
-    there begins at the labels' rate."""
+    """The base class of towers. The last layers are called `over`, because `first_bias` sets their last bias."""
 
     inputs: ClassVar[tuple[str, ...]] = ("dense", "pooled")
 
@@ -60,26 +60,26 @@ class Tower(nn.Module):
     def cost(
         config: ModelConfig, *, dense: int, columns: int, history: int
     ) -> dict[str, LayerCost]:
-        """Part → its parameters, and its operations for one sample."""
+        """Returns the cost of each part: its parameters, and its operations for one sample."""
         raise NotImplementedError
 
     @staticmethod
     def labels(
         config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
     ) -> Mapping[str, Labels]:
-        """Parameter → its labels, for those that depend on the features."""
+        """Returns the labels of each parameter that depends on the features."""
         raise NotImplementedError
 
 
 def tower_of(kind: str) -> type[Tower]:
-    """The class of a tower by its name."""
+    """Returns the class of a tower by its name."""
     module, _, name = MODELS[kind].partition(":")
     found: type[Tower] = getattr(import_module(module), name)
     return found
 
 
 def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
-    """The tower for `dense` dense features, which may be none, and `columns` pooled embeddings."""
+    """Makes the tower for `dense` dense features, which may be 0, and `columns` pooled embeddings."""
     if columns < 1:
         raise ConfigError("a model needs a sparse column or more")
     return tower_of(config.kind)(config, dense, columns)
@@ -88,29 +88,29 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
 def cost_of(
     config: ModelConfig, *, dense: int, columns: int, history: int = 0
 ) -> dict[str, LayerCost]:
-    """Part → its count, for a tower as `build` makes it; `total` is last. Embedding tables are not in it."""
+    """Returns the cost of each part of a tower, and of all as `total`. Embedding tables do not count."""
     parts = tower_of(config.kind).cost(config, dense=dense, columns=columns, history=history)
     return {**parts, "total": sum(parts.values(), LayerCost())}
 
 
 def vector_labels(config: ModelConfig, *names: str) -> list[Hashable]:
-    """The labels of these columns' vectors, one after the other."""
+    """Returns the labels of these columns' vectors, one after the other."""
     return [(name, i) for name in names for i in range(config.width)]
 
 
 def _bottom(config: ModelConfig, dense: int) -> LayerCost:
-    """The layers that make the dense features' own vector."""
+    """Returns the cost of the layers that make the dense features' vector."""
     return flops.mlp([dense, *config.dense_layers, config.width])
 
 
 def over_cost(config: ModelConfig, entering: int) -> LayerCost:
-    """What the last layers cost, over so many numbers."""
+    """Returns the cost of the last layers, with so many inputs."""
     return flops.mlp([entering, *config.over_layers, 1])
 
 
 class Dlrm(Tower):
-    """DLRM: dense features go through one tower; its output and all embeddings are multiplied pair by pair; then a
-    second tower follows."""
+    """DLRM: one network makes a vector of the dense features. The dot products of all pairs of vectors go into a second
+    network."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
@@ -148,7 +148,7 @@ class Dlrm(Tower):
 
 
 class Dcn(Tower):
-    """DCN-v2: as DLRM, but cross layers over all vectors take the place of the dot products."""
+    """DCN-v2: like DLRM, with cross layers over all vectors instead of dot products."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
@@ -256,8 +256,8 @@ class DeepFm(WideDeep):
 
 
 class Dien(Tower):
-    """DIEN: interests that evolve. A history is read with attention to the item in question, then a tower takes all
-    vectors."""
+    """DIEN, the deep interest evolution network: it reads a history with attention to the target item, then a network
+    takes all vectors."""
 
     inputs = ("dense", "pooled", "history", "lengths", "target")
 

@@ -1,5 +1,5 @@
-"""xDeepFM: Wide & Deep with a compressed interaction network (CIN), whose products are of whole vectors, of an order
-that each layer makes one higher."""
+"""Defines xDeepFM: Wide & Deep with a compressed interaction network (CIN). The CIN multiplies vectors, and each layer
+raises the order of the products by one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sluice.dlrm.options import ModelConfig
 
 
 class Cin(nn.Module):
-    """x⁰ are the embeddings [B, F, W], and layer k makes maps xᵏₕ = Σᵢⱼ Kᵏₕᵢⱼ xᵏ⁻¹ᵢ ⊙ x⁰ⱼ of them; every map is summed
-    up over its places. There is no activation, as in the publication. [B, F, W] → [B, maps of all layers]"""
+    """x⁰ are the embeddings [B, F, W]. Layer k makes the maps xᵏₕ = Σᵢⱼ Kᵏₕᵢⱼ xᵏ⁻¹ᵢ ⊙ x⁰ⱼ. Each map is summed over its
+    elements. There is no activation, as in the publication. [B, F, W] → [B, maps of all layers]"""
 
     def __init__(self, columns: int, maps: Sequence[int]) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Cin(nn.Module):
             for before, after in pairwise([columns, *maps])
         )
         for kernel in self.layers:
-            bound = (
-                6 / (kernel[0].numel() + len(kernel))
-            ) ** 0.5  # Xavier's, a map's inputs being all its pairs
+            # Xavier's bound. The inputs of a map are all its pairs.
+            bound = (6 / (kernel[0].numel() + len(kernel))) ** 0.5
             nn.init.uniform_(kernel, -bound, bound)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        x, found = vectors, []
+        x = vectors
+        found = []
         for kernel in self.layers:
             pairs = (x.unsqueeze(2) * vectors.unsqueeze(1)).flatten(1, 2)
             x = torch.matmul(kernel.flatten(1), pairs)
@@ -41,7 +41,7 @@ class Cin(nn.Module):
 
 
 class XDeepFm(WideDeep):
-    """Wide & Deep, and a linear layer over what the CIN found."""
+    """Wide & Deep, plus a linear layer over the maps of the CIN."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)

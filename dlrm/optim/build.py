@@ -1,4 +1,4 @@
-"""Makes the optimisers: of tables, most of which are updated within the backward pass, and of the dense layers."""
+"""Makes the optimisers of the tables and of the dense layers. The backward pass updates most tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DENSE = {
 
 
 def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
-    """Call it before sharding: from then on a backward pass updates the rows it saw and keeps no gradient of a table.
+    """Makes the backward pass update the tables' rows, without storing gradients. Call it before sharding.
 
     Row-wise Adagrad's state is one number a row: V += mean(g²), and the row moves by lr · g / (√V + eps)."""
     kind, settings = _TABLES[config.table_optimiser]
@@ -40,14 +40,14 @@ def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
 
 
 def dense_parameters(model: Any) -> dict[str, nn.Parameter]:
-    """Every parameter of a sharded model that is not a table's."""
-    # The plan decides, not what is fused here: tables of other ranks are parameters of this rank, too, without rows.
+    """Returns every parameter of a sharded model that belongs to no table."""
+    # The sharding plan lists all tables. Tables of other ranks are parameters of this rank too, without rows.
     tables = _kinds(model)
     return {name: p for name, p in model.named_parameters() if name not in tables}
 
 
 def copied_tables(model: Any, config: OptimConfig) -> CopiedTables:
-    """The optimiser of the tables of which each rank has a copy, to be made after sharding."""
+    """Makes the optimiser of the tables that every rank has a copy of. Call it after sharding."""
     kinds = _kinds(model)
     return CopiedTables(
         {name: p for name, p in model.named_parameters() if kinds.get(name) == "data_parallel"},
@@ -56,7 +56,7 @@ def copied_tables(model: Any, config: OptimConfig) -> CopiedTables:
 
 
 def _kinds(model: Any) -> dict[str, str]:
-    """The name of each table's weight in a sharded model → TorchRec's name for the table's sharding."""
+    """Returns for each table's weight in a sharded model TorchRec's name of its sharding."""
     return {
         f"{path}.embedding_bags.{name}.weight": table.sharding_type
         for path, tables in model.plan.plan.items()
@@ -65,7 +65,7 @@ def _kinds(model: Any) -> dict[str, str]:
 
 
 def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
-    """The dense layers' optimiser, to be made after sharding. Its state is keyed by the parameters' names."""
+    """Makes the dense layers' optimiser. Call it after sharding. Its state is keyed by the names of the parameters."""
     kind: Any = _DENSE[config.dense_optimiser]
     return KeyedOptimizerWrapper(
         dense_parameters(model),
@@ -96,9 +96,9 @@ class LearningRates:
             ),
         )
 
-    def begin(self, step: int) -> None:
-        """Call it before the forward pass of step number `step`, the run's first being 0."""
+    def set_step(self, step: int) -> None:
+        """Sets the rates of step number `step`. Call it before the forward pass. The run's first step is 0."""
         for one in self._all:
-            one.begin(step)
+            one.set_step(step)
         for tables in self._in_torch:
             tables.step = step

@@ -1,4 +1,4 @@
-"""Limits the length of the dense layers' gradients, and refuses gradients that are not numbers."""
+"""Limits the length of the dense layers' gradients, and raises if one is not finite: `clip`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 
 class GradientError(ValueError):
-    """A gradient that is not finite: its message names the first layer that has one."""
+    """A gradient is not finite. The message names the first layer that has one."""
 
 
 def clip(parameters: Iterable[tuple[str, nn.Parameter]], limit: float) -> float:
-    """Scales all gradients so that their common length is at most `limit`; returns the length before.
+    """Scales all gradients so that their common length is at most `limit`. Returns the length before.
 
-    Call it after the backward pass: the ranks' mean gradients are then the same everywhere, so all ranks clip (or
-    refuse) alike without any message. Tables that are updated within the backward pass have no gradient here;
-    their kernels limit single elements (`gradient_clipping`, `max_gradient`)."""
+    Call it after the backward pass. The gradients are then the same on all ranks, so all ranks clip or raise without
+    communication. Tables that the backward pass updates have no gradient here. Their kernels limit single elements
+    (`gradient_clipping`, `max_gradient`)."""
     named = [(name, p) for name, p in parameters if p.grad is not None]
     gradients = [p.grad for _, p in named if p.grad is not None]
     length = float(nn.utils.get_total_norm(gradients))

@@ -1,4 +1,4 @@
-"""Trains the tables of which each rank holds a copy: TorchRec leaves those to its caller."""
+"""Trains the tables that every rank has a copy of: `CopiedTables`. TorchRec leaves this to its caller."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EPS = 1e-8
 
 
 class CopiedTables(KeyedOptimizer):  # type: ignore[misc]
-    """Makes the update that the fused kernels make, from the mean gradient that DDP gives each copy. A row that no rank
-    looked up has a gradient of 0 and stays as it is. The states have the names that fused ones have, so that a
-    checkpoint fits every kind of sharding."""
+    """Makes the same updates as the fused kernels, from the mean gradient that DDP gives each copy. A row that no rank
+    looked up has a gradient of 0 and does not change. The states have the names of fused ones, so that a checkpoint
+    fits every kind of sharding."""
 
     def __init__(self, tables: Mapping[str, nn.Parameter], config: OptimConfig) -> None:
         """`tables` maps a weight's name in the model, `….NAME.weight`, to the weight."""
@@ -36,7 +36,7 @@ class CopiedTables(KeyedOptimizer):  # type: ignore[misc]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Call it after each backward pass. It uses the gradients up."""
+        """Updates the tables and clears their gradients. Call it after each backward pass."""
         rate = self.param_groups[0]["lr"]
         for weight, states in self.state.items():
             step = weight.grad

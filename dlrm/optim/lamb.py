@@ -1,4 +1,4 @@
-"""LAMB for the dense layers and large batches: Adam's direction, each layer's step in proportion to its weights."""
+"""Implements LAMB, for large batches: Adam's direction, with each layer's step in proportion to its weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Lamb(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        for name, value, right in (
+        for name, value, is_valid in (
             ("lr", lr, lr > 0),
             ("eps", eps, eps > 0),
             ("weight_decay", weight_decay, weight_decay >= 0),
             ("betas", betas, all(0 <= b < 1 for b in betas)),
         ):
-            if not right:
+            if not is_valid:
                 raise ConfigError(f"LAMB: {name} of {value!r} is out of range")
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -50,7 +50,7 @@ class Lamb(Optimizer):
     def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
-            # All of these are tensors, so that a checkpoint loads them in place.
+            # Also the step is a tensor, so that a checkpoint loads it in place.
             state |= {
                 "step": torch.zeros(()),
                 "exp_avg": torch.zeros_like(p),
@@ -61,9 +61,9 @@ class Lamb(Optimizer):
         count = float(state["step"])
         mean = state["exp_avg"].lerp_(gradient, 1 - first) / (1 - first**count)
         square = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - second) / (1 - second**count)
-        way = mean / (square.sqrt() + group["eps"])
+        direction = mean / (square.sqrt() + group["eps"])
         if group["weight_decay"]:
-            way += group["weight_decay"] * p
-        size, length = p.norm(), way.norm()
+            direction += group["weight_decay"] * p
+        size, length = p.norm(), direction.norm()
         ratio = torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
-        p -= group["lr"] * ratio * way
+        p -= group["lr"] * ratio * direction

@@ -1,6 +1,6 @@
-"""How a learning rate changes over a run: a pure function of the step, and a class that sets it in an optimiser.
+"""Computes a learning rate from the step: `RateSchedule`. `Scheduled` sets it in an optimiser.
 
-Nothing is remembered from step to step, so a resumed run goes on with the right rate by itself."""
+The rate depends only on the step, so a resumed run has the right rate."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ UNITS = ("step", "epoch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSchedule:
-    """Linear warm-up to the base rate, a constant stretch, a polynomial decay, then its floor for ever.
+    """Linear warm-up to the base rate, then a constant rate, then a polynomial decay down to a floor.
 
-    All lengths are in `by`'s unit; with none of them, the rate is constant."""
+    All lengths are in the unit `by`. Without lengths, the rate is constant."""
 
     warmup: float = 0.0
-    """Length of the rise. The first step already has one part of the rate, not 0."""
+    """The length of the warm-up. The first step has 1/length of the rate, not 0."""
     decay_start: float = 0.0
-    """Where the decay begins, counted from the run's start."""
+    """The start of the decay, counted from the start of the run."""
     decay: float = 0.0
-    """Length of the decay; 0: none."""
+    """The length of the decay. 0: no decay."""
     power: float = 2.0
-    """1 is a straight line down; 2 falls fast at first."""
+    """The power of the decay. 1 is linear. 2 falls fast at first."""
     floor: float = 0.0
-    """Part of the base rate that is left after the decay."""
+    """The share of the base rate after the decay."""
     by: str = "step"
 
     def __post_init__(self) -> None:
@@ -58,8 +58,8 @@ class RateSchedule:
 
     @classmethod
     def read(cls, text: str) -> RateSchedule:
-        """Reads `constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01,by=epoch`, any part left
-        out."""
+        """Reads `constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01,by=epoch`. Each part is
+        optional."""
         known = [f.name for f in fields(cls)]
         values: dict[str, Any] = {}
         for part in [] if text == "constant" else text.split(","):
@@ -76,7 +76,7 @@ class RateSchedule:
         return cls(**values)
 
     def in_steps(self, steps_per_epoch: int) -> RateSchedule:
-        """The same schedule with its lengths in steps."""
+        """Returns the same schedule with its lengths in steps."""
         if self.by == "step":
             return self
         return replace(
@@ -88,7 +88,7 @@ class RateSchedule:
         )
 
     def factor(self, step: int) -> float:
-        """The factor of the base rate at step number `step`, the run's first being 0."""
+        """Returns the factor of the base rate at step number `step`. The run's first step is 0."""
         if self.by != "step":
             raise ConfigError("schedule: lengths are in epochs; ask in_steps first")
         if step < self.warmup:
@@ -100,7 +100,7 @@ class RateSchedule:
 
 
 class HasGroups(Protocol):
-    """torch's Optimizer, TorchRec's KeyedOptimizer, and whatever wraps them."""
+    """The interface of torch's Optimizer, TorchRec's KeyedOptimizer, and their wrappers."""
 
     @property
     def param_groups(self) -> Any: ...
@@ -108,10 +108,10 @@ class HasGroups(Protocol):
 
 
 class Scheduled:
-    """An optimiser whose rates follow a schedule: call `begin(step)` before each forward pass.
+    """An optimiser whose rates follow a schedule: call `set_step(step)` before each forward pass.
 
-    `fused` marks an optimiser that updates tables within the backward pass (`model.fused_optimizer`): its kernel takes
-    the new rate when its `step` is called, and `step` does nothing else."""
+    `fused` marks an optimiser that updates tables in the backward pass (`model.fused_optimizer`). Its `step` only
+    passes the new rate to the kernel."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class Scheduled:
         self._optimiser = optimiser
         self._schedule = schedule.in_steps(steps_per_epoch)
         self._fused = fused
-        # Taken now: a checkpoint loaded later brings the rates of the step at which it was saved.
+        # Read now, because a checkpoint that is loaded later replaces the rates by those of its step.
         self._base = [float(group["lr"]) for group in optimiser.param_groups]
 
-    def begin(self, step: int) -> float:
-        """Sets the rates for this step; returns the first group's, or 0 on a rank that holds no part of it."""
+    def set_step(self, step: int) -> float:
+        """Sets the rates for this step. Returns the first group's rate, or 0 on a rank without parameters."""
         factor = self._schedule.factor(step)
         for group, base in zip(self._optimiser.param_groups, self._base, strict=True):
             group["lr"] = base * factor

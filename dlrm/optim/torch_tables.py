@@ -1,14 +1,17 @@
-"""Tables of 16 bits, and large ones, on a CPU: looked up and updated within the backward pass as others are.
+"""Trains 16-bit tables and large tables on a CPU: `TorchTables` looks them up, and updates them in the backward pass.
 
-FBGEMM's kernels for CPUs (1.8) keep fp16 tables, but round each updated weight to the nearest, whatever
-`stochastic_rounding` says: a step below half a unit in the last place is lost, every time. For bf16 they have no
-forward pass at all. They refuse float32 tables of 2³¹ − 1 rows and more. Row-wise Adagrad silently updates a wrong row
-from the 2³⁰th weight of a float32 table on, because its byte offsets have 32 bits. So torch looks up and updates such
-tables here. Weights and states stay where FBGEMM keeps them.
+FBGEMM's CPU kernels (1.8) cannot train these tables:
 
-For 16 bits an update is made in float32 and rounded at random, so that small steps count on average: up with the
-probability that is its distance from the lower neighbour. The random numbers depend on the run's seed, the step, the
-table's name and the weight's place. They are the same on any number of ranks and after a resume.
+- fp16: they round each updated weight to the nearest, whatever `stochastic_rounding` says. So steps below half a unit
+  in the last place are always lost.
+- bf16: they have no forward pass.
+- float32 with 2³¹ − 1 rows or more: they refuse them. From the 2³⁰th weight on, row-wise Adagrad silently updates a
+  wrong row, because its byte offsets have 32 bits.
+
+Weights and states stay in FBGEMM's memory. An update of a 16-bit table is made in float32 and rounded at random: up
+with a probability that is its distance from the lower neighbour. So small steps count on average. The random numbers
+depend on the run's seed, the step, the table's name and the weight's row and column. They are the same on any number of
+ranks and after a resume.
 """
 
 from __future__ import annotations
@@ -29,18 +32,20 @@ _FACTORS = (
     0x3F58476D1CE4E5B9,
     0x14D049BB133111EB,
 )  # large odd numbers, below 2⁶³
-_MOST = 2**63 - 1
-_BITS = {torch.float16: 13, torch.bfloat16: 16}
-"""How many bits of a float32's fraction the type has no place for."""
+_LARGEST_INT64 = 2**63 - 1
+_DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}
+"""How many bits of a float32's fraction each type drops."""
 _MOST_WEIGHTS = 2**30
-"""How many weights of a table in float32 FBGEMM updates in their own places, with each optimiser."""
-_SMALL, _UNIT = 2.0**-14, 2.0**-24
-"""Below the first, float16's neighbours are the second apart."""
+"""The most weights of a float32 table that FBGEMM updates correctly with each optimiser."""
+_SMALL = 2.0**-14
+_UNIT = 2.0**-24
+"""Below `_SMALL`, neighbouring float16 numbers differ by `_UNIT`."""
 
 
-def rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
-    """float32 values as `dtype`, each one of its two neighbours. `chance` has random bits, as many as are dropped."""
-    bits = _BITS[dtype]
+def round_at_random(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+    """Rounds float32 values at random to one of the two neighbours in `dtype`. `chance` has as many random bits as are
+    dropped."""
+    bits = _DROPPED_BITS[dtype]
     found = ((values.view(torch.int32) + chance) & -(1 << bits)).view(torch.float32)
     if dtype == torch.float16:
         small = values.abs() < _SMALL
@@ -51,19 +56,20 @@ def rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
     return found.to(dtype)
 
 
-def _mixed(numbers: Tensor) -> Tensor:
+def _mix_bits(numbers: Tensor) -> Tensor:
     for factor in _FACTORS[1:]:
         numbers = (numbers ^ (numbers >> 29 & 0x7FFFFFFFF)) * factor
     return numbers ^ (numbers >> 32 & 0xFFFFFFFF)
 
 
 class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
-    """Takes the place of FBGEMM's module, whose object it becomes: see `take_over`."""
+    """Replaces FBGEMM's module. `replace_tables` turns FBGEMM's object into one of these."""
 
     _parts: list[tuple[Tensor, Tensor | None, list[int], Tensor]]
 
-    def begin(self, seed: int, first_rows: Sequence[int], first_columns: Sequence[int]) -> None:
-        """Call it once, after the object has become one of these, with where each table's part begins in it."""
+    def start(self, seed: int, first_rows: Sequence[int], first_columns: Sequence[int]) -> None:
+        """Prepares the object. Called once. `first_rows` and `first_columns` say where this rank's part of each table
+        starts."""
         states = [found[0] for found in self.split_optimizer_states()] or [None] * len(
             self.embedding_specs
         )
@@ -102,17 +108,18 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         offsets: Tensor,
         weights: Tensor | None,
     ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
-        """For each table its number, the ids of all its features' bags, the bag of each id (None if each bag has one),
-        and its weight."""
+        """Yields for each table its number, the ids of all its features' bags, the bag of each id (None: each bag has
+        one id), and the weight of each id."""
         batch = (len(offsets) - 1) // len(self.feature_table_map)
-        lengths, ends = offsets.diff().view(-1, batch), offsets[::batch].tolist()
+        lengths = offsets.diff().view(-1, batch)
+        ends = offsets[::batch].tolist()
         for number, (_, _, features, _) in enumerate(self._parts):
             at = [slice(ends[f], ends[f + 1]) for f in features]
-            own = lengths[features].flatten()
+            lengths_here = lengths[features].flatten()
             bags = (
                 None
-                if bool((own == 1).all())
-                else torch.repeat_interleave(torch.arange(len(own)), own)
+                if bool((lengths_here == 1).all())
+                else torch.repeat_interleave(torch.arange(len(lengths_here)), lengths_here)
             )
             yield (
                 number,
@@ -123,8 +130,8 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
 
     @torch.no_grad()
     def update(self, number: int, ids: Tensor, gradients: Tensor) -> None:
-        """Moves the rows of these ids, each by the sum of its gradients."""
-        weights, state, _, places = self._parts[number]
+        """Updates the rows of these ids, each by the sum of its gradients."""
+        weights, state, _, keys = self._parts[number]
         rows, inverse = torch.unique(ids, return_inverse=True)
         total = gradients.new_zeros(len(rows), weights.shape[1]).index_add_(0, inverse, gradients)
         step = total * self.get_learning_rate()
@@ -142,13 +149,17 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         if weights.dtype == torch.float32:
             weights[rows] = moved
             return
-        base = _mixed((rows + places[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _MOST))
-        chance = ((base.unsqueeze(1) * places[1:]) >> 40 & ((1 << _BITS[weights.dtype]) - 1)).int()
-        weights[rows] = rounded(moved, weights.dtype, chance)
+        base = _mix_bits(
+            (rows + keys[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _LARGEST_INT64)
+        )
+        chance = (
+            (base.unsqueeze(1) * keys[1:]) >> 40 & ((1 << _DROPPED_BITS[weights.dtype]) - 1)
+        ).int()
+        weights[rows] = round_at_random(moved, weights.dtype, chance)
 
 
 class _Lookup(torch.autograd.Function):
-    """The sums of the bags' rows, in float32; backwards, the tables are updated."""
+    """Sums the rows of each bag, in float32. Its backward pass updates the tables."""
 
     @staticmethod
     def forward(
@@ -191,25 +202,24 @@ class _Lookup(torch.autograd.Function):
         return (None,) * 5
 
 
-def needs_ours(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
-    """Whether FBGEMM cannot train these tables on a CPU: they are of 16 bits, or one of them is too large."""
+def needs_torch(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
+    """Whether FBGEMM cannot train these tables on a CPU, because they have 16 bits or one is too large."""
     return tables.weights_precision in (SparseType.FP16, SparseType.BF16) or any(
         rows * width > _MOST_WEIGHTS for rows, width, *_ in tables.embedding_specs
     )
 
 
-def take_over(model: torch.nn.Module, seed: int) -> list[TorchTables]:
-    """Has the tables of a sharded model on a CPU that need it be looked up and updated here."""
+def replace_tables(model: torch.nn.Module, seed: int) -> list[TorchTables]:
+    """Turns the tables of a sharded model that FBGEMM cannot train into `TorchTables`. Returns these."""
     found = []
-    lookups = [
-        one for module in model.modules() for one in getattr(module, "_lookups", ())
-    ]  # TorchRec hides them
+    # TorchRec keeps these modules in lists, so `modules` does not find them.
+    lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]
     for owner in (module for lookup in lookups for module in lookup.modules()):
         tables: Any = getattr(owner, "_emb_module", None)
         if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and (
-            tables.current_device.type == "cpu" and needs_ours(tables)
+            tables.current_device.type == "cpu" and needs_torch(tables)
         ):
             tables.__class__ = TorchTables
-            tables.begin(seed, owner._row_offset, owner._col_offset)
+            tables.start(seed, owner._row_offset, owner._col_offset)
             found.append(tables)
     return found

@@ -27,7 +27,7 @@ A = TypeVar("A")
 
 
 class Full(Exception):
-    """Too many requests wait already. The client may ask again after `retry_after` seconds."""
+    """Too many requests are waiting. The client may try again after `retry_after` seconds."""
 
     def __init__(self, text: str, retry_after: int = 1) -> None:
         super().__init__(text)
@@ -36,13 +36,13 @@ class Full(Exception):
 
 @dataclass(eq=False)
 class Batcher(Generic[Q, A]):
-    """Collects requests into batches on one event loop; `work` answers each request of a list."""
+    """Collects requests into batches on one event loop. `work` answers each request of a list."""
 
     work: Callable[[Sequence[Q]], Sequence[A]]
     _: KW_ONLY
     size: Callable[[Q], int]
     size_limit: int
-    """The most that the `size` of several requests in one batch may add up to."""
+    """The largest sum of `size` over several requests in one batch."""
     request_limit: int
     """The most requests in one batch."""
     waiting_limit: int
@@ -72,14 +72,14 @@ class Batcher(Generic[Q, A]):
     @property
     def ahead_s(self) -> float:
         """The seconds until all work is done that waits or has begun."""
-        begun_at, expected_s = self._running or (self.clock(), 0.0)
+        started_at, expected_s = self._running or (self.clock(), 0.0)
         return self.pace.seconds(self._queued_units) + max(
-            0.0, begun_at + expected_s - self.clock()
+            0.0, started_at + expected_s - self.clock()
         )
 
     async def ask(self, request: Q) -> A:
-        """The answer to a request; raises Full at once, or what `work` raised. A request whose caller stops waiting is
-        left out, unless its batch has begun."""
+        """Returns the answer to a request. Raises Full at once, or the error of `work`. If the caller stops waiting
+        before the batch starts, the request is dropped."""
         if len(self._queue) >= self.waiting_limit:
             raise Full(f"{self.waiting_limit} requests wait already")
         units = max(1, self.units(request))
@@ -108,8 +108,8 @@ class Batcher(Generic[Q, A]):
                     return
                 self.on_batch(len(batch))
                 requests = [request for request, _ in batch]
-                begun_at, expected_s = self.clock(), self.pace.seconds(units)
-                self._running = begun_at, expected_s
+                started_at, expected_s = self.clock(), self.pace.seconds(units)
+                self._running = started_at, expected_s
                 try:
                     if expected_s <= INLINE_S:
                         answers = self.work(requests)
@@ -122,7 +122,7 @@ class Batcher(Generic[Q, A]):
                     continue
                 finally:
                     self._running = None
-                    self.pace = self.pace.after(units, self.clock() - begun_at)
+                    self.pace = self.pace.after(units, self.clock() - started_at)
                 for (_, future), answer in zip(batch, answers, strict=True):
                     if not future.done():
                         future.set_result(answer)
@@ -130,17 +130,18 @@ class Batcher(Generic[Q, A]):
             self._busy = False
 
     def _next_batch(self) -> tuple[list[tuple[Q, asyncio.Future[A]]], int]:
-        """Takes the next batch from the queue; returns it with its units of work."""
+        """Takes the next batch from the queue. Returns it with its units of work."""
         batch: list[tuple[Q, asyncio.Future[A]]] = []
         batch_size = batch_units = 0
         unit_limit = self.pace.units_within(BATCH_S)
         while self._queue and len(batch) < self.request_limit:
             request, units, future = self._queue[0]
-            if future.done():  # nobody waits for it any more
+            if future.done():  # its caller has stopped waiting
                 self._queue.popleft()
                 self._queued_units -= units
                 continue
-            batch_size, batch_units = batch_size + self.size(request), batch_units + units
+            batch_size += self.size(request)
+            batch_units += units
             if batch and (batch_size > self.size_limit or batch_units > unit_limit):
                 batch_units -= units
                 break

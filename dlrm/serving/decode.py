@@ -1,6 +1,7 @@
 """Decodes requests for predictions: `Decoder` turns JSON or Arrow into rows of raw features, or refuses the request.
 
-Values are judged as the ETL job judges them, so that a row has the features here that it had in training.
+Values are accepted, converted and rejected by the rules of the ETL job. So a row has the same features here as in
+training.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sluice.etl.apply.parse import NO_TIME, WRONG, fits
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
-JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+ARROW = "application/vnd.apache.arrow.stream"
 _PLAIN_TYPES = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -32,14 +34,14 @@ _PLAIN_TYPES = (
     pa.types.is_null,
 )
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
-# Fields of Arrow's messages, and a kind of them.
+# The numbers of two fields in Arrow's messages, and of the message kind that has rows.
 _COMPRESSION = 3
 _HEADER = 2
 _RECORD_BATCH = 3
 
 
 class Refusal(Exception):
-    """Says why a request gets no predictions: it is answered with an HTTP status and one line."""
+    """A request gets no predictions. The answer is an HTTP status and one line that says why."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -48,13 +50,13 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """The rows of one request: objects as JSON has them, or columns."""
+    """The rows of one request: as JSON objects, or as columns."""
 
     count: int
     objects: Sequence[Mapping[str, Any]] = ()
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Feature → number of rows in which it is not named: the spec's default stands there."""
+    """For each feature, the number of rows without it. These rows get the spec's default."""
 
 
 class Decoder:
@@ -63,14 +65,16 @@ class Decoder:
     def __init__(self, spec: Spec, fingerprint: str, *, most_rows: int) -> None:
         needed = _needed_features(spec)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
-        """Raw feature → its type in the spec: what a request should bring."""
-        self._known, self._times = spec.input.columns, spec.input.times
-        self._fingerprint, self._row_limit = fingerprint, most_rows
-        # TSV cannot tell an empty text from a missing one; csv writes the text as "", json and columns as it is.
+        """The type of each raw feature that a request should have."""
+        self._known = spec.input.columns
+        self._times = spec.input.times
+        self._fingerprint = fingerprint
+        self._row_limit = most_rows
+        # In TSV an empty text and a missing one look the same. The other formats distinguish them.
         self._empty_is_none = spec.input.format == "tsv"
 
     def read(self, content_type: str, body: bytes) -> RequestRows:
-        """Reads a request's body; raises Refusal if it cannot be answered."""
+        """Reads a request's body. Raises Refusal if it cannot be answered."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON:
             _check_charset(content_type)
@@ -84,22 +88,22 @@ class Decoder:
         )
 
     def columns(self, requests: Sequence[RequestRows]) -> dict[str, pa.Array]:
-        """The rows of several requests, one after the other. Raises Refusal if a value fits no column."""
+        """Joins the rows of several requests. Raises Refusal if a value does not fit its column."""
         parts: list[dict[str, pa.Array]] = []
         objects: list[Mapping[str, Any]] = []
         for rows in requests:
             if rows.columns:
-                parts += [self._arrays_of(objects)] if objects else []
+                parts += [self._to_arrays(objects)] if objects else []
                 parts.append(dict(rows.columns))
                 objects = []
             else:
                 objects += rows.objects
-        parts += [self._arrays_of(objects)] if objects or not parts else []
+        parts += [self._to_arrays(objects)] if objects or not parts else []
         if len(parts) == 1:
             return parts[0]
         return {name: pa.concat_arrays([part[name] for part in parts]) for name in self.kinds}
 
-    def _arrays_of(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    def _to_arrays(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
         arrays = {}
         for name, kind in self.kinds.items():
             values = [row.get(name) for row in objects]
@@ -110,16 +114,20 @@ class Decoder:
                     texts = [value or None if isinstance(value, str) else None for value in values]
                     values = [None if isinstance(value, str) else value for value in values]
                     arrays[name] = pc.coalesce(
-                        _array(values, kind), self._seconds(name, pa.array(texts, pa.string()))
+                        _make_array(values, kind),
+                        self._parse_times(name, pa.array(texts, pa.string())),
                     )
                 else:
-                    arrays[name] = _array(values, kind)
-            except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
+                    arrays[name] = _make_array(values, kind)
+            except (
+                ValueError,
+                OverflowError,
+            ):  # such as a lone surrogate, or an integer beyond any float
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
         return arrays
 
-    def _seconds(self, name: str, texts: pa.Array) -> pa.Array:
-        """Times that a request writes as the input does, as the job reads them."""
+    def _parse_times(self, name: str, texts: pa.Array) -> pa.Array:
+        """Parses times that are written in the input's format, as the ETL job does."""
         found = self._times[name].apply(texts, None)
         if pc.any(pc.and_(pc.is_valid(texts), pc.is_null(found))).as_py():
             raise Refusal(422, f"feature {name!r}: {NO_TIME}")
@@ -127,7 +135,7 @@ class Decoder:
 
     def _json(self, body: bytes) -> RequestRows:
         try:
-            document = _document(body)
+            document = _parse_json(body)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is not JSON: {_first_line(error)}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
@@ -165,8 +173,8 @@ class Decoder:
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:
-            table = _table(body, self._check_row_count)
-            names = table.schema.names  # which may be no text
+            table = _read_table(body, self._check_row_count)
+            names = table.schema.names  # this fails if a name is not valid text
         except (
             pa.ArrowException,
             OSError,
@@ -184,7 +192,8 @@ class Decoder:
             self._check_known(name)
         if len(set(names)) < len(names):
             raise Refusal(422, "two columns have one name")
-        columns, missing = {}, {}
+        columns = {}
+        missing = {}
         for name, kind in self.kinds.items():
             if name in names:
                 columns[name] = self._cast(name, kind, table[name])
@@ -195,9 +204,8 @@ class Decoder:
 
     def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
         inner = values.type.value_type if pa.types.is_list(values.type) else values.type
-        if not any(
-            is_kind(inner) for is_kind in _PLAIN_TYPES
-        ):  # times, decimals and others, as a job reads them
+        # Times, decimals and other types are converted as in the ETL job.
+        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):
             try:
                 array, lost = converted(values.combine_chunks(), kind)
             except pa.ArrowException:
@@ -208,7 +216,7 @@ class Decoder:
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}")
             return array
         if name in self._times and pa.types.is_string(values.type):
-            return self._seconds(name, values.combine_chunks())
+            return self._parse_times(name, values.combine_chunks())
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:
@@ -247,35 +255,34 @@ class Decoder:
 
 
 def rows_at_most(content_type: str, body: bytes) -> int:
-    """An upper bound of the rows in a request. It is cheap: nothing is decoded, and no number in the request is
-    trusted."""
+    """Returns an upper bound of the rows in a request. It is cheap, because it decodes nothing."""
     if content_type.partition(";")[0].strip().lower() == JSON:
         return body.count(b"{")
     try:
         return sum(
-            _length(message.metadata.to_pybytes())
+            _row_count(message.metadata.to_pybytes())
             for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
             if message.type == "record batch"
         )
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError):
-        return 0  # it is refused before any row is made
+        return 0  # `Decoder.read` will refuse the request
 
 
 def _needed_features(spec: Spec) -> set[str]:
-    """The raw features that the model's columns are made from, and those by which joins and histories are looked up."""
+    """Returns the raw features that the model's columns are made from, and the keys of joins and histories."""
     names = {
         name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources
     }
     for history in spec.rows.histories:
         if history.name in names:
             names |= {history.by, history.of}
-    for join in reversed(spec.rows.joins):  # a join may go by what one before it brought
+    for join in reversed(spec.rows.joins):  # a join's key may come from an earlier join
         names |= set(join.on)
     return names
 
 
 def _check_charset(content_type: str) -> None:
-    """Refuses JSON that says it is not UTF-8: nothing else is JSON between two programs."""
+    """Refuses JSON that declares another charset than UTF-8."""
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if (
@@ -289,19 +296,19 @@ def _check_charset(content_type: str) -> None:
             )
 
 
-def _document(body: bytes) -> Any:
-    """The value of a JSON text. Raises Refusal for an object that has one key twice: each reader would take another of
-    its values."""
+def _parse_json(body: bytes) -> Any:
+    """Parses JSON. Raises Refusal for an object with a duplicate key, because readers differ in which value they
+    take."""
     text = body.decode("utf-8-sig")
-    document = json.loads(text, parse_constant=_no_constant)
-    # Each key has a colon behind it. If there are more colons than keys, texts hold some, or a key is there twice.
-    if text.count(":") != _keys_of(document):
-        json.loads(text, object_pairs_hook=_object)
+    document = json.loads(text, parse_constant=_reject_constant)
+    # A colon follows each key. If there are more colons than keys, texts have colons, or a key is a duplicate.
+    if text.count(":") != _count_keys(document):
+        json.loads(text, object_pairs_hook=_reject_duplicate_keys)
     return document
 
 
-def _keys_of(document: Any) -> int:
-    """The number of keys of a request: those of the document and of its rows."""
+def _count_keys(document: Any) -> int:
+    """Returns the number of keys of a request: those of the document and of its rows."""
     if not isinstance(document, dict):
         return 0
     rows = document.get("rows")
@@ -312,15 +319,17 @@ def _keys_of(document: Any) -> int:
     )
 
 
-def _object(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(members)
     if len(found) < len(members):
-        twice = next(key for key, times in Counter(key for key, _ in members).items() if times > 1)
-        raise Refusal(422, f"key {twice[:60]!r} is there twice in one object; send it once")
+        duplicate = next(
+            key for key, times in Counter(key for key, _ in members).items() if times > 1
+        )
+        raise Refusal(422, f"key {duplicate[:60]!r} is there twice in one object; send it once")
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number; send null for a missing one")
 
 
@@ -328,12 +337,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table:
-    """Reads all batches of a stream. They are checked to the last offset, as its own description may be false;
-    `check_row_count` is called with the number of rows so far."""
+def _read_table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table:
+    """Reads all batches of a stream and validates every offset, because the stream may be invalid. `check_row_count` is
+    called with the number of rows so far."""
     batches = []
     rows = 0
-    with pa.ipc.open_stream(_uncompressed(body)) as stream:
+    with pa.ipc.open_stream(_reject_compressed(body)) as stream:
         for batch in stream:
             rows += batch.num_rows
             check_row_count(rows)
@@ -342,19 +351,18 @@ def _table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table:
         return pa.Table.from_batches(batches, stream.schema)
 
 
-def _uncompressed(body: bytes) -> bytes:
-    """Refuses a stream that may grow when it is read: few bytes of compressed data or of a dictionary can stand for
-    many."""
+def _reject_compressed(body: bytes) -> bytes:
+    """Returns the stream. Raises Refusal if it may grow when it is read, by compression or by dictionaries."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
         if message.type not in ("schema", "record batch"):
             raise Refusal(415, "Arrow columns must not be dictionary-encoded")
-        if message.type == "record batch" and _compressed(message.metadata.to_pybytes()):
+        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
             raise Refusal(415, "Arrow batches must not be compressed")
     return body
 
 
-def _compressed(message: bytes) -> bool:
-    """Whether a record batch's flatbuffer names a compression; Arrow's Python reader does not say."""
+def _is_compressed(message: bytes) -> bool:
+    """Whether a record batch is compressed, by its flatbuffer. Arrow's Python reader does not tell."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
     if not header:
@@ -363,8 +371,8 @@ def _compressed(message: bytes) -> bool:
     return bool(_field(message, batch, _COMPRESSION))
 
 
-def _length(message: bytes) -> int:
-    """The number of rows that a record batch's flatbuffer gives."""
+def _row_count(message: bytes) -> int:
+    """Returns the number of rows in a record batch's flatbuffer."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
     position = (
@@ -374,7 +382,7 @@ def _length(message: bytes) -> int:
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """The position of a field in a flatbuffer's table; 0 if it is not there."""
+    """Returns the position of a field in a flatbuffer's table. 0: the field is missing."""
     vtable = table - struct.unpack_from("<i", message, table)[0]
     size = struct.unpack_from("<H", message, vtable)[0]
     position = 4 + 2 * number
@@ -382,11 +390,11 @@ def _field(message: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _array(values: Sequence[Any], kind: str) -> pa.Array:
+def _make_array(values: Sequence[Any], kind: str) -> pa.Array:
     try:
         return pa.array(values, ARROW_TYPES[kind])
     except (
         pa.ArrowTypeError,
         pa.ArrowInvalid,
-    ):  # true and false among whole numbers, and these beyond 64 bits
+    ):  # booleans among integers, or integers beyond 64 bits
         return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])

@@ -1,4 +1,4 @@
-"""A run's dense side as a separate program: `Head`, exported by torch.export, compiled by AOTInductor, and checked."""
+"""Exports a run's tower as a separate program: `Head`, by torch.export and AOTInductor, and checks the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import ModelConfig
 
 SIZES = (1, 2, 7, 64, 1000)
-"""Batch sizes at which an exported program is compared with the model."""
+"""The batch sizes at which an exported program is compared with the model."""
 TOLERANCE = 1e-5
 
 Inputs = tuple[Tensor, ...]
@@ -24,8 +24,7 @@ class NotEqual(RuntimeError):
 
 
 class Head(nn.Module):
-    """The tower: takes dense features and pooled embeddings, as `sluice.dlrm.model.towers` describes them, and gives a
-    logit a row."""
+    """The tower. It takes the inputs that `sluice.dlrm.model.towers` describes, and returns a logit for each row."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
@@ -35,14 +34,13 @@ class Head(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
             output = self.tower(*inputs)
-        logits: Tensor = (
-            output[0] if isinstance(output, tuple) else output
-        )  # dien gives a loss besides
+        # dien also returns a loss.
+        logits: Tensor = output[0] if isinstance(output, tuple) else output
         return logits.float()
 
 
 def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows: int) -> Inputs:
-    """Example inputs of the right shapes, always the same ones for the same arguments."""
+    """Returns example inputs of the right shapes, always the same for the same arguments."""
     generator = torch.Generator().manual_seed(rows)
     shapes = {
         "dense": (rows, dense),
@@ -63,17 +61,17 @@ def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:
     """Exports the tower as a program for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
     with warnings.catch_warnings():
-        # torch's own GRU keeps its weights twice; they are parameters all the same.
+        # torch's GRU stores its weights twice. They are still parameters.
         warnings.filterwarnings("ignore", message="The tensor attributes")
         return torch.export.export(head, inputs, dynamic_shapes=(tuple({0: rows} for _ in inputs),))
 
 
 def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[..., Tensor]:
-    """Compiles the program to machine code, in a package that needs no Python; returns it as loaded from there."""
+    """Compiles the program to a package that needs no Python. Returns the program as loaded from the package."""
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
     with warnings.catch_warnings():
-        # torch's own code asks so.
+        # torch's own code causes this warning.
         warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
         aoti_compile_and_package(program, package_path=str(path))
     loaded: Callable[..., Tensor] = aoti_load_package(str(path))
@@ -82,7 +80,8 @@ def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[...,
 
 @torch.no_grad()
 def difference(head: Head, program: Callable[..., Tensor], batches: Sequence[Inputs]) -> float:
-    """The largest difference between two logits, relative for logits above 1; raises NotEqual beyond TOLERANCE."""
+    """Returns the largest difference between two logits, relative for logits above 1. Raises NotEqual beyond
+    TOLERANCE."""
     largest = 0.0
     for inputs in batches:
         expected, answered = head(*inputs), program(*inputs)

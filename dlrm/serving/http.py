@@ -1,5 +1,5 @@
-"""The server's HTTP side: `HttpApp` answers requests by a scorer, within limits. It is an application as ASGI has them,
-so that whatever speaks HTTP for it can be changed."""
+"""Answers HTTP requests by a scorer, within limits: `HttpApp`. It is an ASGI application, so it works with any ASGI
+server."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ class Reply:
 
 
 class ClientGone(Exception):
-    """The client closed the connection before all of its request had come."""
+    """The client closed the connection before its request was complete."""
 
 
 class BackgroundTask(Protocol):
-    """A task that runs along with a server, and reports its state."""
+    """A task that runs while the server runs, and reports its state."""
 
     async def __call__(self, service: HttpApp) -> None: ...
     def about(self) -> dict[str, Any]: ...
 
 
 def iso_time(moment: float) -> str:
-    """A moment, given in seconds since 1970, as text in ISO 8601."""
+    """Returns a time in seconds since 1970 as text in ISO 8601."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
 
 
 class HttpApp:
-    """Answers with one model, and after `take` with another; requests that came before are still answered."""
+    """Answers with one model, and after `take` with another. Earlier requests are still answered."""
 
     def __init__(
         self,
@@ -80,10 +80,11 @@ class HttpApp:
         wall_clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
     ) -> None:
-        """`background` runs as long as the server does; `pace` says how fast the model is, as far as that is known.
-        `wall_clock` gives seconds since 1970."""
+        """`background` runs as long as the server. `pace` is the measured speed of the model. `wall_clock` returns
+        seconds since 1970."""
         self.served = ServerMetrics()
-        self.scorer, self.limits = scorer, limits
+        self.scorer = scorer
+        self.limits = limits
         self._background = background
         self._clock = clock
         self._wall_clock = wall_clock
@@ -142,7 +143,8 @@ class HttpApp:
     def take(self, scorer: Scorer) -> None:
         """Answers with this model from the next batch on."""
         self.served.model(scorer.servable.about())
-        self.scorer, self._serving_since = scorer, self._wall_clock()
+        self.scorer = scorer
+        self._serving_since = self._wall_clock()
 
     def _score(self, requests: Sequence[PredictRequest]) -> Sequence[Answer | Refusal]:
         return self.scorer.answer(requests)
@@ -162,7 +164,7 @@ class HttpApp:
         except Full as full:
             reply = _error_reply(503, str(full), {"retry-after": str(full.retry_after)})
         except Refusal as refusal:
-            # After these two, what is still to come is not read.
+            # After these two, the rest of the request is not read.
             close = {"connection": "close"} if refusal.status in (408, 413) else {}
             reply = _error_reply(refusal.status, str(refusal), close)
         except ClientGone:
@@ -238,6 +240,6 @@ def _json_reply(content: Mapping[str, Any]) -> Reply:
 
 
 def _error_reply(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
-    # A lone surrogate, as a client's JSON may bring it, has no bytes of its own.
+    # A lone surrogate, which a client's JSON may contain, cannot be encoded.
     body = json.dumps({"error": text}, ensure_ascii=False).encode(errors="replace")
     return Reply(status, body, headers or {})

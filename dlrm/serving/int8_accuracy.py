@@ -1,4 +1,4 @@
-"""Measures what narrower tables cost in accuracy: compares float32 and narrow tables over the same rows."""
+"""Measures the accuracy cost of narrow tables: compares them with float32 tables on the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _BATCH = 8192
 
 
 def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Quality]:
-    """The quality with float32 tables, and with the servable's own, over the same rows of a split, at most `rows`."""
+    """Returns the quality with float32 tables, and with the servable's own tables, on the same rows of a split, at most
+    `rows`."""
     trained = Config.from_dict(servable.meta.config)
     config = replace(trained, ranks=1, batch_size=_BATCH)
     wide, _ = ranker(

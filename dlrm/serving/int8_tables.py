@@ -1,7 +1,7 @@
-"""Embedding tables as they are served: `NarrowTables`, all of a model in one array of float32, float16 or int8.
+"""Stores embedding tables for serving: `NarrowTables`, in float32, float16 or int8.
 
-int8 is symmetric: a row is whole numbers from -127 to 127 times one float16, its largest value / 127, so a row of width
-16 takes 18 bytes instead of 64. A lookup is one gather over all tables at once.
+int8 is symmetric: a row has integers from -127 to 127, times one float16, which is the row's largest value / 127. So a
+row of width 16 takes 18 bytes instead of 64. A lookup is one gather over all tables of one width.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sluice.dlrm.options import ConfigError, Table
 
 KINDS = ("fp32", "fp16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
-_LEAST_SCALE = 2.0**-24  # float16's smallest; below it a row is as good as zero
+_LEAST_SCALE = 2.0**-24  # the smallest float16; rows with a smaller scale become 0
 _BLOCK_ROWS = 2**16
 
 
 class NarrowTables(nn.Module):
-    """Takes the place of a Ranker's `tables`: takes ids and gives the sum of each bag's rows, by feature."""
+    """Replaces a Ranker's `tables`. It takes ids and returns the sum of each bag's rows, by feature."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class NarrowTables(nn.Module):
         kind: str,
         names: Sequence[str] = (),
     ) -> None:
-        """`keys` are the features that are looked up in each table, `names` all of them in the order in which they
-        come, if that is not the tables' order."""
+        """`keys` has the features that are looked up in each table. `names` has all features in the order of the input.
+        Empty: the order of the tables."""
         super().__init__()
         if kind not in KINDS:
             raise ConfigError(f"tables: {kind!r} is none of {', '.join(KINDS)}")
@@ -50,7 +50,7 @@ class NarrowTables(nn.Module):
         ]
 
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
-        """Sets a table's weights from its rows, given in order, some at a time."""
+        """Sets a table's weights from its rows, which come in order and in parts."""
         group = next(g for g in self._groups if name in g.first)
         row = group.first[name]
         for part in rows:
@@ -106,7 +106,7 @@ class _Group:
     def __init__(
         self, tables: Sequence[Table], features: Sequence[tuple[str, str]], kind: str
     ) -> None:
-        """`features` are those that are looked up here, each with its table."""
+        """`features` has the features that are looked up here, each with its table."""
         self.first: dict[str, int] = {}
         rows = 0
         for table in tables:
@@ -125,7 +125,7 @@ class _Group:
             return
         scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
         self.scales[first:end] = scale
-        # Divides by the scale as it is stored, so that its rounding does not count twice.
+        # Divides by the rounded scale that is stored, so that its rounding adds no error.
         self.weights[first:end] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
 
     def pooled(

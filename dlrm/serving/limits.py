@@ -1,4 +1,4 @@
-"""A server's limits: `ServerLimits`, and `Bucket`, which passes a steady rate of requests. The clock is handed in."""
+"""Limits a server: `ServerLimits`, and `Bucket`, which limits the rate of requests. The clock is passed in."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ class ServerLimits:
 
 
 class Bucket:
-    """Holds permits for at most a second's worth of requests, and fills at `rate` a second."""
+    """Has permits for the requests of at most one second, and gains `rate` permits a second."""
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
-        self._rate, self._clock = rate, clock
+        self._rate = rate
+        self._clock = clock
         self._capacity = max(1.0, rate)
-        self._permits, self._filled_at = self._capacity, clock()
+        self._permits = self._capacity
+        self._filled_at = clock()
 
     def take(self) -> float:
-        """0 if the request may pass, else the seconds until one may."""
+        """Returns 0 if the request may pass, otherwise the seconds until one may."""
         if not self._rate:
             return 0.0
         now = self._clock()

@@ -1,4 +1,4 @@
-"""A server's counters for Prometheus: `ServerMetrics`."""
+"""Counts a server's requests for Prometheus: `ServerMetrics`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServerMetrics:
-    """A server's counters, in a registry of their own."""
+    """A server's counters, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,11 +29,11 @@ class ServerMetrics:
             ["feature"],
             **home,
         )
-        # To find a label's counter takes longer than to count.
+        # Cached, because finding a label's counter takes longer than counting.
         self._of_status = functools.cache(requests.labels)
         self._missing = missing
         self._missing_since: Count[str] = Count()
-        """What was missing since the figures were last asked for: there are many of them in a request."""
+        """The missing features since the last call of `text`. They are collected, because a request may lack many."""
         self._seconds = Histogram(
             "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
         )
@@ -61,13 +61,13 @@ class ServerMetrics:
         self.taken = 0
 
     def request(self, status: int, seconds: float) -> None:
-        """Counts a request that was answered, whatever the answer."""
+        """Counts an answered request, with any status."""
         self.statuses[status] += 1
         self._of_status(status).inc()
         self._seconds.observe(seconds)
 
     def answered(self, rows: int, missing: Mapping[str, int]) -> None:
-        """Counts the rows of a request that got predictions; `missing` has the rows that did not name a feature."""
+        """Counts the rows of a request that got predictions. `missing` has the number of rows without each feature."""
         self.rows += rows
         self._rows.inc(rows)
         self._missing_since.update(missing)
@@ -88,7 +88,7 @@ class ServerMetrics:
         self._reloads.labels(result).inc()
 
     def text(self, waiting: int) -> bytes:
-        """All figures as Prometheus reads them."""
+        """Returns all metrics in the format of Prometheus."""
         self._waiting.set(waiting)
         for name, count in self._missing_since.items():
             self._missing.labels(name).inc(count)

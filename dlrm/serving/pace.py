@@ -1,4 +1,4 @@
-"""`Pace` predicts how long a batch takes, from earlier ones, and when one more request can be answered. Pure."""
+"""Predicts how long a batch takes, from earlier batches: `Pace`. It does no I/O and reads no clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 _KEPT_SHARE = 0.9  # share of earlier observations that is kept at each new batch
-_LARGEST_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: a single one says little
+_LARGEST_JUMP = 4.0  # a batch counts as at most 4 times slower or faster than expected, because one may be an outlier
 _LEAST = 1e-9
-_LEAST_SPREAD = (
-    1e-3  # sizes that differ less say nothing about which part of the time each unit takes
-)
+_LEAST_SPREAD = 1e-3
+"""If the sizes of batches differ less, they do not show which part of the time each unit takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,21 @@ class Pace:
 
     @classmethod
     def from_two_batches(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
-        """The pace from two batches, each (units, seconds). The small one may have been held up and have taken as long,
-        so at least half of the large one's time counts as spent on its units."""
+        """Returns the pace from two batches, each (units, seconds). The small batch may have been delayed. So at least
+        half of the large batch's time counts as spent on its units."""
         each = max(large[1] - small[1], large[1] / 2) / (large[0] - small[0])
         return cls(max(_LEAST, min(small[1], large[1]) - each * small[0]), each)
 
     def seconds(self, units: int) -> float:
-        """How long a batch of so many units takes."""
+        """Returns how long a batch of so many units takes."""
         return self.fixed + self.each * units if units else 0.0
 
     def after(self, units: int, seconds: float) -> Pace:
-        """The pace after one more batch: the line that fits all batches best."""
+        """Returns the pace after one more batch: the line that fits all batches best."""
         expected = self.seconds(units)
         took = min(max(seconds, expected / _LARGEST_JUMP), expected * _LARGEST_JUMP)
-        sums = self.sums or _added(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
-        one, x, xx, y, xy = sums = _added(
+        sums = self.sums or _sum_terms(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
+        one, x, xx, y, xy = sums = _sum_terms(
             tuple(_KEPT_SHARE * value for value in sums), _terms(units, took)
         )
         spread = one * xx - x * x
@@ -54,12 +53,12 @@ class Pace:
         return Pace(fixed, each, sums)
 
     def units_within(self, seconds: float) -> int:
-        """How many units fit into so many seconds; at least one, as a request cannot be cut."""
+        """Returns how many units fit into so many seconds, at least 1, because a request cannot be split."""
         return max(1, int((seconds - self.fixed) / self.each))
 
     def retry_after(self, ahead_s: float, units: int, within_s: float) -> int:
-        """0 if a request of so many units, with `ahead_s` seconds of work before it, is answered within `within_s`
-        seconds; else the seconds after which it may be. With nothing before it, a request is always tried."""
+        """Returns 0 if a request of so many units, after `ahead_s` seconds of other work, is answered within `within_s`
+        seconds. Otherwise returns the seconds after which to try again. Without other work it returns 0."""
         overdue_s = ahead_s + self.seconds(units) - within_s
         return max(1, math.ceil(overdue_s)) if ahead_s > 0 and overdue_s > 0 else 0
 
@@ -75,5 +74,5 @@ def _terms(units: int, seconds: float) -> tuple[float, ...]:
     )
 
 
-def _added(*summands: tuple[float, ...]) -> tuple[float, ...]:
+def _sum_terms(*summands: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(map(sum, zip(*summands, strict=True)))

@@ -1,4 +1,4 @@
-"""Keeps a server's model up to date: `Reload` looks for newer checkpoints, and hands over a complete one's model."""
+"""Keeps a server's model up to date: `Reload` looks for newer checkpoints and loads them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.meta import chosen
+from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
 
 _ERRORS = (UsageError, OSError)
-"""What can be wrong with a run, its table or its state."""
+"""Errors of a run, its table or its state. Their message suffices without the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a checkpoint is not served."""
+    """The reason why a checkpoint is not served."""
 
     error: str
     times: int
-    """How many looks in a row met this error."""
+    """How many checks in a row had this error."""
     first: float
     last: float
 
@@ -34,7 +34,7 @@ class Failure:
 @dataclass
 class Reload:
     """Serves the old model until the new one is loaded. A model that cannot be loaded is reported once, and tried again
-    at each look. Its errors do not stop the server."""
+    at each check. Its errors do not stop the server."""
 
     run: Path
     load: Callable[[], Scorer]
@@ -50,22 +50,20 @@ class Reload:
         self._failures = 0
 
     async def __call__(self, service: HttpApp) -> None:
-        """Looks every `every_s` seconds, until it is cancelled."""
+        """Checks every `every_s` seconds, until it is cancelled."""
         while True:
             await asyncio.sleep(self.every_s)
             await self.look(service)
 
     async def look(self, service: HttpApp) -> bool:
-        """Looks once for a newer model; returns whether one took over."""
+        """Checks once for a newer model. Returns whether the server uses one now."""
         try:
             scorer = await asyncio.to_thread(self._newer, service.scorer.servable)
             if scorer is not None:
                 service.take(scorer)
         except asyncio.CancelledError:
             raise
-        except (
-            BaseException
-        ) as error:  # of a folder that anybody writes into; even SystemExit, out of a user's module
+        except BaseException as error:  # a user's module may raise any error, even SystemExit
             self._note_failure(error, service)
             return False
         self._failing = False
@@ -79,7 +77,7 @@ class Reload:
         return True
 
     def about(self) -> dict[str, Any]:
-        """The state of these looks, for `/health`."""
+        """Returns the state of these checks, for `/health`."""
         last = self._failure
         return {
             "failing": self._failing,
@@ -94,8 +92,8 @@ class Reload:
         }
 
     def _newer(self, servable: Servable) -> Scorer | None:
-        """The model to be served, unless it is served already."""
-        newest = chosen(self.run / "checkpoints", take_best=self.take_best)
+        """Returns the model to serve. None: it is already served."""
+        newest = find_checkpoint(self.run / "checkpoints", take_best=self.take_best)
         return None if newest == (servable.path, servable.meta) else self.load()
 
     def _note_failure(self, error: BaseException, service: HttpApp) -> None:
@@ -114,5 +112,5 @@ class Reload:
             self._report(f"a newer checkpoint cannot be served, so the one before it stays: {text}")
 
     def _report(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody listens any more
+        with suppress(OSError, ValueError):  # standard error may be closed
             self.say(text)

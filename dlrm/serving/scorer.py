@@ -1,4 +1,4 @@
-"""Answers many requests by one pass through the model: `Scorer`. It knows nothing of HTTP, threads or clocks."""
+"""Answers many requests by one pass through the model: `Scorer`. It is independent of HTTP and threads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows, rows
 from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.served_model import BadValue, Servable
 
-_PASS_ROWS = 8192  # rows of a batch that pass at once, so that its memory is bounded
+_PASS_ROWS = 8192  # the most rows of one pass through the model, which bounds its memory
 _ROW_BYTES = 512
-_WARM_ROWS, _WARM_TIMES = 1024, 3
+_WARM_ROWS = 1024
+_WARM_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class PredictRequest:
 
     @property
     def units(self) -> int:
-        """Units of work: each row is one, and so is each _ROW_BYTES of the body."""
+        """The units of work: one for each row, and one for each _ROW_BYTES of the body."""
         return rows_at_most(self.content_type, self.body) + len(self.body) // _ROW_BYTES
 
 
@@ -39,34 +40,35 @@ class Answer:
     step: int
     version: int
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Feature → number of rows in which the spec's default stood for it."""
+    """For each feature, the number of rows that got the spec's default."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"probabilities": self.probabilities, "step": self.step, "version": self.version}
 
 
 class Scorer:
-    """Answers with one model; another takes over by `scorer = Scorer(…)`, while this one finishes what it has begun."""
+    """Answers requests with one model. For a new model, the server makes another Scorer."""
 
     def __init__(self, servable: Servable, *, most_rows: int) -> None:
         self.servable = servable
         self.decoder = Decoder(servable.spec, servable.fingerprint, most_rows=most_rows)
 
     def warmed_up(self, clock: Callable[[], float] = time.perf_counter) -> Pace:
-        """Measures how fast the model is, on rows that name no feature; what is built at first use is built then."""
+        """Measures how fast the model is, on rows without features. This also builds everything that is built at first
+        use."""
         batches = []
         for rows in (1, _WARM_ROWS):
             request = PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))
             times = []
             for _ in range(_WARM_TIMES):
-                begun_at = clock()
+                started_at = clock()
                 self.answer([request])
-                times.append(clock() - begun_at)
+                times.append(clock() - started_at)
             batches.append((request.units, min(times)))
         return Pace.from_two_batches(batches[0], batches[1])
 
     def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
-        """One answer for each request: one that cannot be answered does not affect the others."""
+        """Returns one answer for each request. A bad request does not affect the others."""
         answers: list[Answer | Refusal | None] = [None] * len(requests)
         decoded: list[tuple[int, RequestRows]] = []
         for number, request in enumerate(requests):
@@ -74,7 +76,7 @@ class Scorer:
                 decoded.append((number, self.decoder.read(request.content_type, request.body)))
             except Refusal as refusal:
                 answers[number] = refusal
-        for group in _passes(decoded):
+        for group in _group_by_rows(decoded):
             for number, answer in self._answer_together(group):
                 answers[number] = answer
         return [answer for answer in answers if answer is not None]
@@ -93,7 +95,7 @@ class Scorer:
                 return [
                     (
                         decoded[0][0],
-                        error if isinstance(error, Refusal) else Refusal(422, _message(error)),
+                        error if isinstance(error, Refusal) else Refusal(422, _with_row(error)),
                     )
                 ]
             return [answer for each in decoded for answer in self._answer_together([each])]
@@ -114,12 +116,12 @@ class Scorer:
         )
 
 
-def _message(error: BadValue) -> str:
+def _with_row(error: BadValue) -> str:
     return f"rows[{error.rows[0]}]: {error}"
 
 
-def _passes(decoded: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:
-    """Cuts requests into groups of at most _PASS_ROWS rows; a larger request is a group of its own."""
+def _group_by_rows(decoded: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:
+    """Groups requests into passes of at most _PASS_ROWS rows. A larger request is its own group."""
     passes: list[list[tuple[int, RequestRows]]] = []
     rows_in_pass = 0
     for request in decoded:

@@ -1,4 +1,4 @@
-"""A run's model as it is served: `Servable` turns raw features into probabilities with the code of ETL and training."""
+"""Turns raw features into probabilities: `Servable`, a run's model. It uses the code of the ETL and of training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, chosen
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, find_checkpoint
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
@@ -33,13 +33,13 @@ from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays
 
 _NO_VALUES = torch.zeros(0)
-_TRIED_ROWS = 256
-_CERTAIN = 36.0
-"""From this logit on, float64 has no probability between the prediction and 1."""
+_TRIAL_ROWS = 256
+_CERTAIN_LOGIT = 36.0
+"""From this logit on, the probability is exactly 1 in float64."""
 
 
 class BadValue(ValueError):
-    """Rows that the model cannot take. `rows` are their numbers, the message says what is wrong with the first."""
+    """The model cannot take some rows. `rows` has their numbers. The message says what is wrong with the first."""
 
     def __init__(self, rows: list[int], text: str) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class Servable:
     model: Ranker
     tables: NarrowTables
     rows: Serving
-    """What joins and histories need to know about other rows."""
+    """The data about other rows that joins and histories need."""
     features: Features
     online: Mapping[str, ops.Online]
     transforms: ColumnTransforms
@@ -78,7 +78,7 @@ class Servable:
         Raises CheckpointError, TableError or StateError if there is no checkpoint, if it is damaged, if its weights or
         answers are not finite, or if its table's version is gone. Raises OperatorError if the table's spec names a
         function that `allow_code` (names of modules) does not cover."""
-        path, meta = chosen(run / "checkpoints", take_best=take_best)
+        path, meta = find_checkpoint(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         if config.transform_spec:
             raise CheckpointError(
@@ -117,11 +117,11 @@ class Servable:
         return found
 
     def try_out(self) -> None:
-        """Raises CheckpointError unless the model gives plausible answers to made-up rows: numbers of 0, and ids from
-        all over the tables. Finite weights can be too large for that."""
+        """Raises CheckpointError unless the model gives plausible answers to made-up rows, with numbers of 0 and random
+        ids. Finite weights can be too large for that."""
         generator = torch.Generator().manual_seed(0)
         ids = [
-            torch.randint(0, column.rows, (_TRIED_ROWS,), generator=generator)
+            torch.randint(0, column.rows, (_TRIAL_ROWS,), generator=generator)
             for column in self.layout.columns
         ]
         values = torch.cat(ids).to(
@@ -129,19 +129,19 @@ class Servable:
         )
         logits = self._logits(
             Batch(
-                dense=torch.zeros(_TRIED_ROWS, len(self.meta.dense)),
+                dense=torch.zeros(_TRIAL_ROWS, len(self.meta.dense)),
                 values=values,
                 lengths=torch.ones(len(values), dtype=torch.int32),
                 label=_NO_VALUES,
                 weight=_NO_VALUES,
-                rows=_TRIED_ROWS,
+                rows=_TRIAL_ROWS,
                 epoch=0,
                 step=0,
             )
         )
         if not bool(torch.isfinite(logits).all()):
             wrong = "the model's answers to made-up rows are no numbers"
-        elif float(logits.abs().median()) > _CERTAIN:
+        elif float(logits.abs().median()) > _CERTAIN_LOGIT:
             wrong = "the model's answers to most of some made-up rows are exactly 0 or 1"
         else:
             return
@@ -151,15 +151,15 @@ class Servable:
         )
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """Turns raw columns into a batch as the loader would; raises BadValue for rows in which a number is missing
-        that nothing fills, or too large."""
+        """Turns raw columns into the batch that the loader would make. Raises BadValue for rows with a number that is
+        too large, or missing and not filled."""
         inputs = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
         for name, as_stored in inputs.items():
             values = self.online[name](as_stored) if name in self.online else as_stored
             if name in self.meta.dense:
-                arrays[name] = _narrowed(name, values)
+                arrays[name] = _as_float32(name, values)
             elif isinstance(values, np.ndarray):
                 arrays[name] = values
             elif pa.types.is_list(values.type):
@@ -180,7 +180,8 @@ class Servable:
                 f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
                 "nothing in",
             )
-        ids, lengths = [], []
+        ids = []
+        lengths = []
         kind = np.int64 if any(is_wide(column.rows) for column in self.layout.columns) else np.int32
         for column in self.layout.columns:
             counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
@@ -203,7 +204,7 @@ class Servable:
         )
 
     def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
-        """The predicted probability of each row."""
+        """Returns the predicted probability of each row."""
         batch = self.batch(columns)
         logits = self._logits(batch)
         if wrong := (~torch.isfinite(logits)).nonzero().flatten().tolist():
@@ -223,7 +224,7 @@ class Servable:
         return logits
 
     def about(self) -> dict[str, Any]:
-        """What a client may want to know about the model."""
+        """Returns facts about the model for clients."""
         return {
             "checkpoint": self.path.name,
             "step": self.meta.step,
@@ -237,13 +238,13 @@ class Servable:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the features. A request may name it, so that it is refused once the model has other
-        features."""
+        """The fingerprint of the features. A request may name it. The server refuses the request if the model has other
+        features by then."""
         return self.meta.fingerprint["layout"]
 
 
-def _narrowed(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.float32]:
-    """The numbers of a feature as a batch holds them; raises BadValue for rows whose number it cannot hold."""
+def _as_float32(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.float32]:
+    """Returns the numbers of a feature as float32. Raises BadValue for rows whose number is too large."""
     given = values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
     with np.errstate(over="ignore"):
         numbers = given.astype(np.float32)
@@ -257,12 +258,12 @@ def _narrowed(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.
 
 
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:
-    """The operators that the table leaves to the loader, by column."""
+    """Returns the operators that the table leaves to the loader, by column."""
     return {f.name: ops.online(f, state) for f in table.fields if f.online}
 
 
 def layout_of(config: Config, table: FeatureTable) -> TableLayout:
-    """The same layout of tables that training has, but for what only its losses need."""
+    """Returns the layout of tables as in training, without the parts that only losses need."""
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     missing = MissingNumbers(dense) if config.missing == "mask" else None
     return TableLayout(
@@ -273,7 +274,7 @@ def layout_of(config: Config, table: FeatureTable) -> TableLayout:
 def ranker(
     config: Config, layout: TableLayout, dense: int, weights: CheckpointReader, kind: str
 ) -> tuple[Ranker, NarrowTables]:
-    """Builds a whole model in this process, with a checkpoint's weights."""
+    """Makes the unsharded model with a checkpoint's weights."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
     tables = NarrowTables(layout.tables, layout.keys, kind, layout.names)

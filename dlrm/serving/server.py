@@ -1,4 +1,4 @@
-"""The server's assembly: its options, the port, the model behind it, and how it starts and stops."""
+"""Runs the server: its options, its port, its model, and how it starts and stops."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
-"""The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
+"""The longest time for which a large batch in another thread keeps the event loop waiting for the interpreter's
+lock."""
 _BACKLOG = 256
-"""How many connections are accepted before one that they push out is closed."""
+"""How many connections may be accepted before a surplus connection is closed."""
 _OTHER_FILES = _BACKLOG + 256
 """Files that the process needs in addition to the open connections."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
-    """How many connections may be open, and which limit of files (RLIMIT_NOFILE) to set, for a process with these soft
-    and hard limits; -1: no limit."""
+    """Returns how many connections may be open, and the limit of files (RLIMIT_NOFILE) to set, for a process with these
+    soft and hard limits. -1: no limit."""
     needed = connections + _OTHER_FILES
     if soft < 0 or soft >= needed:
         return connections, soft
@@ -52,7 +53,7 @@ def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
 
 
 def _raise_file_limit(wanted: int, say: Say) -> int:
-    """Raises this process's limit of files as far as it must; returns how many connections it may then have open."""
+    """Raises this process's limit of files if needed. Returns how many connections it may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, file_limit = affordable(wanted, soft, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
@@ -68,7 +69,7 @@ _LIMITS = ServerLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What one request, one client and one server may use."""
+    """The limits of requests, clients and the server."""
 
     title = "limits"
     max_body: int = setting(
@@ -100,7 +101,7 @@ class LimitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Which model is served, how it is held, and where it can be asked."""
+    """The model to serve, the form of its tables, and the address."""
 
     title = "what"
     run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
@@ -126,9 +127,9 @@ class ServerOptions:
 
 
 def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
-    """Serves until a signal ends it; returns what was answered."""
+    """Serves until a signal ends it. Returns counts of the answers."""
     limits = options.limits.server_limits(_raise_file_limit(options.limits.max_connections, say))
-    # The port is opened before the model is loaded: a wrong one is reported at once.
+    # The port is opened before the model is loaded, so that a wrong port is reported at once.
     with (
         _listening(options.host, options.port) as listener,
         PinKeeper(f"serve-{options.run.name}", say) as pins,
@@ -144,9 +145,8 @@ class Server:
     ) -> None:
         import torch
 
-        from sluice.dlrm.serving.connections import (
-            protocol,
-        )  # a missing package is reported before a model is loaded
+        # Imported first, so that a missing package is reported before the model is loaded.
+        from sluice.dlrm.serving.connections import protocol
         from sluice.dlrm.serving.http import HttpApp
         from sluice.dlrm.serving.reload import Reload
         from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -155,7 +155,7 @@ class Server:
         torch.set_num_threads(options.threads)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
-        gc.freeze()  # what libraries made stays: a collection that goes through it all holds requests up for 0.2 s
+        gc.freeze()  # otherwise each collection of the libraries' objects delays requests by 0.2 s
         self._options = options
         self._limits = limits
         self._pins = pins
@@ -181,10 +181,10 @@ class Server:
         self._service: HttpApp = HttpApp(scorer, limits, background=reload, pace=pace)
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
-        """Answers until a signal ends it."""
+        """Answers requests until a signal ends it. Returns counts of the answers."""
         self._interrupted = asyncio.Event()
         self._server = self._uvicorn()
-        begun_at = time.monotonic()
+        started_at = time.monotonic()
         asyncio.run(self._run_until_stopped(listener))
         if self._interrupted.is_set():
             raise KeyboardInterrupt
@@ -195,7 +195,7 @@ class Server:
             "rows": served.rows,
             "reloads": served.taken,
             "step": self._service.scorer.servable.meta.step,
-            "seconds": round(time.monotonic() - begun_at, 1),
+            "seconds": round(time.monotonic() - started_at, 1),
         }
 
     def _load(self) -> tuple[Scorer, Pace]:
@@ -219,9 +219,8 @@ class Server:
     def _uvicorn(self) -> uvicorn.Server:
         import uvicorn
 
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.ERROR
-        )  # hostile requests may not fill a log
+        # Below this level, hostile requests could fill a log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         return uvicorn.Server(
             uvicorn.Config(
                 self._service,
@@ -242,14 +241,13 @@ class Server:
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
         background = asyncio.create_task(self._service.run_background())
-        await self._server._serve([listener])  # `serve` would also take signals, and end by them
+        await self._server._serve([listener])  # `serve` would also handle signals
         background.cancel()
         await asyncio.gather(background, return_exceptions=True)
         await ready
 
     async def _say_ready(self, listener: socket.socket) -> None:
-        """Says that the server is up and takes signals from then on; before that, a signal ends the program as any
-        other."""
+        """Reports that the server is ready, and handles signals from then on. Before, a signal ends the program."""
         while not self._server.started:
             await asyncio.sleep(0.01)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
@@ -270,7 +268,7 @@ class Server:
 
 
 def _tables_text(servable: Any, rows: int) -> str:
-    """Says how much memory the tables take, and what that costs in AUC."""
+    """Returns a text about the memory of the tables and its cost in AUC."""
     from sluice.dlrm.serving.int8_accuracy import compared
 
     tables = servable.tables
@@ -300,7 +298,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     if not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: must be from 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only over sockets that are told to be TCP: else an answer waits 40 ms for the
+    # The protocol must be given as TCP. Otherwise asyncio does not set TCP_NODELAY, and an answer waits 40 ms for the
     # client to acknowledge its head.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

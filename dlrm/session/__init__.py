@@ -1,1 +1,1 @@
-"""A run of the trainer, from its command line to its result."""
+"""Runs the trainer, from its command line to its result."""

@@ -1,4 +1,4 @@
-"""The settings that follow the number of training rows, where a run is begun without them: `defaults`."""
+"""Chooses the settings that depend on the number of training rows, if the user gives none: `defaults`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from sluice.ingest.row_order import STREAMS
 
 LEAST_STEPS = 200
-"""The steps that an epoch has at least, where there are rows enough."""
+"""The least steps of an epoch, if the rows suffice."""
 MOST_ROWS = 8192
-"""The rows of the largest batch that is chosen."""
+"""The largest batch that is chosen, in rows."""
 RANKS = 64
-"""A batch that has as many rows or more is a multiple of this, so that any power of two up to it may be the number of
-ranks."""
+"""A batch of at least as many rows is a multiple of this. So the number of ranks may be any power of two up to it."""
 MANY_ROWS = 40_000
-"""From so many rows on, longer steps of the dense layers lead further, whatever the batch; below, they lead astray."""
+"""From so many rows on, a higher learning rate of the dense layers is better, for any batch size. Below, it is
+worse."""
 
 
 def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
-    """The settings for so many training rows, of which a batch has as many of each stream.
-    docs/training.md tells what they were found from. A batch of 64 rows or more is a multiple of 64.
+    """Returns the settings for so many training rows. docs/training.md has the measurements behind them. A batch is a
+    multiple of the streams, and from 64 rows on also of 64.
 
     | training rows | batch_size            | dense_lr |
     |---------------|-----------------------|----------|
@@ -38,8 +38,8 @@ def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
     }
 
 
-def described(rows: int, given: Mapping[str, Any]) -> str:
-    """Says what `defaults` chose for the settings that are not given, and why; empty if all of them are given."""
+def describe_defaults(rows: int, given: Mapping[str, Any]) -> str:
+    """Returns a text about the settings that `defaults` chose, and why. Empty if all of them are given."""
     chosen = {
         name: value
         for name, value in defaults(rows, given.get("streams", STREAMS)).items()

@@ -1,4 +1,4 @@
-"""What can be known of a run before its first step and is likely not meant: `early_warnings`."""
+"""Warns before the first step about settings that are probably mistakes: `early_warnings`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.ingest.row_order import RowsPlan
 
 
 def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[str]:
-    """One line for each thing that is likely not meant, with what to do. `plan` is that of the training rows."""
+    """Returns one line for each probable mistake, with what to do. `plan` is the order of the training rows."""
     rows = {split: table.rows_of(split) for split in table.splits}
     spec = table.record.spec if table.records else ""
     warnings = empty_splits(table.spec().table, rows) if spec else []
@@ -28,7 +28,7 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
 
 
 def left_out(plan: RowsPlan) -> str | None:
-    """Says how many rows no epoch trains on; None if all of them are."""
+    """Returns a text about the rows that each epoch skips. None: it skips none."""
     if not plan.dropped:
         return None
     return (

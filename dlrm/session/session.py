@@ -1,4 +1,4 @@
-"""What all versions of a run share on one rank: signals, journal, endpoint and pinned files."""
+"""Holds what all versions of a run share on one rank: signals, journal, endpoint and pinned files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TrainingSession:
         self.ranks.barrier()
 
     def journal(self) -> Journal | Silence:
-        """Returns the run's journal. It is created when the first version can begin."""
+        """Returns the run's journal. The first call creates it."""
         from sluice.dlrm.telemetry.journal import Journal, Silence
 
         if self._journal is None:

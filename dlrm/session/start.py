@@ -15,7 +15,7 @@ from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.options import ConfigError, profile_of, spread_out, tables_of
-from sluice.dlrm.session.defaults import defaults, described
+from sluice.dlrm.session.defaults import defaults, describe_defaults
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
@@ -45,7 +45,7 @@ def start_point(given: Given) -> StartPoint:
         return _resume(given, options, permission)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
-    return _begin(given, options, request, permission, go_on=go_on)
+    return _start_new(given, options, request, permission, go_on=go_on)
 
 
 def _resume(given: Given, options: StartOptions, permission: Permission) -> StartPoint:
@@ -82,7 +82,7 @@ def _resume(given: Given, options: StartOptions, permission: Permission) -> Star
     )
 
 
-def _begin(
+def _start_new(
     given: Given,
     options: StartOptions,
     request: PetastormRequest,
@@ -116,7 +116,7 @@ def _begin(
         go_on=go_on,
         pause=options.pause,
         split_moved=options.split_moved,
-        chosen=described(rows, given),
+        chosen=describe_defaults(rows, given),
     )
 
 

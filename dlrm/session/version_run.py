@@ -42,7 +42,7 @@ class VersionRun:
     in many of them."""
 
     def __init__(self, session: TrainingSession, start: StartPoint) -> None:
-        self._began = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._session = session
         self._start = start
         self._ranks = session.ranks
@@ -74,7 +74,7 @@ class VersionRun:
                 following = self._session.following(self._start, outcome.meta)
                 if following is not None:
                     return VersionResult({}, following)
-            result = {**self._judge(outcome), **self._describe(controller)}
+            result = {**self._evaluate_at_end(outcome), **self._describe(controller)}
             if self._ranks.first:
                 result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
@@ -98,7 +98,8 @@ class VersionRun:
 
     def _announce(self, stack: ExitStack) -> None:
         """Reports the plan of the training, and shows its progress at the endpoint."""
-        loader, endpoint = self._loader, self._session.endpoint
+        loader = self._loader
+        endpoint = self._session.endpoint
         self._journal = self._session.journal()
         self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
         self._journal.set_listener(endpoint.observe)
@@ -161,9 +162,10 @@ class VersionRun:
         self._journal.say(f"warning: {text}")
 
     def _restore(self, *, knobs_known: bool) -> None:
-        """Gives model and loader the state of the checkpoint, if there is one. `knobs_known`: the registry had the
+        """Loads the checkpoint into the model and the loader, if there is one. `knobs_known`: the registry had the
         loader's knobs."""
-        start, journal = self._start, self._journal
+        start = self._start
+        journal = self._journal
         loader = self._loader
         if start.seen:
             self._warn(start.seen)
@@ -200,7 +202,7 @@ class VersionRun:
                     "kind": "follow",
                     "step": start.meta.step,
                     "epoch": start.meta.epoch,
-                    "seconds": round(time.perf_counter() - self._began, 3),
+                    "seconds": round(time.perf_counter() - self._started_at, 3),
                     **start.changes.to_dict(),
                     **self._planned.to_dict(),
                 }
@@ -220,8 +222,9 @@ class VersionRun:
             )
 
     def _train_and_tune(self) -> tuple[TrainingOutcome, Controller | None]:
-        """Trains with the agent until the epochs are over or the run is ended early."""
-        config, journal = self._config, self._journal
+        """Trains with the agent until the last epoch or an early end. Returns the outcome and the agent."""
+        config = self._config
+        journal = self._journal
         loader = self._loader
         with (
             self._conditions.inject_faults(loader, journal.event),
@@ -300,8 +303,8 @@ class VersionRun:
             "input": self._conditions.outcome(self._loader),
         }
 
-    def _judge(self, outcome: TrainingOutcome) -> dict[str, Any]:
-        """Evaluates the model on its test split, unless the run was asked to stop. Returns the figures of the run."""
+    def _evaluate_at_end(self, outcome: TrainingOutcome) -> dict[str, Any]:
+        """Evaluates the model on its test split, unless the run was asked to stop. Returns the metrics of the run."""
         if not outcome.stopped:
             self._validator.conclude(outcome.meta)
         split = (
@@ -336,7 +339,7 @@ def _resumption(meta: CheckpointMeta, config: Config) -> str:
 
 
 def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
-    """Returns the figures of the training over all ranks."""
+    """Returns the metrics of the training over all ranks."""
     peaks_bytes = ranks.gather_objects(outcome.peak_bytes)
     first_batches_s = ranks.gather_objects(outcome.first_batch_s)
     figures = (

@@ -43,8 +43,8 @@ def placed(config: Config, tables: Sequence[Table], machine: TrainingMachine) ->
 
 
 def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
-    """The kind that `--sharding` demands of each table: none (`auto`), one kind for all, or a JSON file of {table:
-    kind} or {table: kind:kernel}. With one kind for all, tables too small to be cut stay whole."""
+    """Returns the kind that `--sharding` demands of each table: none (`auto`), one kind for all, or a JSON file of
+    {table: kind} or {table: kind:kernel}. With one kind for all, tables too small to be cut stay whole."""
     if how == "auto":
         return {}
     if how in SHARDING_KINDS:
@@ -78,7 +78,7 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
 
 
 def describe(placement: ModelPlacement, found: Sequence[Table], machine: TrainingMachine) -> str:
-    """The plan as a person reads it."""
+    """Returns the plan as text."""
     rows = [("table", "rows", "width", "bytes", "rank", "kind", "why")]
     for p, t in zip(placement.places, found, strict=True):
         where = "all" if len(p.ranks) == machine.ranks > 1 else ",".join(map(str, p.ranks))
@@ -100,7 +100,7 @@ def describe(placement: ModelPlacement, found: Sequence[Table], machine: Trainin
 
 
 def summary(placement: ModelPlacement, tables: Sequence[Table]) -> list[dict[str, Any]]:
-    """The plan as a run folder keeps it."""
+    """Returns the plan as a dict, for the run folder."""
     return [
         {
             "name": p.name,
@@ -124,7 +124,7 @@ def shard(
     *,
     wire: str = "fp32",
 ) -> DistributedModelParallel:
-    """The model with its tables distributed as placed, and its dense layers copied to every rank."""
+    """Returns the model with its tables distributed by the placement, and its dense layers copied to every rank."""
     from torchrec import EmbeddingBagCollection
     from torchrec.distributed.fbgemm_qcomm_codec import (
         CommType,
@@ -167,7 +167,7 @@ def _sharder(codecs: Any = None) -> Any:
 def torchrecs_plan(
     tables: torch.nn.Module, placement: ModelPlacement, world: Ranks, sharder: Any = None
 ) -> Any:
-    """A placement as TorchRec's plan."""
+    """Returns a placement as TorchRec's plan."""
     from torchrec.distributed.sharding_plan import (
         column_wise,
         construct_module_sharding_plan,

@@ -85,7 +85,7 @@ class TrainingMachine:
         return -(-self.ranks // self.ranks_per_host)
 
     def send_seconds(self, byte_count: float) -> float:
-        """The time for one rank to send so many bytes, spread evenly over all other ranks."""
+        """Returns the time for one rank to send so many bytes, spread evenly over all other ranks."""
         if self.ranks == 1:
             return 0.0
         near = min(self.ranks, self.ranks_per_host) - 1

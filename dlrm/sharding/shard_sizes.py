@@ -141,7 +141,7 @@ class ModelPlacement:
         )
 
     def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
-        """The slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
+        """Returns the slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
         vectors."""
         sent = [
             sum(p.sends for place in self.places for p in place.parts if p.rank == r)
@@ -164,7 +164,7 @@ def _uneven(loads: Sequence[float]) -> float:
 def part(
     storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused"
 ) -> TableShard:
-    """A part with what it costs; `lookups` are those that fall on its rows."""
+    """Returns a part with what it costs; `lookups` are those that fall on its rows."""
     vector = storage.weights(1, width)
     device, host = split(storage.total(rows, width), kernel)
     return TableShard(

@@ -36,7 +36,7 @@ class Journal:
 
     @classmethod
     def of_run(cls, path: Path, config: Config, *, resume: bool) -> Journal:
-        """The journal of a run in a new folder, or, with `resume`, in the existing one."""
+        """Returns the journal of a run in a new folder, or, with `resume`, in the existing one."""
         folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
         mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
         return cls(folder, TrainingProgress(), mllog)
@@ -53,7 +53,7 @@ class Journal:
         self.folder.close()
 
     def expect(self, steps: int) -> None:
-        """Says how many steps the run has in all. The number changes when the run moves on to another version of its
+        """Sets how many steps the run has in all. The number changes when the run moves on to another version of its
         table."""
         self._progress.steps = steps
 

@@ -74,7 +74,8 @@ class Endpoint:
 
     @classmethod
     def at_address(cls, address: str, rank: int, local_rank: int) -> Endpoint:
-        """The endpoint at `address`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not served."""
+        """Returns the endpoint at `address`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not
+        served."""
         if not address:
             return cls(rank)
         host, _, port = address.rpartition(":")
@@ -104,7 +105,7 @@ class Endpoint:
             self._thread.join()
 
     def show_loader(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
-        """Says which loader's figures to show from now on; None: there is no loader."""
+        """Sets the loader whose counters are shown from now on. None: there is no loader."""
         self._snapshot, self._version = snapshot, version
 
     def observe(self, line: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Silences, all in one place, warnings that libraries give on every start and nobody here can act on."""
+"""Silences warnings that libraries give on every start and that users cannot act on."""
 
 from __future__ import annotations
 

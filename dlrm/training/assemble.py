@@ -26,7 +26,7 @@ from sluice.dlrm.optim.build import (
     fuse_tables,
 )
 from sluice.dlrm.optim.copied_tables import CopiedTables
-from sluice.dlrm.optim.torch_tables import take_over
+from sluice.dlrm.optim.torch_tables import replace_tables
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
@@ -42,18 +42,18 @@ class TrainingParts:
     model: Any
     """TorchRec's DistributedModelParallel around a Ranker."""
     copied: CopiedTables
-    """The optimiser of the tables of which each rank has a copy."""
+    """The optimiser of the tables that every rank has a copy of."""
     dense: KeyedOptimizerWrapper
     dense_parameters: Mapping[str, nn.Parameter]
     rates: LearningRates
 
     @property
     def table_states(self) -> CombinedOptimizer:
-        """The optimisers' states of all tables, by name, whichever optimiser a table has."""
+        """The optimiser states of all tables, by name."""
         return CombinedOptimizer([self.model.fused_optimizer, self.copied])
 
     def update(self) -> None:
-        """Updates, after a backward pass, what that has not updated itself."""
+        """Updates the weights that the backward pass itself does not update."""
         self.copied.step()
         self.dense.step()
 
@@ -67,13 +67,13 @@ def parts_of(
     *,
     steps_per_epoch: int = 1,
 ) -> TrainingParts:
-    """Makes the model with its first weights, spread over the ranks, and its optimisers."""
+    """Makes the model with its first weights, sharded over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
     plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
     fuse_tables(plain.tables, config.optim)
     model = shard(plain, placement, world, wire=config.wire)
     first_weights(model, config.seed, layout.compressor.starts)
-    in_torch = take_over(model, config.seed)
+    in_torch = replace_tables(model, config.seed)
     copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)
     return TrainingParts(
         layout,
@@ -98,11 +98,12 @@ def tuned(
     observe: Callable[[Mapping[str, Any]], None],
     agent: Mapping[str, Any],
 ) -> Iterator[Controller | None]:
-    """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
-    what a checkpoint holds of an earlier agent, and is used on the same machine alone: if the schema is the same, it
-    comes before what the registry holds, else it is used where the registry holds nothing. Stages that no longer exist
-    are left out. The agent runs in local rank 0, and tunes the loader itself if that is the only rank; other ranks
-    get None."""
+    """Returns a context in which the host's agent tunes the loader. At its end it stores what the agent has learned.
+
+    The agent runs in local rank 0 and tunes the loaders of all ranks of the host. Other ranks get None. `agent` is what
+    a checkpoint stores of an earlier agent. It is used only on the same machine. If the schema is the same, it takes
+    precedence over the registry. Otherwise it is used if the registry has nothing. Stages that no longer exist are left
+    out."""
     loading: Tunable = loader.tunable
     member: AbstractContextManager[Any] = nullcontext()
     if world.ranks > 1:
@@ -112,7 +113,7 @@ def tuned(
             with member:
                 yield None
             return
-        member.step()  # the agent's first look finds something, and its last comes after the member's last word
+        member.step()  # reports once, so that the agent finds this rank's counters at its start
         loading = HostTunable(
             world.store.clone(), host, loader.tunable, ranks={h: hosts.count(h) for h in hosts}
         )
@@ -122,7 +123,7 @@ def tuned(
     if earlier is None or (agent["schema"] != origin["schema"] and knob_memory.learned is not None):
         earlier = knob_memory.learned
     elif agent["schema"] != origin["schema"]:
-        earlier = {**earlier, "settled": False}  # what it settled on was for another schema
+        earlier = {**earlier, "settled": False}  # its final knobs were for another schema
     earlier = knob_memory.with_kill(earlier)
     with (
         knob_memory.sharing(loading) as tunable,
@@ -140,7 +141,7 @@ def tuned(
 
 
 def agent_of(controller: Controller | None, knob_memory: KnobMemory) -> dict[str, Any]:
-    """What the agent has learned, and on which machine and schema, to be kept in a checkpoint."""
+    """Returns what the agent has learned, with the machine and the schema, for a checkpoint."""
     return {} if controller is None else {**_origin(knob_memory), "learned": controller.learned()}
 
 

@@ -1,5 +1,5 @@
-"""Watches that training stays among finite numbers: `FiniteGuard` sees every step's loss, and explains one that is not
-finite by the largest inputs and the learning rates."""
+"""Checks that the loss of every step is finite: `FiniteGuard`. It explains a loss that is not finite by the largest
+inputs and the learning rates."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ if TYPE_CHECKING:
     from sluice.dlrm.options import Config
     from sluice.dlrm.training.steps import FinishedStep
 
-_MOST_IN_A_ROW = 10
-"""Batches that may be left out one after the other: beyond, the weights are to blame."""
-_SHOWN = 3
+_MOST_SKIPS_IN_A_ROW = 10
+"""The most batches that are skipped one after the other. More are a sign that the weights are not finite."""
+_MOST_COLUMNS = 3
 
 
 class NotANumber(UsageError):
-    """Training has left the finite numbers; the message says why, as far as it is known."""
+    """A loss or a gradient is not finite. The message says why, as far as it is known."""
 
 
 class FiniteGuard:
-    """Sees each loss on its rank. All ranks call its methods alike, but for `watch`."""
+    """Checks each loss of its rank. Except `watch`, all ranks must call its methods together."""
 
     def __init__(
         self, config: Config, world: Ranks, checker: BatchChecker, warn: Callable[[int, str], None]
     ) -> None:
         """`warn` gets the step and the text of a warning."""
-        self._config, self._world = config, world
-        self._checker, self._warn = checker, warn
+        self._config = config
+        self._world = world
+        self._checker = checker
+        self._warn = warn
         self.skips = config.on_nonfinite == "skip"
         self._losses: deque[tuple[int, tuple[int, int], Tensor, Any]] = deque()
         self._failed: tuple[int, tuple[int, int], float] | None = None
-        self._in_a_row = 0
+        self._skips_in_a_row = 0
 
     def watch(self, step: int, finished: FinishedStep) -> None:
-        """Takes the loss of a step that is done. No step waits for that: a GPU's loss is copied meanwhile."""
-        loss, arrived = finished.loss, None
+        """Takes the loss of a finished step. A loss on a GPU is copied in the background, so no step waits."""
+        loss = finished.loss
+        arrived = None
         if loss.device.type == "cuda":
             loss = torch.empty_like(loss, device="cpu", pin_memory=True).copy_(
                 loss, non_blocking=True
@@ -54,7 +57,7 @@ class FiniteGuard:
         self._losses.append((step, finished.batch, loss, arrived))
 
     def has_failed(self) -> bool:
-        """Whether a loss that has arrived on this rank is no number."""
+        """Whether a loss that has arrived on this rank is not finite."""
         while (
             self._failed is None
             and self._losses
@@ -66,39 +69,39 @@ class FiniteGuard:
         return self._failed is not None
 
     def end(self) -> None:
-        """Raises NotANumber for the first loss of any rank that is none."""
-        self.has_failed()  # what has arrived since the last look counts, too
+        """Raises NotANumber for the first loss of any rank that is not finite."""
+        self.has_failed()  # checks the losses that have arrived since the last call
         step, batch, loss = min(
             tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
         )
         raise self.error(f"the loss is {loss} at step {step}", batch)
 
     def admits(self, step: int, batch: tuple[int, int], loss: Tensor) -> bool:
-        """Whether the loss of every rank is finite: otherwise this step is left out on all of them, before a backward
-        pass updates a table. The ranks wait for each other here."""
+        """Whether the loss of every rank is finite. If not, all ranks skip this step, before a backward pass updates a
+        table. The ranks wait for each other here."""
         failed = not math.isfinite(loss.item())
         if self._world.ranks > 1:
             failed = bool(self._world.sum(torch.tensor([int(failed)])))
-        self._in_a_row = self._in_a_row + 1 if failed else 0
-        if self._in_a_row > _MOST_IN_A_ROW:
+        self._skips_in_a_row = self._skips_in_a_row + 1 if failed else 0
+        if self._skips_in_a_row > _MOST_SKIPS_IN_A_ROW:
             raise self.error(
-                f"the loss is no number for {self._in_a_row} batches in a row, up to step {step}",
+                f"the loss is no number for {self._skips_in_a_row} batches in a row, up to step {step}",
                 batch,
             )
         if failed:
             self._warn(
-                step, self._explained(f"step {step} is left out, as its loss is no number", batch)
+                step, self._explain(f"step {step} is left out, as its loss is no number", batch)
             )
         return not failed
 
     def error(self, what: str, batch: Any = None) -> NotANumber:
-        """The error that ends training on all ranks, with the likely cause. `batch`: the epoch and step of the one that
-        met it."""
+        """Returns the error that ends training on all ranks, with the likely cause. `batch`: the epoch and step of the
+        batch."""
         return NotANumber(
-            f"{self._explained(what, batch)}; --resume goes on from the newest checkpoint"
+            f"{self._explain(what, batch)}; --resume goes on from the newest checkpoint"
         )
 
-    def _explained(self, what: str, batch: Any) -> str:
+    def _explain(self, what: str, batch: Any) -> str:
         ranks = self._world.gather_objects((self._checker.extremes(), self._checker.largest()))
         optim = self._config.optim
         rates = f"--lr {optim.lr:g} and --dense-lr {optim.dense_lr:g}"
@@ -118,7 +121,7 @@ class FiniteGuard:
         for _, found in ranks:
             for name, value in found.items():
                 largest[name] = max(value, largest.get(name, 0.0))
-        shown = sorted(largest.items(), key=lambda one: -one[1])[:_SHOWN]
+        shown = sorted(largest.items(), key=lambda one: -one[1])[:_MOST_COLUMNS]
         columns = ", ".join(f"{name!r} {value:g}" for name, value in shown)
         return (
             f"{what}. No input is beyond {EXTREME:g}; the largest are {columns}. Likely: a learning rate that is "

@@ -105,7 +105,8 @@ class BatchChecker:
         self._dense = list(dense)
         self._numbers = [*dense, "weight"]
         self._source = source
-        self._refuse, self._place_of = missing == "refuse", place_of
+        self._refuse = missing == "refuse"
+        self._place_of = place_of
         self._largest = torch.zeros(len(self._numbers))
         self._extremes: deque[tuple[int, int, int, int, float]] = deque(maxlen=8)
         """Epoch, step, row, column and value of the newest numbers beyond EXTREME, one a batch."""
@@ -133,11 +134,11 @@ class BatchChecker:
         self._check_numbers(batch)
 
     def largest(self) -> dict[str, float]:
-        """The largest absolute value of each dense column so far, and of the rows' weights."""
+        """Returns the largest absolute value so far, of each dense column and of the rows' weights."""
         return dict(zip(self._numbers, self._largest.tolist(), strict=True))
 
     def extremes(self) -> list[dict[str, Any]]:
-        """The newest numbers beyond EXTREME: the largest of each batch, and where it comes from."""
+        """Returns the newest numbers beyond EXTREME: the largest of each batch, and its origin."""
         return [
             {
                 "batch": [epoch, step],

@@ -1,4 +1,4 @@
-"""The trainer's loaders, made from its settings."""
+"""Makes the trainer's loaders from its settings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LOADERS_PART = 0.5
 
 
 def conditions(config: Config, run: Path, rank: int, local_ranks: int = 1) -> RunConditions:
-    """How a rank's training treats bad rows, remote stores and injected faults. All ranks of a host are children of
-    torchrun's agent there."""
+    """Returns how a rank's training treats bad rows, remote stores and injected faults. All ranks of a host are
+    children of its torchrun agent."""
     return RunConditions(
         config.data,
         config.conditions,
@@ -38,7 +38,7 @@ def conditions(config: Config, run: Path, rank: int, local_ranks: int = 1) -> Ru
 def training(
     config: Config, table: FeatureTable, *, rank: int, local_ranks: int, conditions: RunConditions
 ) -> BatchLoader:
-    """The loader of a rank's batches of the train split."""
+    """Returns the loader of a rank's batches of the train split."""
     return _loader(
         config,
         table,
@@ -57,15 +57,15 @@ def training(
 def knob_memory(
     config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]
 ) -> KnobMemory:
-    """Remembers the loader's knobs: where they start and where they are kept, as the settings say."""
+    """Returns the memory of the loader's knobs: where they start and where they are stored, by the settings."""
     return KnobMemory(loader, config, say=say, ranks=local_ranks)
 
 
 def evaluation(
     config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int
 ) -> BatchLoader:
-    """The loader of a rank's part of a split, which passes every row once; the last batch is padded with rows of weight
-    0."""
+    """Returns the loader of a rank's part of a split, for evaluation. Every row comes once. The last batch is padded
+    with rows of weight 0."""
     return _loader(
         config,
         table,
@@ -89,7 +89,7 @@ def _loader(
     order: Order,
     reading: Reading,
     errors: Errors = Errors(),
-    **how: Any,
+    **options: Any,
 ) -> BatchLoader:
     # A machine's memory is shared by its ranks.
     limit = config.memory_limit
@@ -107,8 +107,8 @@ def _loader(
             transforms=[] if spec is None else [spec],
             order=replace(order, streams=config.streams, window_rows=config.window_rows),
             reading=replace(reading, petastorm=petastorm),
-            errors=replace(errors, finite=False),  # the trainer looks itself, as --missing says
-            **how,
+            errors=replace(errors, finite=False),  # the trainer checks this itself, by --missing
+            **options,
         )
     except LoaderError as error:
         raise ConfigError(str(error)) from None

@@ -1,7 +1,7 @@
-"""Training steps that look ahead: while a batch is computed, the next one's ids travel between ranks and the one after
-it to the GPU. TorchRec's `TrainPipelineSparseDist`, fed from a loader: `OverlappedSteps`.
+"""Overlaps training steps: `OverlappedSteps`, on TorchRec's `TrainPipelineSparseDist`.
 
-On a CPU it works too, but overlaps nothing; there it serves tests alone.
+While a batch is computed, the ids of the next batch are exchanged between ranks, and the batch after it is copied to
+the GPU. On a CPU nothing overlaps, so only tests use it there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModelInput(Pipelineable):  # type: ignore[misc]
-    """A batch as the model takes it, in the shape that TorchRec's pipeline moves about."""
+    """A batch as the model takes it, in a form that TorchRec's pipeline can move to a device."""
 
     dense: Tensor
     sparse: KeyedJaggedTensor
     label: Tensor
     weight: Tensor
     rows: float
-    """The mean number of rows of a rank, without those that only fill the batch."""
+    """The mean number of rows of a rank, without padding."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         return ModelInput(
@@ -54,7 +54,8 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
 
 
 class _Lookup(nn.Module):
-    """Shows the pipeline the only thing that it must know of a model: the tables take the sample's ids as they are."""
+    """Shows TorchRec's pipeline that the tables take the sample's ids unchanged. It needs to know no more of the
+    model."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
@@ -65,18 +66,20 @@ class _Lookup(nn.Module):
 
 
 class OverlappedSteps:
-    """Makes training steps. Call `pause()` before the model is used for anything else; the next step goes on from
-    there."""
+    """Makes training steps. Call `pause()` before the model is used for anything else. The next step continues."""
 
     def __init__(
         self, parts: TrainingParts, world: Ranks, guard: FiniteGuard, update: Callable[[], None]
     ) -> None:
         """`update` is called after each backward pass."""
-        self._parts, self._ranks = parts, world.ranks
-        self._guard, self._update = guard, update
-        self._step, self._skipped = 0, False
-        self._begun: deque[Fetched] = deque()
-        # The pipeline takes this object for its optimiser.
+        self._parts = parts
+        self._ranks = world.ranks
+        self._guard = guard
+        self._update = update
+        self._step = 0
+        self._skipped = False
+        self._started: deque[Fetched] = deque()
+        # The pipeline uses this object as its optimiser, through `zero_grad` and `step`.
         self._pipeline: Any = TrainPipelineSparseDist(
             _Lookup(parts.model.module.tables), self, world.device, custom_model_fwd=self._forward
         )
@@ -90,11 +93,11 @@ class OverlappedSteps:
 
     def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
         assert sample is not None
-        self._parts.rates.begin(self._step)
+        self._parts.rates.set_step(self._step)
         logits = self._parts.model(sample.dense, sample.sparse, sample.rows)
         loss = loss_of(logits, sample.label, sample.weight, sample.rows)
         if self._guard.skips:
-            batch = self._begun[0].batch
+            batch = self._started[0].batch
             self._skipped = not self._guard.admits(self._step + 1, (batch.epoch, batch.step), loss)
             if self._skipped:  # the pipeline makes its backward pass through nothing
                 return loss.new_zeros((), requires_grad=True), loss.detach()
@@ -104,7 +107,7 @@ class OverlappedSteps:
         self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]
     ) -> Iterator[FinishedStep]:
         """Makes a step of each batch; the first is number `first`. `check` is called with each batch as it comes."""
-        self._begun.clear()
+        self._started.clear()
         waited = 0.0
 
         def samples() -> Iterator[ModelInput]:
@@ -113,7 +116,7 @@ class OverlappedSteps:
                 batch = fetched.batch
                 waited += fetched.wait_s
                 check(batch)
-                self._begun.append(fetched)
+                self._started.append(fetched)
                 yield ModelInput(
                     *self._parts.layout.features(batch, torch.device("cpu")),
                     batch.label,
@@ -129,7 +132,7 @@ class OverlappedSteps:
                 break
             waited, wait = 0.0, waited
             self._step += 1
-            yield FinishedStep.of(self._begun.popleft(), None if self._skipped else loss, wait)
+            yield FinishedStep.of(self._started.popleft(), None if self._skipped else loss, wait)
         self.pause()
 
     def pause(self) -> None:

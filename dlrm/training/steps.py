@@ -1,4 +1,4 @@
-"""What passes between a loader and the trainer: `Fetched` batches, `FinishedStep`s, and the protocol of a loader."""
+"""The data that a loader and the trainer exchange: `Fetched` batches, `FinishedStep`s, and the protocol of a loader."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A batch of which every rank has its part."""
+    """One rank's part of a batch."""
 
     batch: Batch
     wait_s: float
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
-    """The loader's position after this batch and no other."""
+    """The loader's position after this batch."""
     rows: int
-    """The number of rows that all ranks' parts have together, without those that only fill the batch."""
+    """The number of rows over all ranks, without padding."""
 
 
 class TrainingBatches(Protocol):
-    """What training needs of a loader."""
+    """The methods of a loader that training needs."""
 
     def __iter__(self) -> Any: ...
 
     def __len__(self) -> int: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch; its "epoch" is the number of epochs that are finished."""
+        """Returns the position of the next batch. Its "epoch" is the number of finished epochs."""
 
     def close(self) -> None:
-        """Closes the loader, from any thread; a caller that waits for a batch gets a LoaderError."""
+        """Closes the loader, from any thread. A thread that waits for a batch gets a LoaderError."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A training step that is done."""
+    """The result of one training step."""
 
     loss: torch.Tensor
-    """This rank's loss, of which the mean over all ranks is the loss of the batch."""
+    """This rank's loss. The mean over all ranks is the loss of the batch."""
     rank_rows: int
-    """The number of this rank's rows, without those that only fill the batch."""
+    """The number of this rank's rows, without padding."""
     rows: int
     """The number of rows of all ranks."""
     wait_s: float
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
-    """The loader's position after this step's batch and no other."""
+    """The loader's position after this step's batch."""
     batch: tuple[int, int] = (0, 0)
-    """The batch's epoch, and its number in that."""
+    """The batch's epoch, and its number in the epoch."""
     skipped: bool = False
-    """Whether the batch was left out on all ranks, as its loss was no number."""
+    """Whether all ranks skipped the batch, because its loss was not finite."""
 
     @classmethod
     def of(cls, fetched: Fetched, loss: torch.Tensor | None, wait_s: float) -> FinishedStep:
-        """The step of a batch; without a loss, one that was left out: it counts no rows."""
+        """Returns the step of a batch. Without a loss, the batch was skipped and counts no rows."""
         number = fetched.batch.epoch, fetched.batch.step
         if loss is None:
             return cls(torch.zeros(()), 0, 0, wait_s, fetched.position, number, skipped=True)

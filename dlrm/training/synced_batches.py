@@ -1,4 +1,4 @@
-"""Stands between the loader and training: `SyncedBatches` lets the same number of batches through on every rank."""
+"""Gives every rank the same number of batches, also when one is asked to stop: `SyncedBatches`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """The ranks were asked to stop, before the same batch."""
+    """The ranks were asked to stop. All of them stop before the same batch."""
 
 
-def work_of(feed: Any) -> Callable[[], Any]:
-    """A function that tells what a loader has done so far: its result changes as long as the loader makes progress."""
+def progress_reader(feed: Any) -> Callable[[], Any]:
+    """Returns a function that reads a loader's counters. Its result changes as long as the loader makes progress."""
     snapshot = getattr(feed, "snapshot", None)
 
-    def work() -> Any:
+    def read_progress() -> Any:
         with suppress(Exception):  # it is being closed
             return (
                 [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages]
@@ -40,12 +40,12 @@ def work_of(feed: Any) -> Callable[[], Any]:
             )
         return None
 
-    return work
+    return read_progress
 
 
 class SyncedBatches:
-    """Lets all ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is
-    in the middle of a step while another still waits for its batch, and `end_wait` can end that wait."""
+    """Synchronises all ranks before each batch. If one rank was asked to stop, all stop before the same batch. So no
+    rank is within a step while another waits for its batch, and `end_wait` can end that wait."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class SyncedBatches:
         self._clock = clock
         self._activity = activity or Activity()
         self._lock = threading.Lock()
-        self._waits_for: TrainingBatches | None = None
+        self._waiting_on: TrainingBatches | None = None
         self.stopped = False
 
     def batches(self, feed: TrainingBatches, guard: FiniteGuard | None = None) -> Iterator[Fetched]:
-        """The batches that the feed has left in its epoch, or those before the stop. `guard` ends training on all ranks
-        once it has seen a loss that is no number."""
+        """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
+        was not finite."""
         batches = iter(feed)
-        work = work_of(feed)
+        read_progress = progress_reader(feed)
         try:
             for number in count(1):
-                self._activity.fetches(number, work)
+                self._activity.fetches(number, read_progress)
                 asked_at = self._clock()
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait = self._clock() - asked_at
@@ -88,37 +88,38 @@ class SyncedBatches:
             self._activity.rests()
 
     def all_of(self, feed: TrainingBatches) -> Iterator[Batch]:
-        """All batches of the feed, for work that is worthless unless complete: raises Stopped if the ranks were asked
-        to stop."""
+        """Yields all batches of the feed. Raises Stopped if the ranks were asked to stop, because the result would be
+        incomplete."""
         for fetched in self.batches(feed):
             yield fetched.batch
         if self.stopped:
             raise Stopped
 
     def end_wait(self) -> None:
-        """Ends the wait for a batch, if there is one. Another thread calls it once this rank was asked to stop."""
+        """Ends a wait for a batch. Another thread calls it after this rank was asked to stop."""
         with self._lock:
-            if self._waits_for is not None:
-                self._waits_for.close()
+            if self._waiting_on is not None:
+                self._waiting_on.close()
 
     def _next(self, feed: TrainingBatches, batches: Iterator[Batch]) -> Batch | None:
         with self._lock:
-            self._waits_for = feed
+            self._waiting_on = feed
         try:
             with record_function("## next_batch ##"):
-                return next(batches, None)  # the raw next(): what is timed is only the loader
+                return next(batches, None)  # only this call is timed as the loader's
         except LoaderError:
             if not self._asked_to_stop():
                 raise
             return None  # closed by `end_wait`
         finally:
             with self._lock:
-                self._waits_for = None
+                self._waiting_on = None
 
     def _agree(self, batch: Batch | None, failed: bool) -> tuple[bool, int, bool]:
-        """Whether any rank was asked to stop, how many rows all ranks' parts of this batch have, and whether a loss of
-        any rank was no number."""
-        stop_asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
+        """Returns whether any rank was asked to stop, the rows of this batch over all ranks, and whether a loss of any
+        rank was not finite."""
+        stop_asked = self._asked_to_stop()
+        rows = 0 if batch is None else batch.rows
         if self._world.ranks == 1:
             return stop_asked, rows, failed
         ranks_asked, rows, ranks_failed = self._world.sum(
@@ -128,8 +129,8 @@ class SyncedBatches:
 
 
 def clear_padding(batch: Batch) -> Batch:
-    """Returns the batch with zeros in the rows that only fill it, whatever a transform made of them. They look up no
-    vector, so that no optimiser counts a row of a table as used. A batch without such rows is returned unchanged."""
+    """Returns the batch with zeros in its padding rows, and without their ids, so that no optimiser counts a table's
+    row as used. A batch without padding is returned unchanged."""
     rows = len(batch.label)
     if batch.rows == rows:
         return batch

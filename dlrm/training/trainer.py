@@ -1,4 +1,4 @@
-"""The training loop: `Trainer` turns batches into weights. Its parts are made elsewhere and passed in."""
+"""Runs the training loop: `Trainer`. `sluice.dlrm.session.version_run` makes its parts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Timing:
-    """How the trainer spent its time, over all its ranks."""
+    """How all ranks spent their time."""
 
     rows: float = 0.0
     wait_s: float = 0.0
-    """Time spent in the loader's raw `next()`, and nothing else."""
+    """The time in the loader's `next()` alone."""
     compute_s: float = 0.0
-    """Time spent in steps: forward, backward, both optimisers, and waiting for other ranks."""
+    """The time in steps: forward, backward, the optimisers, and waiting for other ranks."""
     seconds: float = 0.0
-    """The mean over ranks of both together."""
+    """The sum of both, as the mean over ranks."""
 
     def add(self, rows: float, wait_s: float, compute_s: float, ranks: int) -> None:
         self.rows += rows
@@ -61,9 +61,9 @@ class TrainingOutcome:
     meta: CheckpointMeta
     timing: Timing
     first_batch_s: float
-    """The wait for the first batch, while the pipeline fills; the stall does not count it."""
+    """The wait for the first batch, while the pipeline fills. The stall does not include it."""
     stopped: bool
-    """Whether training ended early because it was asked to."""
+    """Whether training ended early because of a stop signal."""
     good_enough: bool
     """Whether training ended because the model was good enough."""
     peak_bytes: int
@@ -72,15 +72,15 @@ class TrainingOutcome:
 
 @dataclass(slots=True)
 class _TrainingProgress:
-    """How far a call of `train` has come."""
+    """The progress of a call of `train`."""
 
     meta: CheckpointMeta
     saved_at: int
     """The step of the last checkpoint."""
     loss: torch.Tensor
-    """The loss times rows since the last report. It stays on its device, so that no step waits for it."""
+    """The sum of loss times rows since the last report. It stays on its device, so that no step waits for it."""
     sums: torch.Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    """Since the last report: loss times rows, rows, seconds of waiting, seconds of computing."""
+    """Sums since the last report: loss times rows, rows, seconds of waiting, seconds of computing."""
     timing: Timing = field(default_factory=Timing)
     first_batch_s: float | None = None
     finished: FinishedStep | None = None
@@ -88,13 +88,14 @@ class _TrainingProgress:
     good_enough: bool = False
     table_changed: bool = False
 
-    def begin_epoch(self) -> None:
+    def start_epoch(self) -> None:
         self.finished = None
         self.sums.zero_()
         self.loss.zero_()
 
     def add(self, finished: FinishedStep, step_s: float, ranks: int) -> None:
-        """Counts a step that took so long. The wait for the first batch counts as neither."""
+        """Counts a step that took `step_s` seconds. The wait for the first batch counts neither as waiting nor as
+        computing."""
         wait_s = finished.wait_s
         if self.first_batch_s is None:
             self.first_batch_s = wait_s
@@ -115,13 +116,13 @@ class _TrainingProgress:
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains a sharded model on a feed. Ranks meet before each step, in its collectives, and every `log_every` steps to
-    add up their figures.
+    """Trains a sharded model on a feed. Ranks communicate before each step, in the step, and every `log_every` steps to
+    sum their counters.
 
     `save(meta)` writes a checkpoint. `evaluate(meta)` returns whether the model is good enough to stop. `tick()` is
-    called after each step. `table_changed(meta)` returns after an epoch whether to end here, because the table has a
-    newer version. `warn(step, text)` reports a batch that is left out. `ahead` is whether steps look ahead, as in
-    `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
+    called after each step. `table_changed(meta)` is asked after each epoch. It returns whether training ends here,
+    because the table has a newer version. `warn(step, text)` reports a skipped batch. `ahead`: whether steps overlap
+    (`sluice.dlrm.training.overlapped_steps`). The default is to overlap them on a GPU."""
 
     config: Config
     world: Ranks
@@ -141,7 +142,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
         self._peak_bytes = 0
-        self._bias_set = False
+        self._has_first_bias = False
         self._overlapped_steps: OverlappedSteps | None = None
         if self.ahead if self.ahead is not None else self.world.device.type == "cuda":
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
@@ -151,13 +152,13 @@ class Trainer:
             )
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
-        """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
+        """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
         loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
         progress = _TrainingProgress(meta=meta, saved_at=meta.step, loss=loss)
         while progress.meta.epoch < self.config.epochs and not (
             self.synced_batches.stopped or progress.good_enough or progress.table_changed
         ):
-            progress.begin_epoch()
+            progress.start_epoch()
             self._train_epoch(feed, progress)
             self._pause()
             self._end_epoch(feed, progress)
@@ -171,20 +172,20 @@ class Trainer:
         )
 
     def _train_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
-        """Makes the steps of an epoch, until it ends, a stop is asked for, or the model is good enough."""
+        """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough."""
         config = self.config
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
         step = progress.meta.step
-        self._bias_set = step > 0
+        self._has_first_bias = step > 0
         batches = self.synced_batches.batches(feed, self.guard)
         if self._overlapped_steps is None:
             all_steps = self._steps(batches, step)
         else:
             all_steps = self._overlapped_steps.steps(batches, step, self._check)
-        began = self.clock()
+        started_at = self.clock()
         for finished in all_steps:
-            progress.add(finished, self.clock() - began, self.world.ranks)
+            progress.add(finished, self.clock() - started_at, self.world.ranks)
             meta = progress.meta
             self.guard.watch(meta.step, finished)
             self.tick()
@@ -193,13 +194,13 @@ class Trainer:
             evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
             if evaluation_due or (config.save_every and meta.step % config.save_every == 0):
                 self._save(progress, finished)
-            if evaluation_due and self._judge(progress.meta):
+            if evaluation_due and self._evaluate(progress.meta):
                 progress.good_enough = True
                 return
-            began = self.clock()
+            started_at = self.clock()
 
     def _end_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
-        """Reports and saves what came since the last report and checkpoint, then evaluates the model."""
+        """Makes the last report and the checkpoint of the epoch, then evaluates the model."""
         stopped = self.synced_batches.stopped
         finished = progress.finished
         if finished is not None and not progress.good_enough:
@@ -210,19 +211,19 @@ class Trainer:
                     finished = replace(finished, position=feed.state_dict())
                 self._save(progress, finished)
         if not (stopped or progress.good_enough):
-            progress.good_enough = self._judge(progress.meta)
+            progress.good_enough = self._evaluate(progress.meta)
             progress.table_changed = not progress.good_enough and self.table_changed(progress.meta)
 
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
-        """Makes a step of one batch after the other."""
+        """Makes one step after the other, one for each batch."""
         for number, fetched in enumerate(batches, step):
             self._check(fetched.batch)
             yield FinishedStep.of(fetched, self._step(fetched, number), fetched.wait_s)
 
     def _check(self, batch: Batch) -> None:
         """Checks each batch before the model gets it."""
-        if not self._bias_set:
-            self._bias_set = True
+        if not self._has_first_bias:
+            self._has_first_bias = True
             self._set_first_bias(batch)
         self.checker.check(batch)
 
@@ -233,18 +234,18 @@ class Trainer:
         first_bias(self.parts.model, positive / rows)
 
     def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
-        """Returns the loss; None if the batch is left out."""
+        """Makes a step and returns the loss. None: the batch was skipped."""
         device = self.world.device
         parts = self.parts
         batch = fetched.batch
         rows = fetched.rows / self.world.ranks
-        parts.rates.begin(step)
+        parts.rates.set_step(step)
         parts.dense.zero_grad()
         logits = parts.model(*parts.layout.features(batch, device), rows)
         loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), rows)
         if self.guard.skips and not self.guard.admits(step + 1, (batch.epoch, batch.step), loss):
             return None
-        torch.autograd.backward(loss)  # updates the tables on the way
+        torch.autograd.backward(loss)  # this also updates the tables
         self._update()
         return loss.detach()
 
@@ -252,11 +253,13 @@ class Trainer:
         if self.config.optim.clip:
             try:
                 clip(self.parts.dense_parameters.items(), self.config.optim.clip)
-            except GradientError as error:  # on all ranks: they have the same mean gradient
+            except (
+                GradientError
+            ) as error:  # raised on all ranks, because their mean gradient is the same
                 raise self.guard.error(str(error)) from None
         self.parts.update()
 
-    def _judge(self, meta: CheckpointMeta) -> bool:
+    def _evaluate(self, meta: CheckpointMeta) -> bool:
         self._pause()
         return self.evaluate(meta)
 
@@ -265,7 +268,7 @@ class Trainer:
             self._overlapped_steps.pause()
 
     def _report(self, progress: _TrainingProgress) -> None:
-        """Adds up over the ranks what each saw since the last report, and begins to count anew."""
+        """Reports the sums over all ranks since the last report, and resets them."""
         self._peak_bytes = max(self._peak_bytes, self.memory_used())
         progress.sums[0] = progress.loss.item()
         loss, rows, wait_s, compute_s = self.world.sum(progress.sums).tolist()
@@ -276,7 +279,7 @@ class Trainer:
         interval = Timing()
         interval.add(rows, wait_s, compute_s, self.world.ranks)
         progress.timing.add(rows, wait_s, compute_s, self.world.ranks)
-        if not rows:  # all batches were left out
+        if not rows:  # all batches were skipped
             return
         self.observe(
             {
@@ -290,7 +293,7 @@ class Trainer:
         )
 
     def _save(self, progress: _TrainingProgress, finished: FinishedStep) -> None:
-        """Writes a checkpoint. Its position is that of the next batch, so its epoch is the number of whole ones."""
+        """Writes a checkpoint with the position of the next batch. So its epoch is the number of finished epochs."""
         position = finished.position
         progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
         progress.saved_at = progress.meta.step

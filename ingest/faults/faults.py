@@ -140,8 +140,8 @@ def _seconds(text: str, value: str) -> float:
 def due(
     faults: Sequence[Fault], elapsed_s: float, percent: float, done: Collection[int]
 ) -> list[int]:
-    """The numbers of the faults that are due, earliest first. `percent` is the loaded share of an epoch. It goes on
-    counting: 150 is the middle of the second epoch."""
+    """Returns the numbers of the faults that are due, earliest first. `percent` is the loaded share of an epoch. It
+    goes on counting: 150 is the middle of the second epoch."""
     waiting = [
         n
         for n, fault in enumerate(faults)

@@ -16,38 +16,37 @@ _UNUSED = 3
 class Buffers:
     """Hands out an array again only when nothing refers to it any more, including views and torch tensors.
 
-    So a batch that a user still holds is never overwritten, and nobody has to return arrays."""
+    So a batch that a user still holds is never overwritten, and users need not return arrays."""
 
     def __init__(self) -> None:
-        self._arrays: dict[
-            tuple[tuple[int, ...], type[np.generic]], list[npt.NDArray[Any]]
-        ] = {}  # by shape and type
+        self._arrays: dict[tuple[tuple[int, ...], type[np.generic]], list[npt.NDArray[Any]]] = {}
+        """The arrays by shape and type."""
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Returns an array of this shape. Its content is left over from its last use."""
+        """Returns an array of this shape. It is not cleared."""
         with self._lock:
-            alike = self._arrays.setdefault((shape, dtype), [])
-            for array in alike:
+            same_kind = self._arrays.setdefault((shape, dtype), [])
+            for array in same_kind:
                 if sys.getrefcount(array) == _UNUSED:
                     return array
             array = np.empty(shape, dtype)
-            alike.append(array)
+            same_kind.append(array)
             return array
 
     def take_line(self, size: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Returns the first `size` elements of an array. The array has one of a few lengths, so that it can serve
-        other sizes later."""
+        """Returns an array of `size` elements. It is a view of an array with one of a few lengths, so that other sizes
+        can reuse the memory."""
         step = 1 << max(0, size.bit_length() - 3)  # up to a quarter too long
         return self.take((max(1, -(-size // step)) * step,), dtype)[:size]
 
     def idle_bytes(self) -> int:
-        """The bytes of unused arrays."""
+        """Returns the bytes of unused arrays."""
         with self._lock:
             return sum(
                 array.nbytes
-                for alike in self._arrays.values()
-                for array in alike
+                for same_kind in self._arrays.values()
+                for array in same_kind
                 if sys.getrefcount(array) == _UNUSED
             )
 
@@ -55,7 +54,7 @@ class Buffers:
         """Frees unused arrays."""
         with self._lock:
             used = {
-                kind: [array for array in alike if sys.getrefcount(array) > _UNUSED]
-                for kind, alike in self._arrays.items()
+                kind: [array for array in same_kind if sys.getrefcount(array) > _UNUSED]
+                for kind, same_kind in self._arrays.items()
             }
             self._arrays = {kind: arrays for kind, arrays in used.items() if arrays}

@@ -21,13 +21,17 @@ from dataclasses import dataclass
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import format_bytes
 
-_LOOK_S = 0.05
-_PATIENCE_S = 0.25
-_PRESSURE_S = 1.0
-_FADES = 0.95  # share of the peak overhead that remains after each measurement
-_MARGIN = 16  # early work leaves 1/16 of the limit free, because measurements come a little late
-_STARTS = 256  # memory at start may vary by 1/256 between runs, so that a printed minimum suffices
-_PRESSED = 20.0  # per cent of the time waiting for memory, above which early work stops
+_MEASURE_EVERY_S = 0.05
+_LONGEST_WAIT_S = 0.25
+_PRESSURE_EVERY_S = 1.0
+_OVERHEAD_DECAY = 0.95  # the share of the peak overhead that is kept after each measurement
+_FREE_PARTS = 16  # early work leaves 1/16 of the limit free, because measurements lag behind
+_START_TOLERANCE = (
+    256  # a limit may be 1/256 of the start memory too small, because that varies between runs
+)
+_PRESSURE_LIMIT = (
+    20.0  # early work stops if something waits for memory in more than 20 % of the time
+)
 
 
 class MemoryLimitError(UsageError):
@@ -68,18 +72,18 @@ class Charge:
 
 
 class Governor:
-    """The memory account of a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
+    """Accounts for the memory of a pipeline and admits its work. All pools of the pipeline share its lock."""
 
     def __init__(
         self,
         limit: int,
         minimum: int,
         base: int = 0,
-        senses: MemoryReadings | None = None,
+        readings: MemoryReadings | None = None,
         parts: str = "",
     ):
         """`base` is what the process held before. `parts` explains the minimum in messages."""
-        if base - base // _STARTS + minimum > limit:
+        if base - base // _START_TOLERANCE + minimum > limit:
             needs = f"loading needs {format_bytes(minimum)}" + (f" ({parts})" if parts else "")
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
@@ -94,13 +98,13 @@ class Governor:
         """How often work was held back, by reason: `limit` or `pressure`."""
         self.overhead = 0
         """A recent peak of the bytes in use that are not charged."""
-        self._senses = senses or MemoryReadings()
-        self._charged = self._early = self._shared = self._outside = self._due_most = 0
+        self._readings = readings or MemoryReadings()
+        self._charged = self._early = self._shared = self._outside = self._largest_due = 0
         self._waiting: list[threading.Condition] = []
-        self._pressed = self._held_for_one = False
-        self._one = threading.Lock()
-        self._looked = self._felt = float("-inf")
-        self._own = threading.local()
+        self._under_pressure = self._one_runs_alone = False
+        self._alone_lock = threading.Lock()
+        self._measured_at = self._pressure_at = float("-inf")
+        self._thread = threading.local()
 
     @property
     def charged(self) -> int:
@@ -109,7 +113,7 @@ class Governor:
 
     @property
     def held(self) -> int:
-        """The bytes of worker processes and of the memory that they share with this one."""
+        """The bytes that worker processes use, alone or shared with this process."""
         return self._shared + self._outside
 
     @property
@@ -124,17 +128,17 @@ class Governor:
 
     def admit(self, size: int, due: bool) -> Charge | None:
         """Returns a charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
-        self._look()
-        tight = size > self._room() and not self._reclaim(size)
-        if not due and (tight or self._pressed or self._held_for_one):
+        self._measure()
+        tight = size > self._free_for_early() and not self._reclaim(size)
+        if not due and (tight or self._under_pressure or self._one_runs_alone):
             return None
         charge = Charge(self, 0, early=not due)
         self.move(charge, size)
         return charge
 
     def hold(self, change: int, outside: bool = False) -> None:
-        """Notes memory of worker processes, taken (+) or given back (-): memory that they share with this process, or
-        their own if `outside`."""
+        """Notes memory that worker processes take (+) or give back (-). `outside`: their own memory, otherwise memory
+        that they share with this process."""
         with self.lock:
             if outside:
                 self._outside += change
@@ -145,27 +149,27 @@ class Governor:
 
     @contextmanager
     def run_alone(self) -> Iterator[int]:
-        """A context for one holder at a time, in which no early work begins. It frees unused memory and yields the
-        number of free bytes."""
-        with self._one:
+        """Returns a context in which no early work starts. One thread at a time can have it. It frees unused memory and
+        yields the number of free bytes."""
+        with self._alone_lock:
             with self.lock:
-                self._held_for_one = True
-                self._senses.reclaim()
+                self._one_runs_alone = True
+                self._readings.reclaim()
             try:
                 yield max(0, self.limit - self.base - self._charged - self.held - self._overhead())
             finally:
                 with self.lock:
-                    self._held_for_one = False
+                    self._one_runs_alone = False
                     self._wake()
 
     def wait_on(self, condition: threading.Condition, again: bool) -> None:
-        """Waits until memory is released, `condition` is notified, or a short time has passed, because memory may
-        become free outside the account. `again`: the wait is for the same work as before."""
+        """Waits until memory is released, `condition` is notified, or `_LONGEST_WAIT_S` has passed, because other
+        programs may free memory. `again`: the wait is for the same work as before, so it is not counted again."""
         if not again:
-            self.reasons["pressure" if self._pressed else "limit"] += 1
+            self.reasons["pressure" if self._under_pressure else "limit"] += 1
         self._waiting.append(condition)
         try:
-            condition.wait(_PATIENCE_S)
+            condition.wait(_LONGEST_WAIT_S)
         finally:
             self._waiting.remove(condition)
 
@@ -177,7 +181,7 @@ class Governor:
             if charge.early:
                 self._early += change
             else:  # due work may exceed the plan, because a transform may enlarge its rows
-                self._due_most = max(self._due_most, self._charged - self._early)
+                self._largest_due = max(self._largest_due, self._charged - self._early)
             if change < 0:
                 self._wake()
 
@@ -185,38 +189,47 @@ class Governor:
         for condition in self._waiting:
             condition.notify_all()
 
-    def _room(self) -> int:
-        """The bytes that early work may still take."""
+    def _free_for_early(self) -> int:
+        """Returns the bytes that early work may still take."""
         taken = (
-            self.base + max(self.minimum, self._due_most) + self._early + self.held + self.overhead
+            self.base
+            + max(self.minimum, self._largest_due)
+            + self._early
+            + self.held
+            + self.overhead
         )
-        return self.limit - self.limit // _MARGIN - taken - self._senses.idle()
+        return self.limit - self.limit // _FREE_PARTS - taken - self._readings.idle()
 
-    def _look(self) -> None:
-        """Updates the overhead and the pressure if the last update is long enough ago."""
-        now = self._senses.clock()
-        if now >= self._looked + _LOOK_S:
-            self._looked = now
-            self.overhead = max(self._overhead(), int(self.overhead * _FADES))
-        if now >= self._felt + _PRESSURE_S:
-            self._felt = now
-            self._pressed = self._senses.pressure() > _PRESSED
+    def _measure(self) -> None:
+        """Measures the overhead and the pressure, unless the last measurement is recent."""
+        now = self._readings.clock()
+        if now >= self._measured_at + _MEASURE_EVERY_S:
+            self._measured_at = now
+            self.overhead = max(self._overhead(), int(self.overhead * _OVERHEAD_DECAY))
+        if now >= self._pressure_at + _PRESSURE_EVERY_S:
+            self._pressure_at = now
+            self._under_pressure = self._readings.pressure() > _PRESSURE_LIMIT
 
     def _overhead(self) -> int:
         return max(
-            0, self._senses.used() - self.base - self._charged - self._shared - self._senses.idle()
+            0,
+            self._readings.used()
+            - self.base
+            - self._charged
+            - self._shared
+            - self._readings.idle(),
         )
 
     def _reclaim(self, size: int) -> bool:
-        """Frees unused memory, unless this thread did so a moment ago. Returns whether `size` bytes fit then.
+        """Frees unused memory, unless this thread did so a moment ago. Returns whether `size` bytes fit afterwards.
 
         Each thread does this for itself, because some allocators only free the memory of the calling thread."""
-        now = self._senses.clock()
-        if now < getattr(self._own, "reclaimed", float("-inf")) + _LOOK_S:
+        now = self._readings.clock()
+        if now < getattr(self._thread, "reclaimed", float("-inf")) + _MEASURE_EVERY_S:
             return False
-        self._own.reclaimed = now
+        self._thread.reclaimed = now
         before = self._overhead()
-        self._senses.reclaim()
+        self._readings.reclaim()
         after = self._overhead()
         self.overhead = max(after, self.overhead - max(0, before - after))
-        return size <= self._room()
+        return size <= self._free_for_early()

@@ -43,7 +43,7 @@ _FAR = 8.0
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name in lower case. `userId` and `user_id` have the same words."""
+    """Returns the words of a name in lower case. `userId` and `user_id` have the same words."""
     return [word.lower() for word in _WORDS.findall(name)]
 
 
@@ -161,7 +161,7 @@ def likely_values(facts: ColumnFacts, rows: int) -> int:
 
 
 def _numbers(facts: ColumnFacts) -> npt.NDArray[np.float64]:
-    """The finite numbers of a sample."""
+    """Returns the finite numbers of a sample."""
     if facts.sampled is None:
         return np.zeros(0)
     values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()

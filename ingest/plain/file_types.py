@@ -40,7 +40,7 @@ def common_types(
 
 
 def common_number(kinds: Iterable[str]) -> pa.DataType | None:
-    """The type in which numbers of these types are compared. None if some are not numbers."""
+    """Returns the type in which numbers of these types are compared. None if some are not numbers."""
     if not all(map(_NUMBER.fullmatch, kinds)):
         return None
     return pa.int64() if all(_WHOLE.fullmatch(kind) for kind in kinds) else pa.float64()

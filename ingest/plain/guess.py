@@ -192,8 +192,8 @@ def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
 
 
 def _least_positive(facts: ColumnFacts) -> float | None:
-    """The smallest positive rating: the value from which on about half of the rows are positive. None if the column
-    does not hold ratings."""
+    """Returns the smallest positive rating: the value from which on about half of the rows are positive. None if the
+    column does not hold ratings."""
     if (
         facts.sampled is None
         or pa.types.is_boolean(facts.type)
@@ -208,7 +208,7 @@ def _least_positive(facts: ColumnFacts) -> float | None:
 
 
 def _label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
-    """The label of each sampled row, NaN if it is missing. All are NaN if labels other than 0 and 1 occur."""
+    """Returns the label of each sampled row, NaN if it is missing. All are NaN if labels other than 0 and 1 occur."""
     if facts.sampled is None:
         return np.zeros(0)
     _, made = label_of(label, {name: str(facts.type)})
@@ -299,7 +299,7 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
 
 
 def _digits_format(facts: ColumnFacts) -> str:
-    """The format of times in digits such as 14102100. Empty if any value is not such a time from 1990 on."""
+    """Returns the format of times in digits such as 14102100. Empty if any value is not such a time from 1990 on."""
     examples = facts.examples
     if examples is None or not len(examples):
         return ""
@@ -333,7 +333,7 @@ def _why_left_out(kind: pa.DataType) -> str:
 
 
 def _inner(facts: ColumnFacts) -> pa.DataType:
-    """The type of the values, without a dictionary."""
+    """Returns the type of the values, without a dictionary."""
     return facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
 
 
@@ -357,7 +357,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def time_formats(examples: pa.Array) -> tuple[str, ...]:
-    """The time formats that together read all of these texts, the most frequent first. Empty if there are none."""
+    """Returns the time formats that together read all of these texts, the most frequent first. Empty if there are
+    none."""
     left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
     while len(left) and len(found) < _MOST_FORMATS:
         taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
@@ -380,8 +381,8 @@ def _fits(facts: ColumnFacts) -> bool:
 
 
 def _unit(facts: ColumnFacts, since: int) -> int:
-    """The number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between `since` and the year 2100. 0
-    if there is none."""
+    """Returns the number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between `since` and the year
+    2100. 0 if there is none."""
     return next(
         (
             unit
@@ -394,7 +395,7 @@ def _unit(facts: ColumnFacts, since: int) -> int:
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:
-    """The column of users, by which rows are best split. None if there is none."""
+    """Returns the column of users, by which rows are best split. None if there is none."""
     return next(
         (name for name, one in found.items() if _USERS.search(name) and not one.facts.optional),
         None,

@@ -44,12 +44,12 @@ def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
     if not pa.types.is_integer(values.type):
         return operator.apply(values, None)
     signed = not pa.types.is_unsigned_integer(values.type)
-    whole = (
+    integers = (
         values.cast(pa.int64() if signed else pa.uint64())
         .fill_null(0)
         .to_numpy(zero_copy_only=False)
     )
-    ids = spread(hash_digits(whole.view(np.uint64), signed), operator.size)
+    ids = spread(hash_digits(integers.view(np.uint64), signed), operator.size)
     if values.null_count:
         ids[values.is_null().to_numpy(zero_copy_only=False)] = NULL
     return pa.array(ids)

@@ -45,7 +45,7 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
 
 
 def auc(scores: npt.NDArray[np.float64], labels: _Floats) -> float:
-    """The probability that a positive row scores higher than a negative one. A tie counts half."""
+    """Returns the probability that a positive row scores higher than a negative one. A tie counts half."""
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     positives = labels.sum()

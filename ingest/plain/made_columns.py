@@ -61,7 +61,7 @@ class MadeColumns:
         return 4 * len(self._recipes)
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
-        """The schema of `table`'s result for a stored table of this schema."""
+        """Returns the schema of `table`'s result for a stored table of this schema."""
         return pa.schema(
             [
                 pa.field(
@@ -72,8 +72,8 @@ class MadeColumns:
         )
 
     def dictionary_columns(self, stored: pa.Schema, footer: Any) -> list[str]:
-        """The columns to read as dictionaries, by the footer of a file: texts that repeat, so that each distinct text
-        is processed once."""
+        """Returns the columns to read as dictionaries, by the footer of a file: texts that repeat, so that each
+        distinct text is processed once."""
         if not footer.num_row_groups:
             return []
         made = {name for recipe in self._recipes if recipe.operators for name in recipe.sources}

@@ -139,7 +139,7 @@ def _join_parts(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
 
 
 def elements(values: pa.Array) -> pa.Array:
-    """The elements of lists, or the values themselves if they are not lists."""
+    """Returns the elements of lists, or the values themselves if they are not lists."""
     return pc.list_flatten(values) if is_list(values.type) else values
 
 

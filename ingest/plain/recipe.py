@@ -80,7 +80,7 @@ class Recipe:
         return sizes[-1] if sizes else None
 
     def type(self, stored: Sequence[pa.DataType]) -> pa.DataType:
-        """The type of its values if its sources have these types."""
+        """Returns the type of its values if its sources have these types."""
         if self.operators:
             ids = pa.from_numpy_dtype(id_kind(self.size))
             return {"sparse": ids, "id_list": pa.list_(ids)}.get(self.role, pa.float32())
@@ -89,7 +89,7 @@ class Recipe:
         return stored[0].value_type if pa.types.is_dictionary(stored[0]) else stored[0]
 
     def field(self, stored: Sequence[pa.DataType]) -> Field:
-        """The column's field in the loader's schema."""
+        """Returns the column's field in the loader's schema."""
         kind = self.type(stored)
         if self.role != "id_list":
             layout = "scalar"

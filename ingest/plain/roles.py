@@ -53,7 +53,7 @@ def _several(names: str | Sequence[str]) -> list[str]:
 
 
 def only_label(roles: Roles) -> str | None:
-    """The label, if the roles name nothing else."""
+    """Returns the label, if the roles name nothing else."""
     labels = _several(roles.get("label", ()))
     return labels[0] if len(roles) == len(labels) == 1 else None
 
@@ -154,7 +154,7 @@ def _asked(
 def _sizes(
     wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> dict[str, int]:
-    """The number of ids of each column to hash."""
+    """Returns the number of ids of each column to hash."""
     found = {}
     for pattern, size in wanted.items():
         for name in _names(pattern, "hash", types, lacking):
@@ -178,7 +178,7 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
 def _names(
     pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> list[str]:
-    """The columns that match a name or a pattern."""
+    """Returns the columns that match a name or a pattern."""
     if pattern in lacking:
         raise ParquetError(
             f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "

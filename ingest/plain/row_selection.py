@@ -113,8 +113,8 @@ def splits_by_key(spec: Spec) -> bool:
 
 
 def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
-    """The smallest and the largest value of a column in a row group, by its footer. None if the footer has none, or if
-    values are missing."""
+    """Returns the smallest and the largest value of a column in a row group, by its footer. None if the footer has
+    none, or if values are missing."""
     at = file.schema_arrow.get_field_index(name)
     if at < 0 or pa.types.is_floating(
         kind := file.schema_arrow.field(at).type

@@ -52,7 +52,7 @@ class TextSample:
     """The columns of times, with their formats."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
-    whole: bool = True
+    is_complete: bool = True
     """Whether the end of the last file was read."""
     label: str | None = None
     """The label's column if lines have no header: the first column, or else the last, if it only holds 0 and 1."""
@@ -60,9 +60,9 @@ class TextSample:
     @classmethod
     def of(cls, paths: Sequence[str]) -> TextSample:
         """Samples these files, which are sorted by name."""
-        first, last, whole = _read_ends(paths[0])
+        first, last, is_complete = _read_ends(paths[0])
         if len(paths) > 1:
-            *others, whole = _read_ends(paths[-1])
+            *others, is_complete = _read_ends(paths[-1])
             last = others[1] or others[0]
         content = first + last
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -82,8 +82,8 @@ class TextSample:
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
         rows = round(len(lines) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
         if lines[0].lstrip()[0] in "[{":
-            return cls.of_objects(lines, paths[0], keys=keys, rows=rows, whole=whole)
-        return cls.of_fields(lines, paths[0], keys=keys, rows=rows, whole=whole)
+            return cls.of_objects(lines, paths[0], keys=keys, rows=rows, is_complete=is_complete)
+        return cls.of_fields(lines, paths[0], keys=keys, rows=rows, is_complete=is_complete)
 
     @classmethod
     def of_objects(cls, lines: Sequence[str], path: str, **more: Any) -> TextSample:
@@ -206,12 +206,12 @@ def _read_ends(path: str) -> tuple[bytes, bytes, bool]:
     lines. A compressed file must be read up to its end."""
     size, packed = os.path.getsize(path), path.endswith((".gz", ".bz2"))
     content = _read(path, _PACKED if packed else _BYTES)
-    whole = not packed or len(content) < _PACKED
+    is_complete = not packed or len(content) < _PACKED
     if len(content) < _BYTES:
         return content if content.endswith(b"\n") else content + b"\n", b"", True
     last = content[-_BYTES:] if packed else _read(path, _BYTES, max(_BYTES, size - _BYTES))
-    last = last if whole else last[: last.rfind(b"\n") + 1]
-    return content[: content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1 :], whole
+    last = last if is_complete else last[: last.rfind(b"\n") + 1]
+    return content[: content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1 :], is_complete
 
 
 def _read(path: str, most: int, start: int = 0) -> bytes:
@@ -242,7 +242,7 @@ def _json(line: str) -> Any:
 
 
 def _split_fields(lines: Sequence[str], sign: str) -> list[list[str]]:
-    """The fields of each line. A single empty field if the lines cannot be parsed."""
+    """Returns the fields of each line. A single empty field if the lines cannot be parsed."""
     try:
         return list(
             csv.reader(
@@ -265,7 +265,7 @@ def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
 
 
 def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
-    """The cells as numbers if all of them are numbers, otherwise as texts."""
+    """Returns the cells as numbers if all of them are numbers, otherwise as texts."""
     if _all(_WHOLE, cells):
         return pa.array([None if cell is None else int(cell) for cell in cells], pa.int64())
     if _all(_COMMA if comma else _POINT, cells):

@@ -36,7 +36,7 @@ _SETTINGS = {
 
 
 def owner_of(cmdline: list[str]) -> int | None:
-    """The process id of the owner in a worker's command line. None: it is not a worker's command line."""
+    """Returns the process id of the owner in a worker's command line. None: it is not a worker's command line."""
     arguments = interpreter.arguments_of(cmdline, _PROGRAM)
     return int(arguments[0]) if arguments else None
 
@@ -122,7 +122,8 @@ class Child:
                 raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
 
     def stack(self) -> str:
-        """The stacks of all its threads now. Empty if it does not answer, for instance because it is stopped."""
+        """Returns the stacks of all its threads now. Empty if it does not answer, for instance because it is
+        stopped."""
         before = os.fstat(self._trace).st_size
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
         gone = select.poll()
@@ -135,7 +136,7 @@ class Child:
         return self.trace()
 
     def trace(self) -> str:
-        """The stacks that its interpreter has written since the last call."""
+        """Returns the stacks that its interpreter has written since the last call."""
         text = os.pread(self._trace, 2**16, self._read_trace)
         self._read_trace = os.fstat(self._trace).st_size
         return text.decode(errors="replace").strip()

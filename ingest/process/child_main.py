@@ -82,7 +82,7 @@ def end_with_parent(lifeline: int) -> None:
 
 
 def _data_bytes() -> int:
-    """The bytes that RLIMIT_DATA counts. psutil's number includes the stack."""
+    """Returns the bytes that RLIMIT_DATA counts. psutil's number includes the stack."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 

@@ -43,9 +43,7 @@ class Region:
         """Grows the region to at least `size` bytes. Keeps its content."""
         if size <= self.size:
             return
-        size = (
-            (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN
-        )  # spare space for slightly larger items
+        size = (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN  # room for slightly larger items
         self._charge(size - self.size)
         try:
             os.posix_fallocate(self.fd, 0, size)
@@ -62,7 +60,7 @@ class Region:
         self.size = size
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """All bytes of the region, as an array that keeps the mapping alive."""
+        """Returns all bytes of the region, as an array that keeps the mapping alive."""
         assert self._map is not None, "reserve() comes first"
         return np.frombuffer(self._map, np.uint8)
 
@@ -79,8 +77,9 @@ class Region:
 class Shelf:
     """Regions that carry items. One is lent out with each result and returns when the last array on it is gone."""
 
-    def __init__(self, charge: Callable[[int], None], spare: int = 1):
-        self._charge, self._spare = charge, spare
+    def __init__(self, charge: Callable[[int], None], most_idle: int = 1):
+        self._charge = charge
+        self._most_idle = most_idle
         # Garbage collection returns regions at any moment, perhaps while this very thread holds a lock: appending to
         # a deque needs none.
         self._idle: deque[Region] = deque()
@@ -88,7 +87,7 @@ class Shelf:
 
     def take(self) -> Region:
         """Returns an idle region, or a new one. Closes idle regions beyond the number of spares."""
-        while len(self._idle) > self._spare:
+        while len(self._idle) > self._most_idle:
             self._drop(self._idle.popleft())
         region = self._idle.pop() if self._idle else Region(self._charge)
         self._all[region.number] = region
@@ -109,7 +108,7 @@ class Shelf:
         return sum(region.size for region in list(self._all.values()))
 
     def numbers(self) -> list[int]:
-        """The numbers of all existing regions. A worker closes all others."""
+        """Returns the numbers of all existing regions. A worker closes all others."""
         return list(self._all)
 
     def close(self) -> None:

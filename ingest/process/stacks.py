@@ -13,8 +13,8 @@ from typing import TextIO
 
 
 def own_stacks() -> str:
-    """The stacks of all threads of this process, taken under the interpreter's lock. faulthandler is not used, because
-    it reads frames while other threads change them, which can crash the program."""
+    """Returns the stacks of all threads of this process, taken under the interpreter's lock. faulthandler is not used,
+    because it reads frames while other threads change them, which can crash the program."""
     names = {t.ident: t.name for t in threading.enumerate()}
     return "\n".join(
         f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
@@ -36,7 +36,7 @@ def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
 
 @contextmanager
 def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
-    """A context for the main thread, in which SIGUSR1 writes the stacks."""
+    """Returns a context for the main thread, in which SIGUSR1 writes the stacks."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         tell(workers, stream)

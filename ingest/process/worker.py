@@ -200,7 +200,7 @@ class WorkerProcess:
                     raise WorkerCrashed(label, died, stack)
 
     def stack(self) -> str:
-        """The stacks of the process now, to find out why it hangs."""
+        """Returns the stacks of the process now, to find out why it hangs."""
         with self._state:
             return self._child.stack() if self._child else ""
 

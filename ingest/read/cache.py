@@ -1,4 +1,4 @@
-"""`FileCache` keeps on local disk what was read from a remote store.
+"""Keeps on local disk what was read from a remote store: `FileCache`.
 
 An entry is a byte range of a file. The same table, read the same way, asks for the same ranges in every epoch. A
 cache that drops its oldest entries would never hit when a data set is larger than the cache. So this one accepts
@@ -34,9 +34,9 @@ from sluice.ingest.knobs import format_bytes
 
 _HEADER = struct.Struct("<8sQL")
 _MAGIC = b"SluiceC2"
-_BLOCK = 4096  # a file takes whole blocks of the disk
-_OWN = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?|ledger(\.new)?|users|name")
-_SPACE = "space"
+_BLOCK_BYTES = 4096  # a file takes whole blocks of the disk
+_OUR_FILES = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?|ledger(\.new)?|users|name")
+_LOCK_FILE = "space"
 
 
 class FileCache:
@@ -55,30 +55,31 @@ class FileCache:
         self._full = self._closed = False
         self._top.mkdir(0o755, parents=True, exist_ok=True)
         _refuse_writable_by_others(self._top)
-        self._users = -1
+        self._users_file = -1
         with self._exclusive():
             self._home.mkdir(exist_ok=True)
             (self._home / "name").write_text(data_set)
-            self._users = os.open(
+            self._users_file = os.open(
                 self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
             try:
-                os.utime(self._users)
-                self._begin_ledger()
+                os.utime(self._users_file)
+                self._start_ledger()
             except BaseException:
                 self.close()
                 raise
 
-    def _begin_ledger(self) -> None:
-        if _lock(
-            self._users, fcntl.LOCK_EX
-        ):  # no other process uses the folder, so half-written files are left over from dead ones
+    def _start_ledger(self) -> None:
+        # If no other process uses the folder, half-written files come from killed processes.
+        if _lock(self._users_file, fcntl.LOCK_EX):
             for path in self._home.glob("*.part"):
                 path.unlink()
             self._write_ledger(
-                sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64)
+                sum(
+                    _disk_bytes(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64
+                )
             )
-        _lock(self._users, fcntl.LOCK_SH)
+        _lock(self._users_file, fcntl.LOCK_SH)
 
     def get(self, key: str) -> bytes | None:
         """Returns what was put under `key`, or None if it is missing or damaged."""
@@ -127,7 +128,7 @@ class FileCache:
         with contextlib.suppress(OSError), self._exclusive():
             size = path.stat().st_size
             path.unlink()
-            self._add(-_blocks(size))
+            self._add(-_disk_bytes(size))
 
     def put(self, key: str, data: bytes | bytearray, *, checked: bool = False) -> str:
         """Keeps `data` and returns "", or returns why it could not. A full or failing disk turns the cache off and does
@@ -136,7 +137,7 @@ class FileCache:
             return "the cache is full, or closed"
         path = self._path(key)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-        size = _blocks(_HEADER.size + len(data))
+        size = _disk_bytes(_HEADER.size + len(data))
         reserved = False
         try:
             reserved = self._reserve(size)
@@ -181,9 +182,9 @@ class FileCache:
     def close(self) -> None:
         """Stops using the data set. Its entries stay on disk."""
         self._full = self._closed = True
-        if self._users >= 0:
-            os.close(self._users)
-            self._users = -1
+        if self._users_file >= 0:
+            os.close(self._users_file)
+            self._users_file = -1
 
     def __enter__(self) -> FileCache:
         return self
@@ -208,7 +209,7 @@ class FileCache:
             if total + size > self._limit:
                 total -= self._evict(total + size - self._limit)
             if total + size > self._limit:
-                self._full = self._limit - total < _BLOCK  # a smaller entry may still fit
+                self._full = self._limit - total < _BLOCK_BYTES  # a smaller entry may still fit
                 self._count("_refused")
                 return False
             self._add(size)
@@ -227,11 +228,11 @@ class FileCache:
                     continue
                 freed += self._ledger(folder)
                 for path in list(folder.iterdir()):
-                    if _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    if _OUR_FILES.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                         path.unlink()
                 with contextlib.suppress(
                     OSError
-                ):  # fails if the folder holds a file that is not ours
+                ):  # fails if the folder has a file that is not ours
                     folder.rmdir()
             finally:
                 os.close(users)
@@ -260,8 +261,8 @@ class FileCache:
 
 @contextlib.contextmanager
 def _exclusive(top: Path) -> Iterator[None]:
-    """A context that one thread of one process can hold at a time. It guards what all data sets share."""
-    descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Returns a context that one thread of one process can have at a time. It guards what all data sets share."""
+    descriptor = os.open(top / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -283,7 +284,8 @@ def _refuse_writable_by_others(folder: Path) -> None:
 def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
     """Lists (and with `remove` deletes) the files that dead runs left half-written in `folder`. Data sets in use are
     skipped."""
-    top, found = Path(folder) / "sluice-cache", []
+    top = Path(folder) / "sluice-cache"
+    found = []
     if not top.is_dir():
         return []
     with _exclusive(top):
@@ -292,7 +294,9 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
             try:
                 if _lock(descriptor, fcntl.LOCK_EX):
                     found += [
-                        path for path in users.parent.glob("*.part") if _OWN.fullmatch(path.name)
+                        path
+                        for path in users.parent.glob("*.part")
+                        if _OUR_FILES.fullmatch(path.name)
                     ]
             finally:
                 os.close(descriptor)
@@ -304,18 +308,18 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
 def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]]) -> int:
     """Removes entries from every data set in `folder` and returns their bytes. `keys` lists the entries to remove for a
     data set. An unused data set that is empty afterwards is removed too. Links are not followed."""
-    top, freed = Path(folder) / "sluice-cache", 0
+    top = Path(folder) / "sluice-cache"
+    freed = 0
     if top.parent.is_symlink() or top.is_symlink() or not top.is_dir():
         return 0
     with _exclusive(top):
         for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
-            with contextlib.suppress(
-                OSError
-            ):  # the folder is no data set of ours, or was just removed
-                gone, data_set = 0, (home / "name").read_text()
+            with contextlib.suppress(OSError):  # not a data set's folder, or just removed
+                gone = 0
+                data_set = (home / "name").read_text()
                 for path in [home / _entry(key) for key in keys(data_set)]:
                     if path.is_file() and not path.is_symlink():
-                        gone += _blocks(path.stat().st_size)
+                        gone += _disk_bytes(path.stat().st_size)
                         path.unlink()
                 if gone:
                     (home / "ledger").write_text(
@@ -325,8 +329,8 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
                     _remove_if_empty(home)
     if freed:
         with contextlib.suppress(OSError):  # the folder is not empty
-            if [found.name for found in top.iterdir()] == [_SPACE]:
-                (top / _SPACE).unlink()
+            if [found.name for found in top.iterdir()] == [_LOCK_FILE]:
+                (top / _LOCK_FILE).unlink()
             top.rmdir()
             top.parent.rmdir()
     return freed
@@ -347,17 +351,17 @@ def _remove_if_empty(home: Path) -> None:
 
 
 def _entry(key: str) -> str:
-    """The file name of an entry."""
+    """Returns the file name of an entry."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _header(key: str, data: Any, checked: bool = False) -> bytes:
-    """The header of an entry. Its checksum covers the key too, so an entry under a wrong key is rejected."""
+    """Returns the header of an entry. Its checksum covers the key too, so an entry under a wrong key is rejected."""
     return _HEADER.pack(_MAGIC, len(data), crc32(b"" if checked else data, crc32(key.encode())))
 
 
-def _blocks(size: int) -> int:
-    return -(-size // _BLOCK) * _BLOCK
+def _disk_bytes(size: int) -> int:
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _lock(descriptor: int, how: int) -> bool:

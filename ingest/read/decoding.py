@@ -14,7 +14,8 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
-_ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where a bag begins
+_ID = 4  # bytes of an id in a bag
+_OFFSET = 4  # bytes of the offset where a bag starts
 _PAGE = 2**20  # bytes for page headers and the dictionary, even with almost no values
 _LEVEL = 2  # bytes of one level of a value
 _AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most this many bytes
@@ -53,11 +54,10 @@ class ColumnChunk:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that the reader holds in addition to the result until all columns of one call are done."""
+        """The bytes that the reader needs in addition to the result, until all columns of one call are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
-        dictionary = (
-            2 * self.dictionary * self.plain // max(1, self.stored)
-        )  # the dictionary's page and its decoded values
+        # The dictionary's page and its decoded values.
+        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)
         converted = room * self.physical if self.physical != self.width else 0
         return self.stored + room * _LEVEL * self.levels + dictionary + converted
 
@@ -83,7 +83,7 @@ class Decoding:
         return round(rows * self.row_bytes)
 
     def at_work(self, rows: int) -> int:
-        """The bytes in use while a row group of `rows` rows is decoded."""
+        """Returns the bytes in use while a row group of `rows` rows is decoded."""
         return self.decoded(rows) + self.extra_bytes
 
 
@@ -163,7 +163,7 @@ def chunks_of(
 
 
 def _width(kind: Any) -> int:
-    """The bytes of a value, or of a list's element, in Arrow's memory. 0: values vary in length."""
+    """Returns the bytes of a value, or of a list's element, in Arrow's memory. 0: values vary in length."""
     if hasattr(kind, "value_type"):
         return _width(kind.value_type)
     try:

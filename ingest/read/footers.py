@@ -167,11 +167,8 @@ def _read_remembered(root: str) -> dict[str, Footer]:
         )
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
-            owners = {
-                os.geteuid(),
-                0,
-                os.stat(root).st_uid,
-            }  # the folder's owner can change the data too
+            # The folder's owner is trusted, because it can also change the data.
+            owners = {os.geteuid(), 0, os.stat(root).st_uid}
             if (
                 not stat.S_ISREG(about.st_mode)
                 or about.st_uid not in owners

@@ -56,7 +56,7 @@ class OpenFile:
         """Decodes these columns of a row group."""
         return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Frees memory that is not needed until the next read."""
 
     def close(self) -> None:
@@ -128,6 +128,6 @@ class StoreFile(OpenFile):
         with _store_reads:
             return super().read(group, columns)
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Frees the fetched bytes, which Arrow would keep until the next read."""
         self._parquet.read_row_group(0, columns=[], use_threads=False)

@@ -43,12 +43,12 @@ from sluice.ingest.stages.scatter_kernel import (
     RAW,
     compiled,
     load_packed,
-    pack,
+    pack_numbers,
     unpack_parts,
 )
 
 FOLDER = ".sluice-packed"
-_KEPT = 32 * 2**20  # bytes of memory kept for the next row groups
+_BUFFER_BYTES = 32 * 2**20  # memory that is kept for the next row groups
 VERSION = int.from_bytes(b"SluiceP3", "little")
 _HEAD = np.dtype(
     [
@@ -66,11 +66,12 @@ _HEAD = np.dtype(
 )
 """An entry begins with this. `part_sum` is the checksum of all parts, `head_sum` that of the head and of the part
 descriptions that follow it."""
-_ALIGNED, _WORD = 64, 4
-_STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
-_FEWEST = 64  # buffers with fewer numbers are not packed
-_PAYS = 0.9  # indices are used if they need less than this share of the bytes
-_WHOLE: dict[int, tuple[Any, Any]] = {
+_ALIGNMENT = 64
+_WORD = 4
+_SCATTER_TYPES = (pa.float32(), pa.int32(), pa.int8())
+_MIN_NUMBERS = 64  # buffers with fewer numbers are stored unchanged
+_INDEX_SHARE = 0.9  # indices are used if they take less than this share of the bytes of differences
+_INTEGER_TYPES: dict[int, tuple[Any, Any]] = {
     1: (np.int8, np.uint8),
     2: (np.int16, np.uint16),
     4: (np.int32, np.uint32),
@@ -116,16 +117,15 @@ class PackedRowGroups:
         self._paths = tuple(paths)
         self._warned = set[str]()
         self._lock = threading.Lock()
-        self._names: dict[
-            tuple[int, tuple[int, ...]], str
-        ] = {}  # the entry name for each file in a given state
+        self._names: dict[tuple[int, tuple[int, ...]], str] = {}
+        """The entry name of each file, by the file's number and state."""
         self._columns = hashlib.sha256(
             json.dumps([VERSION, list(columns), list(dictionaries)]).encode()
         ).hexdigest()
         self._cache: FileCache | None = None
         self._buffers = Buffers()
         local = [path for path in paths if path is not None]
-        self._makes = bool(local)
+        self._may_write = bool(local)
         if len(local) < len(paths):
             self._warn_once("files in a store have no packed copy", "use --cache for them")
         try:
@@ -160,18 +160,18 @@ class PackedRowGroups:
             return None  # reading the file raises the error
         return EntryKey(f"{self._names[number, state]} {group}", state)
 
-    def read(self, entry: EntryKey, straight: bool = False) -> pa.Table | PackedTable | None:
-        """Reads a row group from its copy. Returns None if there is no valid copy. With `straight`, columns stay packed
-        if all of them can be placed directly from the copy."""
+    def read(self, entry: EntryKey, keep_packed: bool = False) -> pa.Table | PackedTable | None:
+        """Reads a row group from its copy. Returns None if there is no valid copy. With `keep_packed`, columns stay
+        packed if all of them can be scattered directly from the copy."""
         assert self._cache is not None
-        if self._buffers.idle_bytes() > _KEPT:
+        if self._buffers.idle_bytes() > _BUFFER_BYTES:
             self._buffers.trim()
         try:
             stored = self._cache.fetch(
                 entry.name, lambda size: self._buffers.take_line(size, np.uint8)
             )
             found = None if stored is None else PackedTable(stored, entry.name)
-            return found if found is None or (straight and found.straight) else found.table()
+            return found if found is None or (keep_packed and found.can_scatter) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
             self._warn_once("a packed copy is not valid and is made again", f"{error}")
             self._cache.drop(entry.name)
@@ -180,7 +180,7 @@ class PackedRowGroups:
     def keep(self, entry: EntryKey, file: OpenFile, table: pa.Table) -> None:
         """Writes the copy of a row group that was read from `file`, if there is space for it. Does nothing if another
         file has replaced the one that `entry` describes."""
-        if not self._makes or self._cache is None or not isinstance(file, LocalFile):
+        if not self._may_write or self._cache is None or not isinstance(file, LocalFile):
             return
         if _state(file.status()) != entry.state or not file.is_as_described():
             self._warn_once(
@@ -193,21 +193,21 @@ class PackedRowGroups:
         except Exception as error:  # the reader has its rows and does not need the copy
             why = f"{type(error).__name__}: {error}"
         if why:
-            self._makes = False
+            self._may_write = False
             self._warn_once("no more packed copies are made", why)
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
         """Makes all missing copies by reading each row group."""
 
-        def one(place: tuple[int, int]) -> None:
-            if self._makes:
+        def read_one(row_group: tuple[int, int]) -> None:
+            if self._may_write:
                 with suppress(Exception):  # loading these rows raises the error
-                    read(*place)
+                    read(*row_group)
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-packing") as threads:
             list(
                 threads.map(
-                    one,
+                    read_one,
                     [
                         (file, n)
                         for file, counts in enumerate(row_groups)
@@ -217,7 +217,7 @@ class PackedRowGroups:
             )
 
     def stats(self) -> dict[str, int]:
-        """Counts copies that were read, missing, damaged and not kept, and their bytes on disk."""
+        """Returns how many copies were read, missing, damaged and not kept, and the bytes on disk."""
         if self._cache is None:
             return {}
         counts = {
@@ -227,7 +227,7 @@ class PackedRowGroups:
 
     def close(self) -> None:
         """Stops using the copies. They stay on disk."""
-        self._makes = False
+        self._may_write = False
         if self._cache is not None:
             self._cache.close()
 
@@ -243,7 +243,7 @@ class PackedRowGroups:
 
 
 def entry_name(path: str, size: int, changed_ns: int, columns: str) -> str:
-    """The name of a file in this state with these columns. An entry's name adds the row group's number."""
+    """Returns the name of a file in this state with these columns. An entry's name adds the row group's number."""
     return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
 
 
@@ -268,27 +268,28 @@ def packed(table: pa.Table, key: str) -> bytes | None:
     content = np.frombuffer(stream, np.uint8)
     encoded = sorted(
         (
-            (begin, n + 1, _encode(content[begin : begin + size].view(kind), as_lengths))
+            (start, n + 1, _encode(content[start : start + size].view(kind), as_lengths))
             for n, column in enumerate(batch.columns)
             for buffer, kind, as_lengths in _buffers(column)
-            if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
-            for begin in [buffer.address - stream.address]
+            if (size := buffer.size // kind.itemsize * kind.itemsize)
+            >= _MIN_NUMBERS * kind.itemsize
+            for start in [buffer.address - stream.address]
         ),
         key=lambda one: one[0],
     )
     entry = bytearray()
     parts = list[tuple[int, ...]]()
     done = 0
-    for begin, number, numbers in encoded:
-        if begin > done:  # metadata and padding between the columns
-            parts.append(_append(entry, _raw(content[done:begin]), done, 0))
-        column = number if _complete(batch.column(number - 1)) else -number
-        parts.append(_append(entry, numbers, begin, column))
-        done = begin + numbers.width * numbers.count
+    for start, number, numbers in encoded:
+        if start > done:  # metadata and padding between the columns
+            parts.append(_append(entry, _unpacked_bytes(content[done:start]), done, 0))
+        column = number if _has_all_parts(batch.column(number - 1)) else -number
+        parts.append(_append(entry, numbers, start, column))
+        done = start + numbers.width * numbers.count
     if done < len(content):
-        parts.append(_append(entry, _raw(content[done:]), done, 0))
-    front = np.zeros(_front(len(parts)), np.int64)
-    _described(front, len(parts))[:] = parts
+        parts.append(_append(entry, _unpacked_bytes(content[done:]), done, 0))
+    front = np.zeros(_front_length(len(parts)), np.int64)
+    _part_descriptions(front, len(parts))[:] = parts
     head = front[: _HEAD.itemsize // 8].view(_HEAD)
     head[:] = (VERSION, len(parts), len(content), batch.num_rows, len(entry), crc32(entry), 0)
     head["head_sum"] = crc32(front.data, crc32(key.encode()))
@@ -296,7 +297,7 @@ def packed(table: pa.Table, key: str) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _PackedNumbers:
     """The packed numbers of one buffer."""
 
     kind: int
@@ -309,18 +310,18 @@ class _Numbers:
     distinct: int = 0
 
 
-def _raw(content: npt.NDArray[np.uint8]) -> _Numbers:
-    return _Numbers(RAW, 1, 0, 0, len(content), [content])
+def _unpacked_bytes(content: npt.NDArray[np.uint8]) -> _PackedNumbers:
+    return _PackedNumbers(RAW, 1, 0, 0, len(content), [content])
 
 
-def _append(entry: bytearray, numbers: _Numbers, at: int, column: int) -> tuple[int, ...]:
+def _append(entry: bytearray, numbers: _PackedNumbers, at: int, column: int) -> tuple[int, ...]:
     """Appends packed numbers to an entry. Returns the part's description, in the order of PART's fields."""
     places = [0, 0]
     first = len(entry)
     for n, piece in enumerate(numbers.pieces):
         places[n] = len(entry)
         entry.extend(piece.data)
-        entry.extend(bytes(-len(entry) % _ALIGNED))
+        entry.extend(bytes(-len(entry) % _ALIGNMENT))
     return (
         numbers.kind,
         numbers.width,
@@ -335,8 +336,8 @@ def _append(entry: bytearray, numbers: _Numbers, at: int, column: int) -> tuple[
     )
 
 
-def _complete(column: pa.Array) -> bool:
-    """Whether the column's own parts hold everything that is needed to move its rows."""
+def _has_all_parts(column: pa.Array) -> bool:
+    """Whether the rows of the column can be moved with nothing but the column's own parts."""
     unit = unit_of(column.type)
     if column.null_count or (unit == _WORD and column.values.null_count):
         return False
@@ -345,19 +346,19 @@ def _complete(column: pa.Array) -> bool:
         if unit == 1
         else np.empty(0, np.int64)
     )
-    return (unit > 0 or column.type in _STRAIGHT) and not (offsets % _WORD).any()
+    return (unit > 0 or column.type in _SCATTER_TYPES) and not (offsets % _WORD).any()
 
 
-def _front(parts: int) -> int:
-    """The number of int64 values before the first part: the head and the descriptions of the parts."""
+def _front_length(parts: int) -> int:
+    """Returns how many int64 values precede the first part: the head and the descriptions of the parts."""
     size = _HEAD.itemsize + PART.itemsize * parts
-    return (size + -size % _ALIGNED) // 8
+    return (size + -size % _ALIGNMENT) // 8
 
 
-def _described(front: npt.NDArray[np.int64], parts: int) -> npt.NDArray[np.void]:
-    """The descriptions of the parts, as a view of what lies before the first part."""
-    begin = _HEAD.itemsize // 8
-    described: npt.NDArray[np.void] = front[begin : begin + PART.itemsize // 8 * parts].view(PART)
+def _part_descriptions(front: npt.NDArray[np.int64], parts: int) -> npt.NDArray[np.void]:
+    """Returns the descriptions of the parts, as a view of the values before the first part."""
+    start = _HEAD.itemsize // 8
+    described: npt.NDArray[np.void] = front[start : start + PART.itemsize // 8 * parts].view(PART)
     return described
 
 
@@ -383,38 +384,47 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
         yield offsets, np.dtype(np.int64 if wide else np.int32), True
         if content is not None:  # most likely bags of ids; other bytes are stored unchanged
             yield content, np.dtype(np.int32), False
-    elif types.is_primitive(kind) and not types.is_boolean(kind) and kind.byte_width in _WHOLE:
+    elif (
+        types.is_primitive(kind)
+        and not types.is_boolean(kind)
+        and kind.byte_width in _INTEGER_TYPES
+    ):
         yield (
             array.buffers()[1],
-            np.dtype(_WHOLE[kind.byte_width][types.is_unsigned_integer(kind)]),
+            np.dtype(_INTEGER_TYPES[kind.byte_width][types.is_unsigned_integer(kind)]),
             False,
         )
 
 
-def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _Numbers:
+def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _PackedNumbers:
     """Packs numbers in the smallest of these forms: unchanged, as differences from the least, or as indices. With
     `as_lengths`, they are offsets, and the lengths between them are packed."""
-    whole = values
+    given = values
     width = values.itemsize
-    unsigned = _WHOLE[values.itemsize][1]
+    unsigned = _INTEGER_TYPES[values.itemsize][1]
     if as_lengths:
         values = np.diff(values)
     low, high = int(values.min()), int(values.max())
     bits = (high - low).bit_length()
     size = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
     if not as_lengths and width >= 2 and bits > 1:
-        indexed = _indexed(values.view(unsigned), size * _PAYS)
+        indexed = _encode_as_indices(values.view(unsigned), size * _INDEX_SHARE)
         if indexed is not None:
             return indexed
-    if size >= values.nbytes or (as_lengths and whole[0]):
-        return _raw(whole.view(np.uint8))
+    if size >= values.nbytes or (as_lengths and given[0]):
+        return _unpacked_bytes(given.view(np.uint8))
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
-    return _Numbers(
-        LENGTHS if as_lengths else PACKED, width, bits, low, len(whole), [pack(numbers, bits)]
+    return _PackedNumbers(
+        LENGTHS if as_lengths else PACKED,
+        width,
+        bits,
+        low,
+        len(given),
+        [pack_numbers(numbers, bits)],
     )
 
 
-def _indexed(values: npt.NDArray[Any], limit: float) -> _Numbers | None:
+def _encode_as_indices(values: npt.NDArray[Any], limit: float) -> _PackedNumbers | None:
     """Packs numbers as indices into their distinct values. None: that would take `limit` bytes or more."""
     encoded = pa.array(values).dictionary_encode()
     distinct = len(encoded.dictionary)
@@ -423,8 +433,8 @@ def _indexed(values: npt.NDArray[Any], limit: float) -> _Numbers | None:
     if _WORD * bits * -(-len(values) // 32) + distinct * width >= limit:
         return None
     indices = encoded.indices.to_numpy().view(np.uint32)
-    pieces = [pack(indices, bits), encoded.dictionary.to_numpy().view(np.uint8)]
-    return _Numbers(INDICES, width, bits, 0, len(values), pieces, distinct)
+    pieces = [pack_numbers(indices, bits), encoded.dictionary.to_numpy().view(np.uint8)]
+    return _PackedNumbers(INDICES, width, bits, 0, len(values), pieces, distinct)
 
 
 def load_compiled() -> None:
@@ -452,16 +462,17 @@ class PackedTable:
         "_first_parts",
         "_parts",
         "_units",
+        "can_scatter",
         "nbytes",
         "num_rows",
         "schema",
-        "straight",
     )
 
     def __init__(self, stored: npt.NDArray[np.uint8], key: str):
         head, self._parts = _read_head(stored, key)
-        self._data = stored[8 * _front(len(self._parts)) :]
-        self.nbytes, self.num_rows = int(head["stream_bytes"]), int(head["rows"])
+        self._data = stored[8 * _front_length(len(self._parts)) :]
+        self.nbytes = int(head["stream_bytes"])
+        self.num_rows = int(head["rows"])
         self._check_data(head)
         first = self._data[self._parts[0]["begin"] :][: self._parts[0]["count"]]
         self.schema, widths, self._units, columns = _schema(
@@ -472,16 +483,16 @@ class PackedTable:
         self._first_parts = np.searchsorted(columns, np.arange(len(widths)) + 1)
         """For each column, the index of its first part among these."""
         self._bag_offsets: dict[int, npt.NDArray[Any]] = {}  # for bags of different sizes
-        self.straight = bool((widths + self._units).all()) and np.array_equal(
+        self.can_scatter = bool((widths + self._units).all()) and np.array_equal(
             self._column_parts["column"], columns
         )
-        if self.straight:
+        if self.can_scatter:
             firsts = self._column_parts[self._first_parts]
             sizes = firsts["width"] * firsts["count"]
-            self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
+            self.can_scatter = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
                 map(self._fits, np.flatnonzero(self._units).tolist())
             )
-        """Whether rows of all columns can be placed directly from their packed form."""
+        """Whether the rows of all columns can be scattered directly from their packed form."""
 
     def _check_data(self, head: np.void) -> None:
         """Raises DamagedCopy, which names the damaged columns, if the parts are not as they were written."""
@@ -495,13 +506,13 @@ class PackedTable:
             raise DamagedCopy(
                 f"{', '.join(damaged) or 'its content'} differs from its checksum (CRC-32)"
             )
-        if len(self._data) != head["part_bytes"] or not _fit(
+        if len(self._data) != head["part_bytes"] or not _are_valid_parts(
             self._parts, len(self._data), self.nbytes
         ):
             raise DamagedCopy("its parts overlap, leave gaps or exceed its bytes")
 
     def table(self) -> pa.Table:
-        """Unpacks the whole table."""
+        """Unpacks all columns."""
         buffer = pa.allocate_buffer(self.nbytes)
         unpack_parts(self._parts, self._data, np.frombuffer(buffer, np.uint8))
         return pa.ipc.open_stream(buffer).read_all()
@@ -511,7 +522,7 @@ class PackedTable:
         return self._data.ctypes.data, self._column_parts[self._first_parts[columns]]
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
-        """The bags of some rows of a column."""
+        """Returns the bags of some rows of a column."""
         at = self._first_parts[column]
         lengths, ids = self._column_parts[at : at + 2]
         unit = int(self._units[column])
@@ -537,7 +548,7 @@ class PackedTable:
         if not bits:
             return base * unit * self.num_rows == size and base * unit % _WORD == 0
         offsets = self._bag_offsets[column] = np.empty(
-            self.num_rows + 1, _WHOLE[int(lengths["width"])][0]
+            self.num_rows + 1, _INTEGER_TYPES[int(lengths["width"])][0]
         )
         part = self._column_parts[at : at + 1].copy()
         part["at"] = 0
@@ -552,7 +563,7 @@ def _read_head(stored: npt.NDArray[np.uint8], key: str) -> tuple[np.void, npt.ND
         raise DamagedCopy("it is no packed copy of this version of sluice")
     head = stored[:size].view(_HEAD)[0]
     parts = int(head["parts"])
-    end = 8 * _front(parts)
+    end = 8 * _front_length(parts)
     front = stored[: end if size < end <= len(stored) else size].view(np.int64).copy()
     front[: size // 8].view(_HEAD)["head_sum"] = 0
     checksum = crc32(front.data, crc32(key.encode()))
@@ -560,7 +571,7 @@ def _read_head(stored: npt.NDArray[np.uint8], key: str) -> tuple[np.void, npt.ND
         raise DamagedCopy(
             "its head differs from its checksum (CRC-32), or belongs to another row group"
         )
-    return head, _described(front, parts)
+    return head, _part_descriptions(front, parts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -568,30 +579,31 @@ def _schema(
     message: bytes,
 ) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Returns the schema, the bytes of a value and of an offset's unit for each column, and the column of each part.
-    If both sizes are 0, the column cannot be placed directly from a copy."""
+    If both sizes are 0, the column cannot be scattered directly from a copy."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     units = np.array([unit_of(kind) for kind in schema.types], np.int64)
     widths = np.array(
-        [kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types], np.int64
+        [kind.bit_width // 8 if kind in _SCATTER_TYPES else 0 for kind in schema.types], np.int64
     )
     return schema, widths, units, np.repeat(np.arange(len(units)) + 1, 1 + (units > 0))
 
 
 @compiled
-def _fit(parts: Any, stored: Any, stream: Any) -> bool:
+def _are_valid_parts(parts: Any, stored: Any, stream: Any) -> bool:
     """Whether all parts lie within the `stored` bytes and fill the `stream` bytes without a gap."""
-    done, limit = 0, max(stream, stored)
+    done = 0
+    limit = max(stream, stored)
     for n in range(len(parts)):
         part = parts[n]
         kind, width = part.kind, part.width
         bits, count = part.bits, part.count
-        begin, values = part.begin, part.values
+        start, values = part.begin, part.values
         distinct = part.distinct
         if (
             min(count, width) < 1
-            or max(count, begin, values, distinct) > limit
+            or max(count, start, values, distinct) > limit
             or bits > 32
-            or min(bits, begin, values, distinct, kind) < 0
+            or min(bits, start, values, distinct, kind) < 0
             or kind > LENGTHS
             or width not in (1, 2, 4, 8)
             or (kind == RAW and width > 1)
@@ -599,7 +611,7 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
         ):
             return False
         size = count if kind == RAW else 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)
-        if part.at != done or begin + size > stored or values + distinct * width > stored:
+        if part.at != done or start + size > stored or values + distinct * width > stored:
             return False
         done += count * width
     return bool(done == stream)

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
 
 ONLY_SPLIT = "train"
-_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file, which a spec can say"
+_SEVERAL_TYPES = "of several types"
+_NOT_EVERYWHERE = "not in every file, which a spec can say"
 _BY_LOG = "name the files of its newest version (deltalake.DeltaTable(…).file_uris())"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -233,9 +234,8 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would reject, or if most times in
         the first rows match no format."""
         paths = [self._path(file) for file in self.files]
-        if (
-            self.spec is not None and self.spec.table.unlabelled
-        ):  # rows without a label are in a split of their own
+        # Rows without a label are in their own split, so they need no check.
+        if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if warning := check_values(self.recipes, columns, paths):
             _print_once(f"{self.uri}: {warning}")
@@ -336,7 +336,8 @@ class _StoredColumns:
         }
 
     def used_by(self, recipes: Sequence[Recipe], spec: Spec | None) -> list[str]:
-        """The stored columns that recipes and spec use. Raises an error if their types cannot be loaded together."""
+        """Returns the stored columns that recipes and spec use. Raises an error if their types cannot be loaded
+        together."""
         by_spec = spec.input.columns if spec else {}
         unused = spec.unused if spec else ()
         sources = (name for recipe in recipes for name in recipe.sources)
@@ -355,7 +356,7 @@ class _StoredColumns:
         return used
 
     def bag_sizes(self, recipes: Sequence[Recipe]) -> dict[str, float]:
-        """The average number of ids a row in each column of bags."""
+        """Returns the average number of ids a row in each column of bags."""
         return {
             recipe.name: sum(f.ids[recipe.sources[0]] for f in self.footers) / max(1, self.rows)
             for recipe in recipes
@@ -365,7 +366,7 @@ class _StoredColumns:
 
 @dataclass(frozen=True)
 class _MadeBy:
-    """How a loader's columns are made."""
+    """The recipes of a loader's columns, with what was hashed and filled."""
 
     recipes: tuple[Recipe, ...]
     hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -438,7 +439,7 @@ def _read_footers(paths: Sequence[str]) -> list[Footer]:
 
 
 def parquet_paths(source: Paths) -> list[str]:
-    """Returns the files that a folder, a glob or a list stands for."""
+    """Returns the Parquet files of a folder, a glob or a list."""
     return _paths(source)[2]
 
 
@@ -523,7 +524,8 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
 
 
 def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
-    """The columns that exist only in the names of folders, such as `date=2026-01-01`, with why they are left out."""
+    """Returns the columns that exist only in the names of folders, such as `date=2026-01-01`, with why they are left
+    out."""
     found = {
         part.partition("=")[0]: part
         for path in paths
@@ -542,7 +544,7 @@ def _with_size(size: int | None, name: str) -> str:
 
 
 def _read_types(path: str) -> dict[str, pa.DataType]:
-    """The type of each column of a file."""
+    """Returns the type of each column of a file."""
     try:
         return {part.name: part.type for part in parts(pq.read_schema(path))}
     except (OSError, pa.ArrowException) as error:

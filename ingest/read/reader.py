@@ -1,6 +1,5 @@
-"""Decodes row groups: `RowGroupReader` reads their stored columns. A `RowGroupSource` (`sluice.ingest.read.sources`)
-hands row groups to the pipeline.
-"""
+"""Decodes row groups: `RowGroupReader`. A `RowGroupSource` (`sluice.ingest.read.sources`) passes them to the
+pipeline."""
 
 from __future__ import annotations
 
@@ -36,19 +35,22 @@ from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 
-_KEPT_OPEN = 32
-_COPIES = 3  # copies of a row group: as pandas, as the function returns it, and as Arrow again
-_MAKING = 24  # bytes a row while one column is made: three forms of eight bytes each
-_PACKING = 3  # copies of a row group while it is packed: Arrow's stream, packed columns, the entry
+_MOST_OPEN_FILES = 32
+_FRAME_COPIES = 3
+"""Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
+_MAKE_ROW_BYTES = 24
+"""Bytes of a row while one column is made: three forms of eight bytes each."""
+_PACK_COPIES = 3
+"""Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
 
 
 class Rescue(Protocol):
     """Replaces rows that cannot be read, or raises."""
 
-    def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
         """Returns a table that replaces the whole row group."""
 
-    def rows_of_group(
+    def replace_rows(
         self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
     ) -> pa.Table:
         """Returns the row group with the rows replaced on which `attempt` fails."""
@@ -56,7 +58,7 @@ class Rescue(Protocol):
 
 Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
-"""A function that makes the pool of readers. A worker may also do later work on what it decoded."""
+"""Makes the pool of readers. Its workers may also do later stages' work."""
 
 
 class SourceError(LoadingError):
@@ -68,7 +70,7 @@ class RowGroupSource(Protocol):
 
     name: str
     row_groups: tuple[tuple[int, ...], ...]
-    """The number of rows that each row group yields, file by file. 0: it is not read."""
+    """The number of rows that each row group yields, file by file. A row group with 0 is not read."""
     chosen_rows: str
     """A hash of the rows that a predicate keeps. Empty without a predicate."""
 
@@ -106,19 +108,20 @@ class RowGroupReader:
         self._before_read = before_read
         self._sample = sample
         self._folders = folders
-        self._made, self._selection = made, made.selection if made else None
-        self._wanted = tuple(columns)
-        self._deciding = self._selection.sources if self._selection else ()
-        self._typed = made.typed if made else {}
+        self._made = made
+        self._selection = made.selection if made else None
+        self._result_columns = tuple(columns)
+        self._selection_columns = self._selection.sources if self._selection else ()
+        self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
         self.columns = tuple(
-            dict.fromkeys([*columns, *self._deciding, *([sample] if sample else ())])
+            dict.fromkeys([*columns, *self._selection_columns, *([sample] if sample else ())])
         )
-        self._opened = opened or FileOpener()
+        self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
-        # For each file, the inode, time and size that matched its footer.
-        self._seen: dict[int, tuple[int, int, int]] = {}
+        self._matched: dict[int, tuple[int, int, int]] = {}
+        """For each file, the inode, time and size of the file that matched its footer."""
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -128,38 +131,41 @@ class RowGroupReader:
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
         self.packed = None
-        copies = _COPIES if given is not None else int(sample is not None)
+        copies = _FRAME_COPIES if given is not None else int(sample is not None)
         if packed is not None:
-            copies += _PACKING
-            local = [self._opened.local(file.path) for file in self.files]
-            self.packed = PackedRowGroups(packed, local, self._in_files.names, self._dictionaries)
+            copies += _PACK_COPIES
+            local = [self._opener.local(file.path) for file in self.files]
+            self.packed = PackedRowGroups(
+                packed, local, self._file_schema.names, self._dictionaries
+            )
         self.decoding = self._decoding(bags or {}, copies=copies)
-        self.compare: Callable[[pa.Schema], str | None] = self._difference
-        """Returns why a file with this schema cannot be loaded along with the first file. None: it can."""
-        self.straight = not (made or sample or any(folders) or given is not None)
-        """Whether rows may stay packed, because nothing reads them before they are placed in batches."""
-        self._usual: pa.Schema | None = None
-        """The schema of a row group whose columns were compared."""
+        self.may_stay_packed = not (made or sample or any(folders) or given is not None)
+        """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
 
     def _set_schemas(self) -> None:
+        """Sets the schemas of the files, of the read columns and of the result."""
         folder = self._folders[0] if self._folders else {}
         named = pa.table({name: [value] for name, value in folder.items()}).schema
-        self._in_files = self._schema([name for name in self.columns if name not in named.names])
-        self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
+        self._file_schema = self._schema([name for name in self.columns if name not in named.names])
+        self.stored = pa.schema([*self._file_schema, *(f for f in named if f.name in self.columns)])
         """The schema of the columns that are read, in the types of the first file."""
         wanted = self.given
         if wanted is None:
-            wanted = pa.schema([self.stored.field(name) for name in self._wanted])
+            wanted = pa.schema([self.stored.field(name) for name in self._result_columns])
         self.schema = self._made.schema(wanted) if self._made else wanted
         """The schema of the table that `read` returns."""
+        self.compare: Callable[[pa.Schema], str | None] = self._difference
+        """Returns why a file with this schema cannot be loaded with the first file. None: it can."""
+        self._checked_schema: pa.Schema | None = None
+        """The schema of a row group that has passed `_check_schema`."""
 
     def _dictionary_columns(self) -> list[str]:
-        """Returns the columns of texts that are read as dictionaries, so that each value is processed only once."""
+        """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
         if self.given is not None:
             return []
         if self._made is None:
-            return [f.name for f in self._in_files if pa.types.is_string(f.type)]
-        names = self._made.dictionary_columns(self._in_files, self._footer(0))
+            return [f.name for f in self._file_schema if pa.types.is_string(f.type)]
+        names = self._made.dictionary_columns(self._file_schema, self._footer(0))
         return [name for name in names if name not in self._optional]
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
@@ -177,12 +183,12 @@ class RowGroupReader:
                 ) from error
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
-                table = table.select(self._wanted).take(pa.array(rows))
+                table = table.select(self._result_columns).take(pa.array(rows))
             return table if self._made is None else self._columns_of(self._made, table, read)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
-            return self.rescue.group(error, read, self.schema)
+            return self.rescue.replace_group(error, read, self.schema)
 
     def _columns_of(
         self, made: MadeColumns | OperatorColumns, table: pa.Table, read: Read
@@ -194,7 +200,7 @@ class RowGroupReader:
             if self.rescue is not None and not PROGRAM_ERRORS.intersection(
                 kinds_of(error.__cause__ or error)
             ):
-                return self.rescue.rows_of_group(
+                return self.rescue.replace_rows(
                     lambda start, stop: made.table(table.slice(start, stop - start)),
                     read,
                     self.schema,
@@ -203,20 +209,19 @@ class RowGroupReader:
 
     def chances(self) -> tuple[tuple[float, ...], ...]:
         """Returns the sum of the weights in each row group. Reads the whole column of weights."""
-        places = [
+        groups = [
             (file, group)
             for file, counts in enumerate(self.row_groups)
             for group in range(len(counts))
         ]
 
-        def sum_weights(place: tuple[int, int]) -> float:
-            weights = self._weights(*place, self.decoded(*place, columns=[str(self._sample)]))
-            return (
-                float(np.cumsum(weights)[-1]) if len(weights) else 0.0
-            )  # the same sum on every machine
+        def sum_weights(at: tuple[int, int]) -> float:
+            weights = self._weights(*at, self.decoded(*at, columns=[str(self._sample)]))
+            # `cumsum` gives the same sum on every machine.
+            return float(np.cumsum(weights)[-1]) if len(weights) else 0.0
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-weights") as threads:
-            found = iter(list(threads.map(sum_weights, places)))
+            found = iter(list(threads.map(sum_weights, groups)))
         return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
 
     def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
@@ -236,17 +241,17 @@ class RowGroupReader:
 
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Decodes the stored columns of a row group, or only those in `columns`. The result may be a packed table,
-        whose rows can only be placed in batches."""
+        whose rows can only be moved to batches."""
         where = self._where(number, group)
         table = self._read_stored(number, group, columns)
         for name in (self._optional - set(table.schema.names)) & {
             *(columns or self.columns),
-            *self._deciding,
+            *self._selection_columns,
         }:
-            table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
-        if columns is None and table.schema != self._usual:
+            table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
+        if columns is None and table.schema != self._checked_schema:
             self._check_schema(table.schema, where)
-            self._usual = table.schema
+            self._checked_schema = table.schema
         if self._selection:
             try:
                 table = table.filter(pa.array(self._selection.mask(table)))
@@ -260,13 +265,16 @@ class RowGroupReader:
         return table
 
     def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Reads stored columns of a row group, from its packed copy or from its file, and adds its folders' columns."""
+        """Reads stored columns of a row group, from its packed copy or its file. Adds the columns that its folders
+        name."""
         file = None
         try:
             entry = (
                 self.packed.find_entry(number, group) if self.packed and columns is None else None
             )
-            table: Any = self.packed.read(entry, self.straight) if self.packed and entry else None
+            table: Any = (
+                self.packed.read(entry, self.may_stay_packed) if self.packed and entry else None
+            )
             if table is None:
                 file = self._take(number)
                 table = self._table(
@@ -274,7 +282,7 @@ class RowGroupReader:
                     group,
                     self.decoding.portions or ((),)
                     if columns is None
-                    else (tuple(dict.fromkeys([*columns, *self._deciding])),),
+                    else (tuple(dict.fromkeys([*columns, *self._selection_columns])),),
                 )
                 if self.packed and entry:
                     self.packed.keep(entry, file, table)
@@ -283,9 +291,7 @@ class RowGroupReader:
                     table = table.append_column(
                         self.stored.field(name), pa.repeat(value, table.num_rows)
                     )
-        except (
-            Exception
-        ) as error:  # a flipped bit can cause any error, such as invalid text or a huge length
+        except Exception as error:  # a damaged file can cause any error
             if file is not None:
                 file.close()
             cause = without_frames(error) if isinstance(error, OSError) else error
@@ -293,19 +299,19 @@ class RowGroupReader:
                 f"{self._where(number, group)}: {error or type(error).__name__}"
             ) from cause
         if file is not None:
-            self._give_back(number, file)
+            self._keep_open(number, file)
         return table
 
     def _check_schema(self, schema: pa.Schema, where: str) -> None:
         """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
         # Values of typed columns are converted one by one, so their stored type may differ.
-        fields = [self.stored.field(f.name) if f.name in self._typed else f for f in schema]
+        fields = [self.stored.field(f.name) if f.name in self._spec_types else f for f in schema]
         if wrong := self.compare(pa.schema(fields)):
             raise SourceError(f"{where}: {wrong}")
 
     def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
-        """Decodes a row group, a portion of its columns at a time. Arrow's reader keeps the stored form of all columns
-        in one call until the call returns, so large columns are read separately."""
+        """Decodes a row group, some of its columns at a time. Arrow's reader keeps the stored form of all columns of
+        one call until the call returns, so large columns are read separately."""
         tables = [flattened(file.read(group, some)) for some in portions]
         if len(tables) == 1:
             return tables[0]
@@ -314,21 +320,21 @@ class RowGroupReader:
     def _difference(self, schema: pa.Schema) -> str | None:
         """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
         numbers may differ."""
-        for field in self._in_files:
+        for field in self._file_schema:
             if wrong := _why_missing(field.name, schema.names):
                 return wrong
-            there = schema.field(field.name).type
-            if there != field.type and _is_number(there) != _is_number(field.type):
-                return f"column {field.name!r} holds {there}, in {self.files[0].path} it holds {field.type}"
+            kind = schema.field(field.name).type
+            if kind != field.type and _is_number(kind) != _is_number(field.type):
+                return f"column {field.name!r} holds {kind}, in {self.files[0].path} it holds {field.type}"
         return None
 
     def stats(self) -> dict[str, int]:
-        """Counts reads, bytes and retries of stores, and the use of packed copies."""
-        return self._opened.stats() | (self.packed.stats() if self.packed else {})
+        """Returns the counts of reads, bytes and retries of stores, and of the use of packed copies."""
+        return self._opener.stats() | (self.packed.stats() if self.packed else {})
 
     def interrupt(self) -> None:
-        """Stops all waiting for stores. Reads from stores fail from then on."""
-        self._opened.close()
+        """Stops all waiting for stores. Later reads from stores fail."""
+        self._opener.close()
 
     def close(self) -> None:
         """Closes the files that are kept open. Files in use are closed once they are read."""
@@ -340,20 +346,21 @@ class RowGroupReader:
             file.close()
         if self.packed:
             self.packed.close()
-        self._opened.close()
+        self._opener.close()
 
-    # Opening a file takes 0.1 ms, or 5 ms with a thousand columns. So files stay open, each for one reader at a time.
+    # Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses it.
 
     def _take(self, number: int) -> OpenFile:
         with self._lock:
-            for at, (held, file) in enumerate(self._idle):
-                if held == number:
-                    del self._idle[at]
+            for index, (idle_number, file) in enumerate(self._idle):
+                if idle_number == number:
+                    del self._idle[index]
                     return file
-        path, footer = self.files[number].path, self._footers.get(number)
-        local = self._opened.local(path)
+        path = self.files[number].path
+        footer = self._footers.get(number)
+        local = self._opener.local(path)
         opened = (
-            StoreFile(self._opened.open(path), footer, self._dictionaries)
+            StoreFile(self._opener.open(path), footer, self._dictionaries)
             if local is None
             else LocalFile(local, footer, self._dictionaries)
         )
@@ -367,29 +374,32 @@ class RowGroupReader:
         the old footer by chance."""
         about = file.status()
         known = about.st_ino, about.st_mtime_ns, about.st_size
-        if self._seen.get(number) != known and not file.is_as_described():
+        if self._matched.get(number) != known and not file.is_as_described():
             file.close()
             raise SourceError(
                 "another file has taken its place since its footer was read. Write changed files under "
                 "new names, and start again"
             )
-        self._seen[number] = known
+        self._matched[number] = known
 
-    def _give_back(self, number: int, file: OpenFile) -> None:
+    def _keep_open(self, number: int, file: OpenFile) -> None:
         try:
-            file.rest()
-        except Exception:  # its first row group is damaged; reading it raises the error
+            file.free_memory()
+        except Exception:  # the first row group is damaged, so a later read of it raises the error
             file.close()
             return
         with self._lock:
             self._idle.append((number, file))
             oldest = (
-                self._idle.popleft()[1] if self._closed or len(self._idle) > _KEPT_OPEN else None
+                self._idle.popleft()[1]
+                if self._closed or len(self._idle) > _MOST_OPEN_FILES
+                else None
             )
         if oldest is not None:
             oldest.close()
 
     def describe(self, read: Read) -> str:
+        """Returns the file, row group and selection of a read, for messages."""
         return self._where(read.file, read.group) + (
             self._selection.which if self._selection else ""
         )
@@ -398,14 +408,14 @@ class RowGroupReader:
         return f"{self.files[file].path}, row group {group}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
-        if file not in self._footers:  # two threads may both read it: they get the same value
-            self._footers[file] = _read_footer(self.files[file].path, self._opened)[0]
+        if file not in self._footers:  # two threads may both read the footer, which is the same
+            self._footers[file] = _read_footer(self.files[file].path, self._opener)[0]
         return self._footers[file]
 
     def _check_sizes(self) -> None:
-        """Checks the size of each local file, so that missing and truncated files are found before the first batch."""
+        """Raises SourceError if a local file is missing or has another size, before the first batch."""
         for file in self.files:
-            path = self._opened.local(file.path)
+            path = self._opener.local(file.path)
             if path is None:
                 continue
             try:
@@ -421,14 +431,16 @@ class RowGroupReader:
                 )
 
     def _row_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the rows of each row group, from the table if it lists them, otherwise from the footers."""
+        """Returns the number of rows of each row group, from the table if it lists them, otherwise from the footers."""
         unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
         if unknown:
             with ThreadPoolExecutor(16, "sluice-footers") as pool:
                 list(pool.map(self._footer, unknown))
-        return tuple(file.row_group_rows or self._counts(n) for n, file in enumerate(self.files))
+        return tuple(
+            file.row_group_rows or self._footer_counts(n) for n, file in enumerate(self.files)
+        )
 
-    def _counts(self, file: int) -> tuple[int, ...]:
+    def _footer_counts(self, file: int) -> tuple[int, ...]:
         footer = self._footer(file)
         return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
@@ -437,8 +449,8 @@ class RowGroupReader:
         type."""
         if not self.files:
             raise SourceError("there are no files to read")
-        there = list(parts(self._footer(0).schema.to_arrow_schema()))
-        known = [part.name for part in there]
+        in_file = list(parts(self._footer(0).schema.to_arrow_schema()))
+        known = [part.name for part in in_file]
         for name in names:
             if (name in known or name not in self._optional) and (
                 wrong := _why_missing(name, known)
@@ -446,14 +458,14 @@ class RowGroupReader:
                 raise SourceError(f"{self.files[0].path}: {wrong}")
         return pa.schema(
             [
-                there[known.index(name)] if name in known else (name, self._typed[name])
+                in_file[known.index(name)] if name in known else (name, self._spec_types[name])
                 for name in names
             ]
         )
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
-        """Estimates the memory for decoding from the largest row group. If other files store more bytes a row, the
-        estimate grows with them. `copies` is how many further copies of the result exist at once."""
+        """Estimates the memory for decoding from the largest row group. The estimate is larger if other files store
+        more bytes a row. `copies` is the number of further copies of the result that exist at once."""
         largest = max(
             (
                 (rows, -n, -g)
@@ -464,7 +476,8 @@ class RowGroupReader:
         )
         if largest is None:
             return Decoding(0.0, 0, (self.columns,))
-        number, group = -largest[1], -largest[2]
+        number = -largest[1]
+        group = -largest[2]
         footer = self._footer(number)
         stored = [file.bytes / file.rows for file in self.files if file.rows]
         own = self.files[number].bytes / max(1, self.files[number].rows)
@@ -474,7 +487,7 @@ class RowGroupReader:
             alone = decoding_of(
                 footer,
                 group,
-                self._in_files,
+                self._file_schema,
                 bags,
                 scale=scale,
                 file_bytes=self.files[number].bytes or 2**62,
@@ -489,10 +502,9 @@ class RowGroupReader:
             ) from error
         if self._made is None:
             return found
-        share = footer.row_group(group).num_rows / max(
-            1, largest[0]
-        )  # rows decoded for each row that is kept
-        made = self._made.row_bytes + _MAKING  # all columns, and the extra memory to make one
+        # Rows that are decoded for each row that the selection keeps.
+        share = footer.row_group(group).num_rows / max(1, largest[0])
+        made = self._made.row_bytes + _MAKE_ROW_BYTES
         return replace(
             found,
             row_bytes=share * (found.row_bytes + self._made.more_bytes),

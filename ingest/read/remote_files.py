@@ -86,7 +86,7 @@ class RemoteFiles:
         return pa.PythonFile(_File(self, name, source), mode="r")
 
     def stats(self) -> dict[str, int]:
-        """The counters since the start, for the run's metrics."""
+        """Returns the counters since the start, for the run's metrics."""
         with self._lock:
             counts = {
                 "reads": self._reads,

@@ -75,7 +75,7 @@ class RetryPolicy:
                 raise ValueError(f"RetryPolicy.{name}: {getattr(self, name)} is not above 0")
 
     def wait_s(self, failed: int, chance: float) -> float:
-        """The wait after `failed` failed attempts. `chance` is uniform from 0 to 1."""
+        """Returns the wait after `failed` failed attempts. `chance` is uniform from 0 to 1."""
         return (0.5 + chance / 2) * min(
             self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1)
         )

@@ -61,8 +61,8 @@ _announced: set[str] = set()
 
 
 def reader_of(name: str | None) -> str:
-    """Returns the reader that is asked for. The default is Petastorm. If it is not installed, the default is Arrow, and
-    a line on standard error says so once."""
+    """Returns the named reader, or the default. The default is Petastorm. If it is not installed, the default is Arrow,
+    and a line on standard error says so once."""
     if name not in (None, AUTO):
         return str(name)
     if _is_installed("petastorm"):

@@ -80,7 +80,7 @@ class S3Files:
 
 
 def _endpoint() -> dict[str, str]:
-    """The endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
+    """Returns the endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     scheme, _, address = url.partition("://")
     return {"scheme": scheme, "endpoint_override": address.rstrip("/")} if address else {}

@@ -44,8 +44,8 @@ _TELL = 3  # unanswered pings in a row before the user is told; a busy host may 
 
 
 def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
-    """How long an answer of `rows` rows may take before a second worker is asked too: four times the 95th percentile of
-    recent answers."""
+    """Returns how long an answer of `rows` rows may take before a second worker is asked too: four times the 95th
+    percentile of recent answers."""
     if len(seconds_a_row) < _FEW:
         return _FIRST_S
     usual = sorted(seconds_a_row)[int(0.95 * (len(seconds_a_row) - 1))]
@@ -77,7 +77,7 @@ class Received(Decoded):
     def pieces(self) -> list[WindowPiece]:
         ends = [*accumulate(part.stop - part.start for part in self._parts)]
         return [
-            WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
+            WindowPiece(self, end - part.stop + part.start, end, in_order=part.full)
             for end, part in zip(ends, self._parts, strict=True)
         ]
 
@@ -123,7 +123,9 @@ class Asking:
             if self._groups.rescue is None:
                 raise
             return Decoded(
-                task, self._groups.rescue.group(error, task.read, self._groups.schema), charge
+                task,
+                self._groups.rescue.replace_group(error, task.read, self._groups.schema),
+                charge,
             )
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:

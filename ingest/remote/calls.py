@@ -31,7 +31,7 @@ _HEAD_BYTES = 2**18  # an error's text and traceback
 
 
 def source_digest(function: str) -> str:
-    """A hash of the whole source of the module that defines `module:function`."""
+    """Returns a hash of the whole source of the module that defines `module:function`."""
     found = load(function)
     try:
         text = inspect.getsource(sys.modules[inspect.unwrap(found).__module__])

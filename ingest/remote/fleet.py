@@ -105,8 +105,8 @@ class Fleet:
         """Announces how many units will be requested at once."""
 
     def core_s(self) -> float:
-        """The cost of all workers so far: cores held, busy or idle, times seconds. Call it with the lock held, and
-        before the number of workers changes."""
+        """Returns the cost of all workers so far: cores held, busy or idle, times seconds. Call it with the lock held,
+        and before the number of workers changes."""
         now = self._clock()
         self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (
             now - self._counted_at

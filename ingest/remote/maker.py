@@ -175,7 +175,7 @@ class UnitMaker:
                 gatherer.gather_piece(
                     WindowPiece(decoded, part.start, part.stop),
                     unit.epoch,
-                    window if part.whole else None,
+                    window if part.full else None,
                 )
             )
         self._idle.append((work, gatherer))

@@ -190,7 +190,7 @@ class WorkerHost:
         self._process = started({**given, "listen": listen})
 
     def announced(self) -> tuple[bytes, int]:
-        """The line that the worker prints once it listens, and its process id."""
+        """Returns the line that the worker prints once it listens, and its process id."""
         assert self._process.stdout is not None
         return self._process.stdout.readline(), self._process.pid
 

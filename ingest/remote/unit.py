@@ -111,13 +111,14 @@ class RemoteJob:
 
 
 class Part(NamedTuple):
-    """The rows `start` to `stop` of a row group, which all lie in one window. `whole`: they are the whole window."""
+    """The rows `start` to `stop` of a row group, which all lie in one window. `full`: they are all rows of the
+    window."""
 
     stream: int
     window: int
     start: int
     stop: int
-    whole: bool
+    full: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +184,9 @@ class Unit:
                 draw,
                 tuple(
                     Part(
-                        _number(stream), _number(window), _number(start), _number(stop), bool(whole)
+                        _number(stream), _number(window), _number(start), _number(stop), bool(full)
                     )
-                    for stream, window, start, stop, whole in parts
+                    for stream, window, start, stop, full in parts
                 ),
             )
         except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""Bags of ids, several a row: `Bags` holds a column's ids one after the other, and where each row's ids begin."""
+"""Shuffles bags of ids, which have several ids a row: `Bags` holds all ids of a column, and where each row's ids
+start."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.scatter_kernel import (
     bag_ends,
     bag_size,
-    pieces_of,
-    take_bags,
-    take_equal,
+    copy_bags,
+    copy_equal_bags,
+    find_pieces,
     unpack_words,
 )
 
-_ID = 4  # bytes of an id
-_SMALL = 48  # bytes; bags up to this size are copied together before they are moved
+_ID_BYTES = 4  # bytes of an id
+_SMALL_BAG = 48  # bytes; bags up to this size are copied together before they are moved
 
 
 class BagError(ValueError):
@@ -29,7 +30,8 @@ class BagError(ValueError):
 
     def __init__(self, text: str, column: str = "", piece: int = 0):
         super().__init__(text)
-        self.column, self.piece = column, piece
+        self.column = column
+        self.piece = piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Bags:
         return self.each if self.offsets is None else np.diff(self.offsets[start : stop + 1])
 
     def ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """All ids of the rows from `start` to `stop`."""
+        """Returns all ids of the rows from `start` to `stop`."""
         return self.values[self._at(start) : self._at(stop)]
 
     def count(self, start: int, stop: int) -> int:
@@ -88,11 +90,11 @@ class PackedBags:
     def __len__(self) -> int:
         return self.rows
 
-    def offsets(self, alike: bool) -> npt.NDArray[Any]:
-        """Where the bags begin and end, relative to the first of these rows, in units of `unit` bytes. If all bags have
-        one size (`alike`), only the first and the last offset."""
+    def offsets(self, same_size: bool) -> npt.NDArray[Any]:
+        """Returns where the bags start and end, relative to the first of these rows, in units of `unit` bytes. If all
+        bags have one size (`same_size`), returns only the first and the last offset."""
         if self.ends is None:
-            return np.arange(0, self.rows + 1, max(1, self.rows if alike else 1)) * (
+            return np.arange(0, self.rows + 1, max(1, self.rows if same_size else 1)) * (
                 self.each // self.unit
             )
         found: npt.NDArray[Any] = (
@@ -105,15 +107,16 @@ class PackedBags:
         first = (
             self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
         )
-        unpack_words(np.uint64(self.stored), self.ids, first // _ID, into)
+        unpack_words(np.uint64(self.stored), self.ids, first // _ID_BYTES, into)
 
 
 def unit_of(kind: pa.DataType) -> int:
-    """The bytes that an offset counts in a column of bags. 0: not a column of bags, or its ids cannot stay packed."""
+    """Returns how many bytes one unit of an offset stands for. 0: the column has no bags, or its ids cannot stay
+    packed."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return 1
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return _ID if lists and kind.value_type == pa.int32() else 0
+    return _ID_BYTES if lists and kind.value_type == pa.int32() else 0
 
 
 def shuffle_bags(
@@ -132,23 +135,25 @@ def shuffle_bags(
         if len(counts) == 1:
             return {name: column.as_stored(buffers) for name, column in stored.items()}
         order = np.arange(counts.sum(), dtype=np.uint64)
-    pieces, rows = np.empty(len(order), np.uint32), np.empty(len(order), np.uint32)
-    pieces_of(order, np.cumsum(counts), pieces, rows)
+    pieces = np.empty(len(order), np.uint32)
+    rows = np.empty(len(order), np.uint32)
+    find_pieces(order, np.cumsum(counts), pieces, rows)
     ends = {name: column.ends(pieces, rows) for name, column in stored.items() if column.size < 0}
     ids = [
-        int(ends[name][-1]) if name in ends else len(order) * column.size // _ID
+        int(ends[name][-1]) if name in ends else len(order) * column.size // _ID_BYTES
         for name, column in stored.items()
     ]
-    found, begin = {}, 0
-    whole = buffers.take_line(sum(ids), np.int32)
-    room = buffers.take_line(max(column.room for column in stored.values()), np.int32)
+    found = {}
+    start = 0
+    all_ids = buffers.take_line(sum(ids), np.int32)
+    scratch = buffers.take_line(max(column.scratch for column in stored.values()), np.int32)
     for (name, column), count in zip(stored.items(), ids, strict=True):
-        values = whole[begin : begin + count]
-        begin += count
-        of_pieces = column.values(room)
+        values = all_ids[start : start + count]
+        start += count
+        of_pieces = column.values(scratch)
         if name in ends:
-            take_bags(
-                _addresses(of_pieces) - column.begins(),
+            copy_bags(
+                _addresses(of_pieces) - column.bytes_before_first(),
                 *column.offsets,
                 pieces,
                 rows,
@@ -158,8 +163,8 @@ def shuffle_bags(
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                take_equal(_addresses(of_pieces), column.size, pieces, rows, _address(values))
-            found[name] = Bags(values, None, column.size // _ID)
+                copy_equal_bags(_addresses(of_pieces), column.size, pieces, rows, _address(values))
+            found[name] = Bags(values, None, column.size // _ID_BYTES)
     return found
 
 
@@ -173,14 +178,14 @@ class _Column:
         self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]
     ):
         sizes = {array.each if isinstance(array, PackedBags) else -1 for array in arrays}
-        alike = len(sizes) == 1 and min(sizes) >= 0
+        same_size = len(sizes) == 1 and min(sizes) >= 0
         self._parts = list[_Part]()
         for piece, array in enumerate(arrays):
             try:
                 self._parts.append(
-                    (array.offsets(alike), array, array.unit)
+                    (array.offsets(same_size), array, array.unit)
                     if isinstance(array, PackedBags)
-                    else _parts(array, kind)
+                    else _parts_of(array, kind)
                 )
             except BagError as error:
                 raise BagError(str(error), name, piece) from None
@@ -192,36 +197,37 @@ class _Column:
         self.size: int
         self.size, piece, row = (
             (sizes.pop(), 0, 0)
-            if alike
+            if same_size
             else bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
         )
         """The bytes of every bag. Below 0: they differ."""
         if self.size < -1:
-            begin, end = self._parts[piece][0][row : row + 2]
+            start, end = self._parts[piece][0][row : row + 2]
             raise BagError(
-                f"a bag of {end - begin} bytes, which is not a multiple of the four bytes of an id",
+                f"a bag of {end - start} bytes, which is not a multiple of the four bytes of an id",
                 name,
                 piece,
             )
-        self._near = 0 <= self.size <= _SMALL
-        self._spans = [
-            (int(offsets[0]) * unit // _ID, int(offsets[-1]) * unit // _ID)
+        self._copied_first = 0 <= self.size <= _SMALL_BAG
+        self._id_ranges = [
+            (int(offsets[0]) * unit // _ID_BYTES, int(offsets[-1]) * unit // _ID_BYTES)
             for offsets, _, unit in self._parts
         ]
-        self.room = sum(
+        self.scratch = sum(
             last - first
-            for (first, last), (_, stored, _) in zip(self._spans, self._parts, strict=True)
-            if self._near or isinstance(stored, PackedBags)
+            for (first, last), (_, stored, _) in zip(self._id_ranges, self._parts, strict=True)
+            if self._copied_first or isinstance(stored, PackedBags)
         )
-        """How many ids are copied or unpacked into other memory before they are moved."""
+        """How many ids are copied or unpacked into scratch memory before they are moved."""
 
-    def values(self, room: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
-        """The ids of each piece, from its first bag to its last. Packed ids and small bags are put into `room`, where
-        they stay in the core's cache while they are moved one by one."""
-        found, done = [], 0
-        for (_, stored, _), (first, last) in zip(self._parts, self._spans, strict=True):
-            if isinstance(stored, PackedBags) or self._near:
-                ids = room[done : done + last - first]
+    def values(self, scratch: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+        """Returns the ids of each piece, from its first bag to its last. Packed ids and small bags are first put into
+        `scratch`. There they stay in the core's cache while they are moved one by one."""
+        found = []
+        done = 0
+        for (_, stored, _), (first, last) in zip(self._parts, self._id_ranges, strict=True):
+            if isinstance(stored, PackedBags) or self._copied_first:
+                ids = scratch[done : done + last - first]
                 done += len(ids)
                 if isinstance(stored, PackedBags):
                     stored.unpack(ids)
@@ -233,8 +239,8 @@ class _Column:
         return found
 
     def as_stored(self, buffers: Buffers) -> Bags:
-        """The bags of the only piece, in the stored order. Only packed ones are copied."""
-        [(offsets, stored, unit)], [(first, last)] = self._parts, self._spans
+        """Returns the bags of the only piece, in the stored order. Only packed ids are copied."""
+        [(offsets, stored, unit)], [(first, last)] = self._parts, self._id_ranges
         values = (
             stored[first:last]
             if not isinstance(stored, PackedBags)
@@ -243,19 +249,19 @@ class _Column:
         if isinstance(stored, PackedBags):
             stored.unpack(values)
         return (
-            Bags(values, (offsets - offsets[0]) * unit // _ID)
+            Bags(values, (offsets - offsets[0]) * unit // _ID_BYTES)
             if self.size < 0
-            else Bags(values, None, self.size // _ID)
+            else Bags(values, None, self.size // _ID_BYTES)
         )
 
-    def begins(self) -> npt.NDArray[np.uint64]:
-        """The bytes of values before the first bag of each piece."""
+    def bytes_before_first(self) -> npt.NDArray[np.uint64]:
+        """Returns the bytes of values before the first bag of each piece."""
         return np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
 
     def ends(
         self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
-        """Where each bag's ids begin in the result, and where the last bag's ids end."""
+        """Returns where each bag's ids start in the result, and where the last bag's ids end."""
         ends = np.empty(len(rows) + 1, np.int64)
         bag_ends(*self.offsets, pieces, rows, ends)
         return ends
@@ -269,7 +275,7 @@ def _addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
     return np.array([_address(array) for array in arrays], np.uint64)
 
 
-def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
+def _parts_of(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
     """Returns the offsets of the bags, their ids, and the bytes that an offset counts. Nothing is copied if the ids
     already have the type `kind`."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
@@ -278,7 +284,7 @@ def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
         if not len(array):
             return np.zeros(1, offset), np.empty(0, np.int32), 1
         ends = np.frombuffer(offsets, offset)[array.offset : array.offset + len(array) + 1]
-        size = int(ends[-1]) // _ID
+        size = int(ends[-1]) // _ID_BYTES
         return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32), 1
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         raise BagError(f"a bag of {array.type}")
@@ -294,4 +300,4 @@ def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
             raise BagError(
                 f"ids from {numbers.min()} to {numbers.max()}, which do not fit {fit.dtype}"
             )
-    return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID
+    return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID_BYTES

@@ -1,6 +1,6 @@
 """Makes batches from blocks: `cuts`, `Cutter`, `Collator`.
 
-Stages pass on several consecutive batches at a time (a `BatchSeries`). So small batches share the cost.
+Stages pass on several consecutive batches at a time, as a `BatchSeries`, so that small batches share the cost.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 SERIES_ROWS = 65536
 LONG_S, SHORT_S = 0.25, 0.02
-"""How long a user's function may take for one series: LONG_S divided by the number of its workers, and at least
-SHORT_S. So slow functions deliver steadily, and short epochs have work for all workers."""
-_UNKNOWN = 2  # most batches a series while the time of a function is not known
+"""How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
+slow transform delivers steadily, and all its workers have work even in a short epoch."""
+_UNMEASURED_STEPS = 2
+"""The most batches of a series while the time of a transform is not yet measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,16 @@ class Ids:
         return self.values[self.starts[column] : self.starts[column + 1]]
 
     def part(self, own: slice, columns: int, rows: int) -> Ids:
-        """The ids of some of the batch's `rows` rows."""
+        """Returns the ids of some of the batch's `rows` rows."""
         lengths = None if self.lengths is None else self.lengths.reshape(columns, rows)
         parts = []
         for column in range(columns):
-            begin, end = own.start, own.stop
+            first = own.start
+            end = own.stop
             if lengths is not None:
-                begin = int(lengths[column, : own.start].sum())
-                end = begin + int(lengths[column, own].sum())
-            parts.append(self.of(column)[begin:end])
+                first = int(lengths[column, : own.start].sum())
+                end = first + int(lengths[column, own].sum())
+            parts.append(self.of(column)[first:end])
         starts = tuple(itertools.accumulate(map(len, parts), initial=0))
         values = np.concatenate(parts) if parts else self.values[:0]
         return Ids(
@@ -114,19 +116,19 @@ class Ready:
 
 
 def most_steps(plan: RowsPlan, ranks: int) -> int:
-    """The most batches of a series."""
+    """Returns the most batches that a series may have."""
     return max(1, SERIES_ROWS * ranks // plan.batch_size)
 
 
-def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
-    """How many batches, at most `most`, a series should have. `work` has for each user's function the seconds and rows
-    so far, and the number of its workers."""
+def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
+    """Returns how many batches a series should have, at most `most`. `work` has for each transform stage the busy
+    seconds and rows so far, and the number of its workers."""
     for busy_s, rows, workers in work:
-        longest_s = max(SHORT_S, LONG_S / workers)
-        known = (
-            int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
-        )
-        most = max(1, min(most, known))
+        steps = _UNMEASURED_STEPS
+        if rows:
+            longest_s = max(SHORT_S, LONG_S / workers)
+            steps = int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows)))
+        most = max(1, min(most, steps))
     return most
 
 
@@ -138,44 +140,47 @@ def cuts(
     The first cut has one batch, and each further one has up to twice as many, so that the first batch comes early. On
     some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a block."""
     each = plan.stream_rows
-    inside = chunk_steps(plan, ranks)
+    chunk_size = chunk_steps(plan, ranks)
     longest = most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
-    queues: dict[
-        int, deque[tuple[Block, int]]
-    ] = {}  # for each stream: its blocks, and the first row of each that is not yet cut
-    held: dict[int, int] = {}  # rows of each stream that have come
-    wanted: dict[int, int] = {}  # rows of each stream that are left in this epoch
-    step, wished = 0, 1
+    # For each stream: its blocks with the first row of each that is not yet cut, the number of rows in these blocks,
+    # and the number of rows that are not yet cut in this epoch.
+    queues: dict[int, deque[tuple[Block, int]]] = {}
+    available: dict[int, int] = {}
+    missing: dict[int, int] = {}
+    step = 0
+    allowed = 1
     for block in blocks:
         if block.schedule is not schedule:
-            schedule, step = block.schedule, block.schedule.step
+            schedule = block.schedule
+            step = schedule.step
             queues = {s: deque() for s in schedule.streams}
-            held = dict.fromkeys(schedule.streams, 0)
-            wanted = {
+            available = dict.fromkeys(schedule.streams, 0)
+            missing = {
                 s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams
             }
         stream = block.window.stream
         queues[stream].append((block, 0))
-        held[stream] += block.rows
-        while (steps := min(wished, most(), plan.steps - step, inside - step % inside)) and all(
-            held[s] >= min(steps * each, wanted[s]) for s in schedule.streams
-        ):
-            wished = min(2 * wished, longest)
-            chunk = chunks.take(schedule.epoch, step // inside)
+        available[stream] += block.rows
+        while (
+            steps := min(allowed, most(), plan.steps - step, chunk_size - step % chunk_size)
+        ) and all(available[s] >= min(steps * each, missing[s]) for s in schedule.streams):
+            allowed = min(2 * allowed, longest)
+            chunk = chunks.take(schedule.epoch, step // chunk_size)
             pieces = []
             for s in schedule.streams:
-                count = min(steps * each, wanted[s])
-                pieces.append(tuple(_slices(queues[s], count)))
-                held[s] -= count
-                wanted[s] -= count
+                count = min(steps * each, missing[s])
+                pieces.append(tuple(_take_rows(queues[s], count)))
+                available[s] -= count
+                missing[s] -= count
             yield Cut(schedule, step, steps, chunk, tuple(pieces))
             del pieces, chunk
             step += steps
         del block
 
 
-def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block, int, int]]:
+def _take_rows(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block, int, int]]:
+    """Takes the next `count` rows from a queue of blocks."""
     while count:
         block, at = queue.popleft()
         take = min(count, block.rows - at)
@@ -186,7 +191,7 @@ def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block
 
 
 class Cutter:
-    """One worker of the batch stage. It completes batches: padding, weights and bags."""
+    """One worker of the batch stage. It completes batches with padding, weights and bags."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, share: RankShare, buffers: Buffers):
         self._plan = plan
@@ -205,7 +210,7 @@ class Cutter:
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
-        """The bytes of the batches of a cut."""
+        """Returns the bytes of the batches of a cut."""
         columns = self._columns
         bags = sum(
             4 * block.bags[name].count(start, stop)
@@ -219,8 +224,8 @@ class Cutter:
 
     def __call__(self, cut: Cut, charge: Charge) -> BatchSeries:
         columns, steps = self._columns, cut.steps
-        begin = cut.step % len(cut.chunk.floats)
-        floats, scalars = (a[begin : begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
+        first = cut.step % len(cut.chunk.floats)
+        floats, scalars = (a[first : first + steps] for a in (cut.chunk.floats, cut.chunk.ids))
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
@@ -260,9 +265,9 @@ class Cutter:
         weights: npt.NDArray[Any] | None,
         real: tuple[int, ...],
     ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
-        """Returns this rank's rows of a stream that it shares with other ranks. Padding rows are the last of the
-        stream."""
-        own, columns = self._share.bounds, len(self._columns.sparse)
+        """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""
+        own = self._share.bounds
+        columns = len(self._columns.sparse)
         return (
             np.ascontiguousarray(floats[:, :, own]),
             tuple(one.part(own, columns, self._rows) for one in ids),
@@ -281,9 +286,10 @@ class Cutter:
         each = self._plan.stream_rows
         real = [self._rows] * cut.steps
         for lane, pieces in enumerate(cut.pieces):
-            there = sum(stop - start for _, start, stop in pieces)
-            if there < cut.steps * each:
-                low, high = lane * each + there % each, (lane + 1) * each
+            rows = sum(stop - start for _, start, stop in pieces)
+            if rows < cut.steps * each:
+                low = lane * each + rows % each
+                high = (lane + 1) * each
                 floats[-1, :, low:high] = 0
                 scalars[-1, :, low:high] = 0
                 if weights is not None:
@@ -292,20 +298,21 @@ class Cutter:
         return tuple(real)
 
     def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
-        """Puts the ids of one batch together. Padding rows have empty bags."""
+        """Joins the ids of one batch. Padding rows have empty bags."""
         columns, each = self._columns, self._plan.stream_rows
         lanes = [
             (lane, at, block, start, stop)
             for lane, pieces in enumerate(cut.pieces)
-            for block, start, stop, at in _within(pieces, number * each, each)
+            for block, start, stop, at in _rows_of_batch(pieces, number * each, each)
         ]
         lengths = self._buffers.take((len(columns.sparse), self._rows), np.int32)
-        starts, single = [0], iter(range(len(columns.scalars)))
+        starts = [0]
+        scalar_numbers = iter(range(len(columns.scalars)))
         parts: list[npt.NDArray[Any]] = []
         for column, name in enumerate(columns.sparse):
             if name not in columns.bags:
                 lengths[column] = 1
-                parts.append(scalars[next(single)])
+                parts.append(scalars[next(scalar_numbers)])
                 starts.append(starts[-1] + self._rows)
                 continue
             lengths[column] = 0
@@ -322,7 +329,7 @@ class Cutter:
         return Ids(values, lengths.reshape(-1), tuple(starts))
 
 
-def _within(
+def _rows_of_batch(
     pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
 ) -> Iterator[tuple[Block, int, int, int]]:
     """Yields the parts of pieces within `count` rows from row `first` on, counted over all pieces, and each part's
@@ -336,10 +343,11 @@ def _within(
 
 
 class Collator:
-    """One worker of the collate stage. It returns batches as tensors. Only ids beyond int32 are copied."""
+    """One worker of the collate stage. It makes batches of tensors. Only ids beyond int32 are copied."""
 
     def __init__(self, columns: Columns, rows: int):
-        self._columns, self._wide = columns, columns.wide
+        self._columns = columns
+        self._wide = columns.wide
         self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> Ready:
@@ -374,11 +382,11 @@ class Collator:
         return Ready(batches, self.size(series), charge)
 
     def size(self, series: BatchSeries) -> int:
-        """The bytes of the batches of a series."""
+        """Returns the bytes of the batches of a series."""
         return series.nbytes + (sum(ids.values.nbytes for ids in series.ids) if self._wide else 0)
 
     def _values(self, ids: Ids) -> torch.Tensor:
-        """A batch's ids as int32, or all as int64 if some do not fit int32."""
+        """Returns a batch's ids as int32, or all as int64 if some do not fit int32."""
         return torch.from_numpy(
             ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values
         )
@@ -403,7 +411,7 @@ def lengths_name(column: str) -> str:
 
 
 def join_ids(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
-    """Joins the ids of a batch again after lengths of bags have changed."""
+    """Joins the ids of a batch after a transform has changed lengths of bags."""
     parts = [arrays[name].view(np.int32) for name in columns.sparse]
     lengths = np.ones((len(parts), rows), np.int32)
     for column, name in enumerate(columns.sparse):

@@ -1,9 +1,9 @@
-"""Collects row groups until windows are complete: `CompletedWindows`. `ReadWorker` reads, in this process or through
-`RemoteWork`, and may place a complete window's rows at once.
+"""Collects decoded row groups until windows are complete: `CompletedWindows`. `ReadWorker` reads row groups, in this
+process or through `RemoteWork`.
 
-Each row group holds rows of some windows. If the shuffle stage is fused with the read stage, the worker that reads a
-window's last row group also places the window's rows. Otherwise the shuffle stage's own workers do. Windows may be
-complete out of order, and `in_order` restores the order.
+A row group holds rows of several windows. To *gather* a window is to move its rows to their places in batches. If the
+shuffle stage is fused with the read stage, the worker that reads a window's last row group also gathers the window.
+Otherwise the shuffle stage's own workers do. Windows may become complete out of order. `in_order` restores the order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from sluice.ingest.stages.shuffle import Block, Gatherer, Gathering, ReadRows, R
 from sluice.ingest.stages.transform import Arrays
 
 CompleteWindow = Gathering | Block | BaseException
-"""A window with all its rows, or the error that placing them raised, which is raised in the window's turn."""
+"""A window with all its rows, gathered (`Block`) or not. Or the error that gathering raised; `in_order` raises it when
+the window is due."""
 
 
 @dataclass(slots=True)
 class ReadDone:
-    """The result of one read: the windows that it completed, by number in the schedule, placed or not."""
+    """The result of one read: the windows that it completed, by number in the schedule, is_gathered or not."""
 
     schedule: EpochSchedule
     rows: int
@@ -41,17 +42,20 @@ class CompletedWindows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: dict[
-            tuple[int, int], list[tuple[int, WindowPiece]]
-        ] = {}  # by epoch and number
+        self._pieces: dict[tuple[int, int], list[tuple[int, WindowPiece]]] = {}
+        """The pieces of incomplete windows, by epoch and number of the window. With each, its first row in the
+        window."""
         self._due: tuple[EpochSchedule, int] | None = None
+        """The window that the consumer needs next: its schedule and its number there."""
 
     def add(self, read: ReadRows) -> list[tuple[int, CompleteWindow]]:
         """Adds the pieces of a read. Returns the windows that are complete now."""
-        schedule, complete = read.task.schedule, list[tuple[int, CompleteWindow]]()
+        schedule = read.task.schedule
+        complete: list[tuple[int, CompleteWindow]] = []
         with self._lock:
             for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
-                number, window = part.window, schedule.windows[part.window]
+                number = part.window
+                window = schedule.windows[number]
                 pieces = self._pieces.setdefault((schedule.epoch, number), [])
                 pieces.append((part.at, piece))
                 if sum(one.stop - one.start for _, one in pieces) == window.rows:
@@ -63,17 +67,15 @@ class CompletedWindows:
         return complete
 
     def ahead(self, gathering: Gathering) -> int:
-        """The number of rows of a stream from the next due window to the end of this one."""
+        """Returns how many rows of a stream lie between the start of the next due window and the end of this one."""
         schedule, number = self._due or (gathering.schedule, 0)
-        end = gathering.window.first + gathering.window.rows - _first(schedule, number)
-        return (
-            end
-            if schedule.epoch == gathering.schedule.epoch
-            else end + _first(schedule, len(schedule.windows))
-        )
+        rows = gathering.window.first + gathering.window.rows - _first(schedule, number)
+        if schedule.epoch != gathering.schedule.epoch:
+            rows += _first(schedule, len(schedule.windows))
+        return rows
 
     def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
-        """Yields windows in the order of need, as reads complete them."""
+        """Yields windows in the order in which the consumer needs them, as soon as reads complete them."""
         for schedule, group in itertools.groupby(reads, lambda read: read.schedule):
             waiting: dict[int, CompleteWindow] = {}
             due = 0
@@ -94,7 +96,7 @@ def _without_error(window: CompleteWindow) -> Gathering | Block:
 
 
 def _first(schedule: EpochSchedule, number: int) -> int:
-    """The first row of a window in its stream. After the last window, the end of that."""
+    """Returns the first row of a window in its stream. For the number after the last window: the end of the last."""
     if number < len(schedule.windows):
         return schedule.windows[number].first
     return schedule.windows[-1].first + schedule.windows[-1].rows
@@ -118,13 +120,13 @@ class RemoteWork(Protocol):
         """Returns the rows of a read that a worker did."""
 
     def use(self, requests: int) -> None:
-        """Announces how many reads and calls will be requested at once. 0: no worker is needed."""
+        """Announces how many reads and calls will be under way at once. 0: no worker is needed."""
 
     def watch(self, charge: Callable[[int], None]) -> None:
-        """Sets the function that is called with memory that workers on this host take (+) and give back (-)."""
+        """Sets the function that is called when workers on this host take memory (+) or give it back (-)."""
 
 
-def switched(
+def read_where_set(
     read: Callable[[ReadTask, Charge], ReadRows],
     remote: RemoteWork | None,
     backend: Callable[[], str],
@@ -154,33 +156,34 @@ class ReadWorker:
         *,
         clock: WorkerClock,
         shuffle: StageCounters,
-        room: Callable[[Gathering], Charge | None],
+        charge_window: Callable[[Gathering], Charge | None],
     ):
-        """`room` returns a charge for a window if this worker is to place it."""
+        """`charge_window` returns a charge for a window if this worker should gather it."""
         self._read = read
         self._windows = windows
         self._gather = gather
-        self._room = room
-        self._clock, self._shuffle = clock, shuffle
+        self._charge_window = charge_window
+        self._clock = clock
+        self._shuffle = shuffle
 
     def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
         read = self._read(task, charge)
         size = read.nbytes
-        charge.correct(
-            size
-        )  # before `add`, because other workers may then use its rows and free its bytes
+        # Corrected before `add`: after it, other workers may use the rows and release the charge.
+        charge.correct(size)
         done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(read))
         del read
-        for place, (number, window) in enumerate(done.windows):
+        for index, (number, window) in enumerate(done.windows):
             assert isinstance(window, Gathering)
-            room = self._room(window)
-            if room is not None:
+            window_charge = self._charge_window(window)
+            if window_charge is not None:
                 self._clock.go_over(self._shuffle)
-                done.windows[place] = number, self._placed(window, room)
+                done.windows[index] = number, self._gather_window(window, window_charge)
             del window
         return done
 
-    def _placed(self, window: Gathering, charge: Charge) -> Block | BaseException:
+    def _gather_window(self, window: Gathering, charge: Charge) -> Block | BaseException:
+        """Gathers a window now. Returns an error instead of raising it, because the window may not be due yet."""
         try:
             block = self._gather(window, charge)
             charge.correct(block.nbytes)
@@ -191,6 +194,6 @@ class ReadWorker:
         return block
 
 
-def placed(window: Gathering | Block) -> bool:
-    """Whether the window's rows are already in their batches."""
+def is_gathered(window: Gathering | Block) -> bool:
+    """Whether the window's rows are already at their places in batches."""
     return isinstance(window, Block)

@@ -1,4 +1,4 @@
-"""Counts the work of a stage in counters that never fall: `StageCounters`. Each worker adds to them through a
+"""Counts the work of a stage in counters that never fall: `StageCounters`. Each worker counts its time through a
 `WorkerClock`."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class StageCounters:
     It outlives the pools of its stage, because a pipeline makes new pools after an abandoned epoch."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
-        self.name, self._clock = name, clock
+        self.name = name
+        self._clock = clock
         self._at = clock()
         self._busy = self._waiting = 0
         self._blocked = False
@@ -27,7 +28,8 @@ class StageCounters:
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
         """Notes that workers changed their state. `blocked`: they wait for space after the stage, not for input."""
         now = self._clock()
-        elapsed, self._at = now - self._at, now
+        elapsed = now - self._at
+        self._at = now
         self.busy_s += elapsed * self._busy
         if self._blocked:
             self.wait_output_s += elapsed * self._waiting
@@ -67,44 +69,47 @@ class StageCounters:
 
 
 class WorkerClock:
-    """Measures one worker's time. Its waiting counts for its own stage. It may also work for other stages."""
+    """Measures one worker's time. The worker waits for its own stage, and may also work for other stages."""
 
-    def __init__(self, tally: StageCounters, lock: threading.RLock):
+    def __init__(self, stage: StageCounters, lock: threading.RLock):
         """`lock` guards all counters of a pipeline."""
-        self._own = self._for = tally
+        self._own_stage = self._current = stage
         self._lock = lock
         self._cpu_s = self._core_wait_s = 0.0
 
     def begin(self) -> None:
         """Notes that the worker got an item."""
         with self._lock:
-            self._own.change(waiting=-1, busy=1)
-        self._cpu_s, self._core_wait_s = time.thread_time(), core_wait_s()
+            self._own_stage.change(waiting=-1, busy=1)
+        self._cpu_s = time.thread_time()
+        self._core_wait_s = core_wait_s()
 
-    def go_over(self, tally: StageCounters) -> None:
+    def go_over(self, stage: StageCounters) -> None:
         """Counts the time from now on as work of that stage."""
-        if tally is not self._for:
-            self._turn(tally)
+        if stage is not self._current:
+            self._switch(stage)
 
-    def passed(self, tally: StageCounters, rows: int, size: int) -> None:
+    def passed(self, stage: StageCounters, rows: int, size: int) -> None:
         """Counts a finished item of another stage."""
         with self._lock:
-            tally.passed(rows, size)
+            stage.passed(rows, size)
 
     def end(self) -> None:
         """Notes that the worker waits again."""
         with self._lock:
-            self._turn(self._own)
-            self._own.change(waiting=1, busy=-1)
+            self._switch(self._own_stage)
+            self._own_stage.change(waiting=1, busy=-1)
 
-    def _turn(self, tally: StageCounters) -> None:
-        cpu_s, waited_s = time.thread_time(), core_wait_s()
+    def _switch(self, stage: StageCounters) -> None:
+        """Adds the time so far to the current stage, and makes `stage` the current one."""
+        cpu_s = time.thread_time()
+        waited_s = core_wait_s()
         with self._lock:
-            self._for.cpu_s += cpu_s - self._cpu_s
-            self._for.core_wait_s += waited_s - self._core_wait_s
-            if tally is not self._for:
-                self._for.change(busy=-1)
-                tally.change(busy=1)
-        self._for = tally
+            self._current.cpu_s += cpu_s - self._cpu_s
+            self._current.core_wait_s += waited_s - self._core_wait_s
+            if stage is not self._current:
+                self._current.change(busy=-1)
+                stage.change(busy=1)
+        self._current = stage
         self._cpu_s = cpu_s
         self._core_wait_s = waited_s

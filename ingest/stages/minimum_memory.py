@@ -16,12 +16,11 @@ from sluice.ingest.stages.shuffle import chunk_steps
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
 
-_ORDERS = 16  # bytes a row for the order of its window: two combined permutations
-_PIECES = 8  # bytes a row of bags: its piece and its row there
-_KEPT, _KEPT_PART = (
-    4 * 2**20,
-    8,
-)  # memory that Arrow's allocator keeps: a constant, and one part in eight of what it allocated
+_ORDERS = 16  # bytes of a row for the order of its window: two combined permutations
+_PIECES = 8  # bytes of a row of bags: its piece, and its row in the piece
+# Memory that Arrow's allocator keeps: a constant, plus one part in eight of what it allocated.
+_KEPT = 4 * 2**20
+_KEPT_PART = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +28,9 @@ class MinimumMemory:
     """The least memory of a run in bytes, by purpose. It is computed from upper bounds, so a run may use less."""
 
     row_groups: int
-    """Decoded row groups that are held at the same time, including one that is read ahead."""
+    """Decoded row groups that exist at the same time, including one that is read ahead."""
     decoding: int
-    """What decoding the largest row group needs in addition to its result."""
+    """Memory for decoding the largest row group, in addition to its result."""
     batches: int
     """Windows, and batches on their way to the consumer."""
     orders: int
@@ -63,7 +62,8 @@ def footprint_of(
 ) -> MinimumMemory:
     """Computes the minimum memory. `converted` is the number of columns that must be converted before their values are
     moved. With several `epochs`, the next epoch begins before the last one has ended."""
-    rank, ranks = share.reader, share.readers
+    rank = share.reader
+    ranks = share.readers
     windows, reads = _windows_and_reads(plan, decoding, rank, ranks, epochs)
     together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut together
     row_groups, rows = _largest_holding(
@@ -77,11 +77,9 @@ def footprint_of(
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
     series = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.
-    holding, transforms = (
-        sum(s.holds_series for s in stages),
-        sum(s.transforms for s in stages),
-    )
-    series_bytes = 2 * holding * series + transforms * a_rank * columns.row_bytes
+    stages_with_series = sum(stage.holds_series for stage in stages)
+    transforms = sum(stage.transforms for stage in stages)
+    series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + series_bytes
@@ -97,12 +95,11 @@ def footprint_of(
 def _largest_holding(
     windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
 ) -> tuple[int, int]:
-    """Returns the bytes of held row groups and the held rows of each stream, at the moment when both together are
-    largest. `row_bytes` has the bytes of one row of each stream. A window that ends `behind` rows before the current
-    one is no longer held."""
-    decoded: dict[
-        int, tuple[int, int]
-    ] = {}  # for each read that is held: the last window that needs it, and its bytes
+    """Returns the bytes of decoded row groups, and the rows of each stream in windows, at the moment when both together
+    are largest. `row_bytes` has the bytes of one row of each stream. A window that ends `behind` rows before the
+    current one is released."""
+    # For each decoded row group: the last window that needs it, and its bytes.
+    decoded: dict[int, tuple[int, int]] = {}
     most = (0, 0)
     next_read = 0
     oldest = 0
@@ -135,8 +132,8 @@ def _windows_and_reads(
     for epoch in range(min(2, epochs)):
         schedule = plan.schedule(epoch, rank, ranks)
         before = len(windows)
-        begin = epoch * -(-plan.used // plan.streams)
-        windows += [(begin + w.first, begin + w.first + w.rows) for w in schedule.windows]
+        offset = epoch * -(-plan.used // plan.streams)
+        windows += [(offset + w.first, offset + w.first + w.rows) for w in schedule.windows]
         reads += [
             (
                 before + read.parts[0].window,

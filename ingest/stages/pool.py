@@ -1,4 +1,4 @@
-"""The workers of one stage: `Pool`, an iterator over results in the order of the input.
+"""Runs the workers of one stage: `Pool`, an iterator over results in the order of the input.
 
 Workers pull their own input, one at a time and in order, so stages need no threads between them. Only the pull is
 serial. If one item takes long, later items still complete, up to the limit on waiting bytes. Memory for a result is
@@ -23,11 +23,11 @@ Out = TypeVar("Out")
 
 
 class Closed(Exception):
-    """The pool was closed while a thread waited for it."""
+    """The pool was closed while a thread was waiting for it."""
 
 
 class _Failure:
-    """An error in the place of a result."""
+    """An error instead of a result. The consumer raises it."""
 
     def __init__(self, error: BaseException):
         self.error = error
@@ -40,7 +40,8 @@ class _Task:
         self.sequence = sequence
         self.item = item
         self.charge = charge
-        self.expected, self.reserved = expected, reserved
+        self.expected = expected
+        self.reserved = reserved
         self.result: Any = None
         self.rows = self.size = 0
 
@@ -54,12 +55,12 @@ class _Task:
 class Pool(Generic[In, Out]):
     """A pool of threads whose number may change while it runs.
 
-    With zero workers, the consumer gets the items of the stage before unchanged, if they `passes`. For an item that
-    needs work, one worker starts again, and stays until an item passes."""
+    With zero workers, the consumer gets the items of the previous stage unchanged if `passes` says so. If an item needs
+    work, one worker starts again. It stays until an item passes."""
 
     def __init__(
         self,
-        tally: StageCounters,
+        counters: StageCounters,
         upstream: Iterator[In],
         make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]],
         *,
@@ -78,57 +79,58 @@ class Pool(Generic[In, Out]):
         - `passes` says whether an item needs no work.
         - `corrects`: the pool changes the charge to the result's bytes. Work that publishes results early must do this
           itself."""
-        self._tally = tally
+        self._counters = counters
         self._upstream = upstream
         self._make_work = make_work
         self._limit = limit_bytes
         self._governor = governor
         self._size = size
         self._measure = measure
-        self._passes, self._corrects = passes, corrects
+        self._passes = passes
+        self._corrects = corrects
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._results: dict[int, tuple[Any, int]] = {}
-        self._grew: deque[float] = deque(
-            maxlen=32
-        )  # ratio of actual to expected size of recent results
+        self._growth: deque[float] = deque(maxlen=32)
+        """The actual size of recent results, divided by the expected size."""
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
         self._closed = False
-        self._target = self._alive = self._started = 0
-        self._behind = 0
+        self._set_workers = self._live_workers = self._started = 0
+        self._extra_worker = 0
         """1 while items need work although zero workers are set, otherwise 0."""
-        self._left: In | None = None  # an item that was taken but still needs work
+        self._returned: In | None = None  # an item that the consumer took but that needs work
         self._threads: list[threading.Thread] = []
         self.resize(workers)
 
-    # ---- changes while it runs
+    # ---- changes while the pool runs
 
     def resize(self, workers: int) -> None:
         """Changes the number of workers. New ones start at once. Surplus ones leave after their current item."""
         with self._lock:
-            self._target, self._behind = workers, int(self._alive > 0)
+            self._set_workers = workers
+            self._extra_worker = int(self._live_workers > 0)
             self._start_missing()
             self._room.notify_all()
 
     def _start_missing(self) -> None:
         """Starts missing workers."""
         self._threads = [t for t in self._threads if t.is_alive()]
-        while self._alive < self._wanted and not self._closed:
+        while self._live_workers < self._wanted_workers and not self._closed:
             thread = threading.Thread(
-                target=self._work, daemon=True, name=f"sluice-{self._tally.name}-{self._started}"
+                target=self._work, daemon=True, name=f"sluice-{self._counters.name}-{self._started}"
             )
-            self._alive += 1
+            self._live_workers += 1
             self._started += 1
             self._threads.append(thread)
             thread.start()
 
     @property
-    def _wanted(self) -> int:
-        return self._target or self._behind
+    def _wanted_workers(self) -> int:
+        return self._set_workers or self._extra_worker
 
     def limit(self, limit_bytes: int) -> None:
         """Sets how many bytes of results may wait, in addition to one item for each worker."""
@@ -138,9 +140,11 @@ class Pool(Generic[In, Out]):
 
     def stats(self) -> StageStats:
         with self._lock:
-            return self._tally.stats(self._target, "thread", self._waiting_bytes, self._limit)
+            return self._counters.stats(
+                self._set_workers, "thread", self._waiting_bytes, self._limit
+            )
 
-    # ---- the consumer's side
+    # ---- called by the consumer
 
     def __iter__(self) -> Iterator[Out]:
         return self
@@ -174,15 +178,15 @@ class Pool(Generic[In, Out]):
     def _empty(self) -> bool:
         """Whether no worker runs and no item is under way."""
         return (
-            not self._alive
-            and not self._wanted
+            not self._live_workers
+            and not self._wanted_workers
             and self._end is None
             and self._next_in == self._next_out
         )
 
     def _take_passing(self) -> Any:
-        """Returns the next item of the stage before if it passes. None: it needs work, or workers have started."""
-        # Do not wait for the lock. A worker may hold it until its item fits, and only this thread makes room.
+        """Returns the next item of the previous stage if it passes. None: it needs work, or workers have started."""
+        # Do not wait for the lock. A worker may hold it until its item fits, and only this thread frees memory.
         if not self._pull.acquire(blocking=False):
             return None
         try:
@@ -195,7 +199,8 @@ class Pool(Generic[In, Out]):
             if self._passes(item):
                 return item
             with self._lock:
-                self._left, self._behind = item, 1
+                self._returned = item
+                self._extra_worker = 1
                 self._start_missing()
         finally:
             self._pull.release()
@@ -226,22 +231,22 @@ class Pool(Generic[In, Out]):
         """Whether no worker is left."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    # ---- a worker's side
+    # ---- called by workers
 
     def _work(self) -> None:
         work = None
-        stint = WorkerClock(self._tally, self._lock)
+        clock = WorkerClock(self._counters, self._lock)
         with self._lock:
-            self._tally.change(waiting=1)
+            self._counters.change(waiting=1)
         try:
             while True:
                 with self._pull:
                     task = self._take()
                 if task is None:
                     return
-                stint.begin()
+                clock.begin()
                 try:
-                    work = work or self._make_work(stint)
+                    work = work or self._make_work(clock)
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
                     if self._corrects:
@@ -249,12 +254,12 @@ class Pool(Generic[In, Out]):
                 except BaseException as error:  # the consumer gets the error in the item's place
                     task.fail(error)
                 with self._lock:
-                    stint.end()
+                    clock.end()
                     self._put(task)
                 del task
         finally:
             with self._lock:
-                self._tally.change(waiting=-1)
+                self._counters.change(waiting=-1)
                 self._ready.notify_all()  # a consumer may wait for the pull to be free
             if close := getattr(work, "close", None):  # some work holds processes
                 close()
@@ -263,13 +268,17 @@ class Pool(Generic[In, Out]):
         """Takes the next item and reserves memory for its result. None: the worker must leave."""
         while True:
             with self._lock:
-                if self._closed or self._end is not None or self._alive > self._wanted:
-                    self._alive -= (
-                        1  # under the lock, so that no second worker leaves for the same reason
-                    )
+                if (
+                    self._closed
+                    or self._end is not None
+                    or self._live_workers > self._wanted_workers
+                ):
+                    # Counted under the lock, so that no second worker leaves for the same reason.
+                    self._live_workers -= 1
                     self._ready.notify_all()
                     return None
-                item, self._left = self._left, None
+                item = self._returned
+                self._returned = None
             try:
                 item = next(self._upstream) if item is None else item
                 passes = self._passes(item)
@@ -287,10 +296,10 @@ class Pool(Generic[In, Out]):
                 if passes:
                     self._results[self._next_in] = (item, 0)
                     self._next_in += 1
-                    self._behind = 0
+                    self._extra_worker = 0
                     self._ready.notify_all()
                     continue
-                size = math.ceil(expected * max(1.0, 1.0, *self._grew))
+                size = math.ceil(expected * max(1.0, 1.0, *self._growth))
                 charge = self._reserve(size)
                 if charge is None:
                     return None
@@ -303,16 +312,15 @@ class Pool(Generic[In, Out]):
         try:
             while not self._closed:
                 due = self._next_in == self._next_out
-                fits = (
-                    due or self._outstanding + size <= self._limit + self._target * size
-                )  # one item for each worker
+                # In addition to the limit, each worker may have one item.
+                fits = due or self._outstanding + size <= self._limit + self._set_workers * size
                 charge = self._governor.admit(size, due) if fits else None
                 if charge is not None:
                     self._outstanding += size
                     return charge
                 if not blocked:
                     blocked = True
-                    self._tally.change(blocked=True)
+                    self._counters.change(blocked=True)
                 if fits:
                     self._governor.wait_on(self._room, again=held_back)
                     held_back = True
@@ -321,7 +329,7 @@ class Pool(Generic[In, Out]):
             return None
         finally:
             if blocked:
-                self._tally.change(blocked=False)
+                self._counters.change(blocked=False)
 
     def _finish(self, error: BaseException | None) -> None:
         """Notes the end of the input, or an error that ends it."""
@@ -334,10 +342,10 @@ class Pool(Generic[In, Out]):
 
     def _put(self, task: _Task) -> None:
         if isinstance(task.result, _Failure):
-            self._end = self._next_in  # items that were already taken still come
+            self._end = self._next_in  # items that workers have already taken still come
         else:
-            self._tally.passed(task.rows, task.size)
-            self._grew.append(task.size / max(1, task.expected))
+            self._counters.passed(task.rows, task.size)
+            self._growth.append(task.size / max(1, task.expected))
         self._results[task.sequence] = (task.result, task.size)
         self._outstanding += task.size - task.reserved
         self._waiting_bytes += task.size

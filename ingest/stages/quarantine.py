@@ -32,72 +32,72 @@ if TYPE_CHECKING:
 class RowQuarantine:
     """Finds the rows of the table that a failure affects, and quarantines them. All stages share it."""
 
-    def __init__(self, books: Quarantine, origins: Origins, path: Callable[[int], str]):
+    def __init__(self, quarantine: Quarantine, origins: Origins, path: Callable[[int], str]):
         """`path` returns the path of a file by its number."""
-        self.books = books
+        self.quarantine = quarantine
         self._origins = origins
         self._path = path
         self._lock = threading.Lock()
-        self._groups: set[tuple[int, int]] = set()
-        self._rows: dict[tuple[int, int], frozenset[int]] = {}
+        self._lost_groups: set[tuple[int, int]] = set()
+        self._bad_rows: dict[tuple[int, int], frozenset[int]] = {}
         """The rows with invalid values, for each row group that could be read."""
 
     @property
     def allowed(self) -> bool:
-        return self.books.errors.on_error == "quarantine"
+        """Whether bad rows are quarantined. Otherwise an error ends the run."""
+        return self.quarantine.errors.on_error == "quarantine"
 
-    def rows(
+    def quarantine_rows(
         self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]
     ) -> None:
-        """Quarantines some rows of a batch. Padding rows do not count. Raises QuarantineError from `error` if `Errors`
-        does not allow it."""
+        """Quarantines rows of a batch. Padding rows do not count. Raises QuarantineError from `error` if `Errors` does
+        not allow it."""
         origins = self._origins.batch(epoch, step)
         groups: dict[tuple[int, int], list[int]] = {}
         for origin in filter(None, (origins[row] for row in rows)):
             groups.setdefault(origin[:2], []).append(origin.row)
         for (file, group), numbers in groups.items():
-            self.books.admit(
+            self.quarantine.add(
                 error, stage=stage, file=self._path(file), row_group=group, rows=numbers
             )
 
-    def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """Quarantines a row group that cannot be read, and returns zeros in its place. A row group that is read twice
-        counts once."""
+    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+        """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
+        twice counts once."""
         with self._lock:
             key = (read.file, read.group)
-            if key not in self._groups:
-                self.books.admit(
+            if key not in self._lost_groups:
+                self.quarantine.add(
                     error,
                     stage="read",
                     file=self._path(read.file),
                     row_group=read.group,
                     rows=range(read.rows),
                 )
-                self._groups.add(key)
+                self._lost_groups.add(key)
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
-    def rows_of_group(
+    def replace_rows(
         self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
     ) -> pa.Table:
-        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in their place."""
+        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows."""
         try:
-            good, bad = isolate(attempt, read.rows, self.books.errors.max_rows)
+            good, bad = isolate(attempt, read.rows, self.quarantine.errors.max_rows)
         except ColumnError as error:
-            return self.group(
-                error, read, schema
-            )  # more rows fail than may be quarantined, so this ends the run
+            # More rows fail than may be quarantined, so this ends the run.
+            return self.replace_group(error, read, schema)
         with self._lock:
             key = (read.file, read.group)
-            if key not in self._rows:
+            if key not in self._bad_rows:
                 for row, wrong in bad:
-                    self.books.admit(
+                    self.quarantine.add(
                         wrong,
                         stage="read",
                         file=self._path(read.file),
                         row_group=read.group,
                         rows=[row],
                     )
-                self._rows[key] = frozenset(row for row, _ in bad)
+                self._bad_rows[key] = frozenset(row for row, _ in bad)
         pieces = {start: table for start, _, table in good}
         here = good[0][2].schema if good else schema  # types of numbers may differ between files
         pieces |= {
@@ -105,17 +105,17 @@ class RowQuarantine:
         }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
 
-    def marked(self, series: BatchSeries, columns: Columns) -> BatchSeries:
+    def zero_lost_weights(self, series: BatchSeries, columns: Columns) -> BatchSeries:
         """Sets the weight to 0 for rows that could not be read and for rows with an invalid weight."""
         for n in range(series.steps):
-            self._weigh(series, n, columns)
-            lost = self.lost(series.schedule.epoch, series.step + n)
+            self._check_weights(series, n, columns)
+            lost = self.lost_rows(series.schedule.epoch, series.step + n)
             if lost:
                 weights_of(series, n, columns)[lost] = 0
-        self.books.count_rows(sum(series.rows))
+        self.quarantine.count_rows(sum(series.rows))
         return series
 
-    def _weigh(self, series: BatchSeries, number: int, columns: Columns) -> None:
+    def _check_weights(self, series: BatchSeries, number: int, columns: Columns) -> None:
         """Quarantines rows with invalid weights. With a negative weight, a model would learn the opposite. With NaN, it
         would learn nothing."""
         weights = weights_of(series, number, columns)
@@ -126,32 +126,39 @@ class RowQuarantine:
             f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights must be "
             "finite and 0 or more"
         )
-        self.rows(error, "batch", series.schedule.epoch, series.step + number, wrong.tolist())
+        self.quarantine_rows(
+            error, "batch", series.schedule.epoch, series.step + number, wrong.tolist()
+        )
         weights[wrong] = 0
 
-    def finite(self, series: BatchSeries, columns: Columns) -> BatchSeries:
+    def replace_non_finite(self, series: BatchSeries, columns: Columns) -> BatchSeries:
         """Quarantines rows that hold NaN or infinity, from a file or a transform, because the loss would become NaN.
         Such numbers become 0, also in rows with weight 0."""
-        if not self.books.errors.finite or np.isfinite(series.floats).all():
+        if not self.quarantine.errors.finite or np.isfinite(series.floats).all():
             return series
         for n, floats in enumerate(series.floats):
-            bad, weights = ~np.isfinite(floats), weights_of(series, n, columns)
+            bad = ~np.isfinite(floats)
+            weights = weights_of(series, n, columns)
             for column in np.flatnonzero(bad.any(axis=1)):
                 rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
                 rows = rows[weights[rows] != 0]
-                name, value = columns.floats[column], floats[column, rows[0]] if len(rows) else 0
+                name = columns.floats[column]
+                value = floats[column, rows[0]] if len(rows) else 0
                 error = ColumnError(
                     f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
                     f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
                     "to keep such numbers"
                 )
-                self.rows(error, "batch", series.schedule.epoch, series.step + n, rows.tolist())
-            floats[bad], weights[bad.any(axis=0)] = 0, 0
+                self.quarantine_rows(
+                    error, "batch", series.schedule.epoch, series.step + n, rows.tolist()
+                )
+            floats[bad] = 0
+            weights[bad.any(axis=0)] = 0
         return series
 
-    def lost(self, epoch: int, step: int) -> list[int]:
-        """The rows of a batch that could not be read."""
-        if not self._groups and not self._rows:
+    def lost_rows(self, epoch: int, step: int) -> list[int]:
+        """Returns the rows of a batch that could not be read."""
+        if not self._lost_groups and not self._bad_rows:
             return []
         return [
             n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)
@@ -159,12 +166,12 @@ class RowQuarantine:
 
     def _is_lost(self, origin: Origin | None) -> bool:
         return origin is not None and (
-            origin[:2] in self._groups or origin.row in self._rows.get(origin[:2], ())
+            origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
         )
 
 
 def weights_of(series: BatchSeries, number: int, columns: Columns) -> npt.NDArray[Any]:
-    """The weights of a batch's rows, as a writable view."""
+    """Returns the weights of a batch's rows, as a writable view."""
     if series.weights is not None:
         weights: npt.NDArray[Any] = series.weights[number]
     else:
@@ -174,6 +181,7 @@ def weights_of(series: BatchSeries, number: int, columns: Columns) -> npt.NDArra
 
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
+    """Returns `rows` empty values of a type: 0, false, an empty list, no bytes, or a missing text."""
     is_a = pa.types
     one: object
     if is_a.is_list(kind) or is_a.is_large_list(kind):
@@ -201,7 +209,8 @@ class Origins:
     """Computes from the plan where the rows in one rank's batches come from."""
 
     def __init__(self, plan: RowsPlan, share: RankShare):
-        self._plan, self._share = plan, share
+        self._plan = plan
+        self._share = share
         self._streams = plan.streams_of(share.reader, share.readers)
         self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
@@ -225,7 +234,7 @@ class Origins:
         return [list(self._plan.windows(epoch, (stream,))) for stream in self._streams]
 
     def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
-        """The origins of a window's rows that lie from `low` to before `high` in its stream."""
+        """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""
         order = self._plan.order(epoch, window)
         first, last = max(low - window.first, 0), min(high - window.first, window.rows)
         wanted = np.arange(first, last) if order is None else order[first:last]
@@ -259,7 +268,7 @@ PROGRAM_ERRORS = frozenset(
         "SystemError",
     }
 )
-_REASON = 500  # characters of an error's text to keep for each row
+_REASON_LENGTH = 500  # characters of an error's text to keep for each row
 
 
 class QuarantineError(RuntimeError):
@@ -268,7 +277,7 @@ class QuarantineError(RuntimeError):
 
 
 def kinds_of(error: BaseException) -> tuple[str, ...]:
-    """The names of an error's class and its bases. A worker process sends the same for its errors."""
+    """Returns the names of an error's class and its bases. A worker process sends the same for its errors."""
     kinds = getattr(error, "kinds", None)
     return tuple(kinds) if kinds else tuple(kind.__name__ for kind in type(error).__mro__)
 
@@ -303,7 +312,7 @@ class Errors:
     def objection(
         self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()
     ) -> str | None:
-        """Returns why the run must stop if `rows_aside` of `rows_seen` rows are quarantined. None: it goes on."""
+        """Returns why the run must stop if `rows_aside` of `rows_seen` rows are quarantined. None: it continues."""
         program = PROGRAM_ERRORS.intersection(kinds)
         if program:
             return (
@@ -319,10 +328,11 @@ class Errors:
 
 
 class Quarantine:
-    """The list of rows that one rank has quarantined. Its stages share it."""
+    """Lists the rows that one rank has quarantined, in a file. The rank's stages share it."""
 
     def __init__(self, errors: Errors = Errors()):
-        self.errors, self._path = errors, os.fspath(errors.quarantine)
+        self.errors = errors
+        self._path = os.fspath(errors.quarantine)
         self._lock = threading.Lock()
         self._seen = self._quarantined = 0
         self._reasons: Counter[str] = Counter()
@@ -341,15 +351,13 @@ class Quarantine:
         if objection:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
-    def admit(
+    def add(
         self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]
     ) -> None:
         """Quarantines `rows` (numbers within their row group), or raises QuarantineError from `error`."""
         rows = list(rows)
-        kind, text = (
-            getattr(error, "type", type(error).__name__),
-            str(getattr(error, "text", error)),
-        )
+        kind = getattr(error, "type", type(error).__name__)
+        text = str(getattr(error, "text", error))
         with self._lock:
             objection = self.errors.objection(
                 rows_seen=self._seen + len(rows),
@@ -368,14 +376,14 @@ class Quarantine:
                             "row_group": row_group,
                             "row": row,
                             "type": kind,
-                            "reason": text[:_REASON],
+                            "reason": text[:_REASON_LENGTH],
                         }
                         for row in rows
                     ]
                 )
                 return
         raise QuarantineError(
-            f"{file} row group {row_group} {_named(rows)}: {stage} failed: {kind}: {text[:_REASON]} "
+            f"{file} row group {row_group} {_row_list(rows)}: {stage} failed: {kind}: {text[:_REASON_LENGTH]} "
             f"({objection})"
         ) from error
 
@@ -412,7 +420,7 @@ class Quarantine:
             ) from None
 
 
-def _named(rows: list[int]) -> str:
+def _row_list(rows: list[int]) -> str:
     shown = ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
     return f"row {shown}" if len(rows) == 1 else f"rows {shown}"
 

@@ -1,8 +1,8 @@
-"""Compiled functions that move the rows of a window to their places in batches.
+"""Compiled functions that move the rows of a window to their places in batches, as `scatter`.
 
-`place` moves all columns of numbers in one call. `place_packed` does so from packed columns. `take_equal` and
-`take_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the interpreter's lock.
-`place` releases the lock once for a whole window.
+`scatter` moves all columns of numbers in one call. `scatter_packed` does so from packed columns. `copy_equal_bags` and
+`copy_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the interpreter's lock.
+`scatter` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ PART = np.dtype(
             "width",  # bytes of a number
             "bits",  # bits of a packed number
             "base",  # the number to add to a packed number
-            "at",  # where the part lies in the unpacked stream
+            "at",  # where the part starts in the unpacked stream
             "count",  # how many numbers it has
-            "begin",  # where its packed numbers lie
-            "values",  # INDICES: where the distinct values lie
+            "begin",  # where its packed numbers start
+            "values",  # INDICES: where the distinct values start
             "distinct",  # INDICES: how many distinct values there are
             "checksum",
-            "column",  # from 1 on; below 0: only a part of the column, or not placeable; 0: no column
+            "column",  # from 1 on; below 0: a part of the column, or one that cannot be scattered; 0: no column
         )
     ]
 )
 """Describes one packed part of a table (`sluice.ingest.read.packed_copy`)."""
 LANES = 256  # numbers that are unpacked together; a block has 32 such rows, and the last block is smaller
-PLACE = 6
+PLACE_FIELDS = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
 rows in each batch, first row in the window."""
 
@@ -81,10 +81,12 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8, types.uint64))
+_int32_at, _int8_at, _uint64_at = (
+    _pointer_to(kind) for kind in (types.int32, types.int8, types.uint64)
+)
 
 
-def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
+def _copy_bytes(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
     """Copies bytes from one address to another."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
@@ -94,7 +96,7 @@ def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
     return types.void(types.uint64, types.uint64, types.uint64), generate
 
 
-def _line_wanted(_context: Any, _address: Any) -> Any:
+def _prefetch_line(_context: Any, _address: Any) -> Any:
     """Prefetches the cache line at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
@@ -109,8 +111,8 @@ def _line_wanted(_context: Any, _address: Any) -> Any:
     return types.void(types.uint64), generate
 
 
-_copy: Any = intrinsic(_bytes_copied)
-_prefetch: Any = intrinsic(_line_wanted)
+_copy: Any = intrinsic(_copy_bytes)
+_prefetch: Any = intrinsic(_prefetch_line)
 
 
 @compiled
@@ -127,33 +129,34 @@ def compose_order(outer: Any, inner: Any, rows: int) -> Any:
 
 
 @compiled
-def copied(into: Any, values: Any) -> None:
-    """Copies values to fill `into`. Numba needs seconds to compile an assignment to a slice, and its code is slower."""
+def copy_values(into: Any, values: Any) -> None:
+    """Fills `into` with values. An assignment to a slice would take Numba seconds to compile, and would run slower."""
     for n in range(len(into)):
         into[n] = values[n]
 
 
 @compiled
 def _scatter(  # noqa: PLR0917
-    whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
+    values: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
 ) -> None:
-    """Moves the values of one column to their places (see `place`)."""
+    """Moves the values of one column to their places (see `scatter`)."""
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
         for s in range(step, step + steps):
             target = carray(
-                _words(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)), (width,)
+                _int32_at(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)),
+                (width,),
             )
             if len(order):
                 for n in range(width):
-                    target[n] = whole[order[row + n]]
+                    target[n] = values[order[row + n]]
             else:
-                copied(target, whole[row : row + width])
+                copy_values(target, values[row : row + width])
             row += width
 
 
 @compiled
-def place(  # noqa: PLR0917
+def scatter(  # noqa: PLR0917
     sources: Any,
     ends: Any,
     kinds: Any,
@@ -168,42 +171,43 @@ def place(  # noqa: PLR0917
     sources[c, p]: address of column c in piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of
     column c in the first batch of chunk k. strides[c]: bytes from one batch to the next."""
     rows = ends[-1]
-    whole = np.empty(rows, np.int32)  # the values of one column, which stay in the core's cache
-    as_floats = whole.view(np.float32)
+    values = np.empty(rows, np.int32)  # the values of one column, which stay in the core's cache
+    as_floats = values.view(np.float32)
     for c in range(len(kinds)):
-        begin = 0
+        start = 0
         for p in range(len(ends)):
-            count = ends[p] - begin
+            count = ends[p] - start
             if kinds[c] == WORDS:
-                copied(whole[begin : ends[p]], carray(_words(sources[c, p]), (count,)))
+                copy_values(values[start : ends[p]], carray(_int32_at(sources[c, p]), (count,)))
             elif kinds[c] == BYTES_TO_FLOATS:
-                copied(as_floats[begin : ends[p]], carray(_bytes(sources[c, p]), (count,)))
+                copy_values(as_floats[start : ends[p]], carray(_int8_at(sources[c, p]), (count,)))
             else:
-                copied(whole[begin : ends[p]], carray(_bytes(sources[c, p]), (count,)))
-            begin = ends[p]
-        _scatter(whole, c, order, places, targets, strides)
+                copy_values(values[start : ends[p]], carray(_int8_at(sources[c, p]), (count,)))
+            start = ends[p]
+        _scatter(values, c, order, places, targets, strides)
 
 
 @compiled
-def pack(numbers: Any, bits: Any) -> Any:
-    """Packs numbers below 2**`bits` into words. `fill` unpacks them."""
+def pack_numbers(numbers: Any, bits: Any) -> Any:
+    """Packs numbers below 2**`bits` into words. `unpack_numbers` unpacks them."""
     words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
-    begin, word = 0, 0
-    while begin < len(numbers) and bits:
-        lanes = min(LANES, (len(numbers) - begin + 31) // 32)
-        for n in range(min(32 * lanes, len(numbers) - begin)):
+    start = 0
+    word = 0
+    while start < len(numbers) and bits:
+        lanes = min(LANES, (len(numbers) - start + 31) // 32)
+        for n in range(min(32 * lanes, len(numbers) - start)):
             shift = n // lanes * bits % 32
             at = word + n // lanes * bits // 32 * lanes + n % lanes
-            words[at] |= numbers[begin + n] << np.uint32(shift)
+            words[at] |= numbers[start + n] << np.uint32(shift)
             if shift + bits > 32:
-                words[at + lanes] |= numbers[begin + n] >> np.uint32(32 - shift)
-        begin += 32 * lanes
+                words[at + lanes] |= numbers[start + n] >> np.uint32(32 - shift)
+        start += 32 * lanes
         word += bits * lanes
     return words.view(np.uint8)
 
 
 @compiled
-def fill(  # noqa: PLR0917
+def unpack_numbers(  # noqa: PLR0917
     kind: Any,
     words: Any,
     bits: Any,
@@ -221,12 +225,12 @@ def fill(  # noqa: PLR0917
         into = into[1:]
         last = last - 1
         count = count - 1
-    begin = first // (32 * LANES) * (32 * LANES)
-    word = begin // 32 * bits
-    while begin < last:
-        lanes = min(LANES, (count - begin + 31) // 32)
+    start = first // (32 * LANES) * (32 * LANES)
+    word = start // 32 * bits
+    while start < last:
+        lanes = min(LANES, (count - start + 31) // 32)
         for row in range(32):
-            low, high = max(begin, first), min(begin + lanes, last)
+            low, high = max(start, first), min(start + lanes, last)
             if low < high:
                 at, shift = word + row * bits // 32 * lanes, row * bits % 32
                 lower = words[at : at + lanes]
@@ -244,7 +248,7 @@ def fill(  # noqa: PLR0917
                             np.uint32(np.uint32(lower[n] >> by) | np.uint32(upper[n] << rest))
                             & mask
                         )
-                target, some = into[low - first : high - first], numbers[low - begin : high - begin]
+                target, some = into[low - first : high - first], numbers[low - start : high - start]
                 if kind == PACKED:
                     for n in range(len(target)):
                         target[n] = some[n] + base
@@ -256,7 +260,7 @@ def fill(  # noqa: PLR0917
                     for n in range(len(target)):
                         total = total + some[n] + base
                         target[n] = total
-            begin += lanes
+            start += lanes
         word += bits * lanes
 
 
@@ -266,16 +270,18 @@ def unpack_words(stored: Any, part: Any, first: Any, into: Any) -> None:
     `sluice.ingest.read.packed_copy`)."""
     source = stored + np.uint64(part.begin)
     if part.kind == RAW:
-        copied(into, carray(_words(source + np.uint64(4 * first)), (len(into),)))
+        copy_values(into, carray(_int32_at(source + np.uint64(4 * first)), (len(into),)))
         return
-    words = carray(_words(source), (part.bits * ((part.count + 31) // 32),)).view(np.uint32)
-    known = carray(_words(stored + np.uint64(part.values)), (part.distinct,)).view(np.uint32)
+    words = carray(_int32_at(source), (part.bits * ((part.count + 31) // 32),)).view(np.uint32)
+    known = carray(_int32_at(stored + np.uint64(part.values)), (part.distinct,)).view(np.uint32)
     target = into.view(np.uint32)
-    fill(part.kind, words, part.bits, np.uint32(part.base), known, first, part.count, target)
+    unpack_numbers(
+        part.kind, words, part.bits, np.uint32(part.base), known, first, part.count, target
+    )
 
 
 @compiled
-def place_packed(  # noqa: PLR0917
+def scatter_packed(  # noqa: PLR0917
     stored: Any,
     parts: Any,
     starts: Any,
@@ -286,25 +292,25 @@ def place_packed(  # noqa: PLR0917
     targets: Any,
     strides: Any,
 ) -> None:
-    """Moves rows as `place` does, from packed columns. Each column is unpacked in the core's cache and moved at once.
+    """Moves rows as `scatter` does, from packed columns. Each column is unpacked in the core's cache and moved at once.
 
     stored[p]: address of the packed data of piece p. Rows from `starts[p]` on are moved. parts[p, c] describes column c
     there (see `sluice.ingest.read.packed_copy`)."""
-    whole = np.empty(ends[-1], np.int32)
-    as_floats = whole.view(np.float32)
+    values = np.empty(ends[-1], np.int32)
+    as_floats = values.view(np.float32)
     for c in range(len(kinds)):
-        begin = 0
+        start = 0
         for p in range(len(ends)):
-            into, part = whole[begin : ends[p]], parts[p, c]
+            into, part = values[start : ends[p]], parts[p, c]
             if part.kind == RAW and kinds[c] != WORDS:
                 source = stored[p] + np.uint64(part.begin + starts[p])
-                copied(into, carray(_bytes(source), (len(into),)))
+                copy_values(into, carray(_int8_at(source), (len(into),)))
             else:  # the lower 32 bits of the sum are also right for signed bytes
                 unpack_words(stored[p], part, starts[p], into)
             if kinds[c] == BYTES_TO_FLOATS:
-                copied(as_floats[begin : ends[p]], into)
-            begin = ends[p]
-        _scatter(whole, c, order, places, targets, strides)
+                copy_values(as_floats[start : ends[p]], into)
+            start = ends[p]
+        _scatter(values, c, order, places, targets, strides)
 
 
 @compiled
@@ -315,44 +321,51 @@ def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
         kind, width = part.kind, part.width
         into = stream[part.at : part.at + part.count * width]
         if kind == RAW:
-            copied(into, stored[part.begin : part.begin + part.count])
+            copy_values(into, stored[part.begin : part.begin + part.count])
             continue
         known = stored[part.values : part.values + part.distinct * width]
         size = 4 * part.bits * ((part.count - (kind == LENGTHS) + 31) // 32)
         words = stored[part.begin : part.begin + size].view(np.uint32)
         bits, count = part.bits, part.count
         if width == 1:
-            fill(kind, words, bits, np.uint8(part.base), known, 0, count, into)
+            unpack_numbers(kind, words, bits, np.uint8(part.base), known, 0, count, into)
         elif width == 2:
             base16 = np.uint16(part.base)
-            fill(kind, words, bits, base16, known.view(np.uint16), 0, count, into.view(np.uint16))
+            unpack_numbers(
+                kind, words, bits, base16, known.view(np.uint16), 0, count, into.view(np.uint16)
+            )
         elif width == 4:
             base32 = np.uint32(part.base)
-            fill(kind, words, bits, base32, known.view(np.uint32), 0, count, into.view(np.uint32))
+            unpack_numbers(
+                kind, words, bits, base32, known.view(np.uint32), 0, count, into.view(np.uint32)
+            )
         else:
             base64 = np.uint64(part.base)
-            fill(kind, words, bits, base64, known.view(np.uint64), 0, count, into.view(np.uint64))
+            unpack_numbers(
+                kind, words, bits, base64, known.view(np.uint64), 0, count, into.view(np.uint64)
+            )
 
 
 @compiled
 def read_children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
     """Reads an ArrowArray of Arrow's C data interface. For the columns at `places`, whose values have `widths` bytes,
     writes the address of the first value into `values`, and the number of nulls (-1: unknown) into `nulls`."""
-    head = carray(_longs(struct), (7,))
-    columns = carray(_longs(head[6]), (head[4],))
+    head = carray(_uint64_at(struct), (7,))
+    columns = carray(_uint64_at(head[6]), (head[4],))
     for c in range(len(widths)):
-        _, count, offset, _, _, buffers = carray(_longs(columns[places[c]]), (6,))
-        validity, data = carray(_longs(buffers), (2,))
+        _, count, offset, _, _, buffers = carray(_uint64_at(columns[places[c]]), (6,))
+        validity, data = carray(_uint64_at(buffers), (2,))
         values[c] = data + offset * np.uint64(widths[c])
         nulls[c] = np.int64(count) if validity else 0
 
 
 _LINE = 64  # bytes of a cache line
-_SOON, _LINES = 6, 6  # how many bags ahead memory is prefetched, and the most lines of each bag
+_BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
+_MOST_LINES = 6  # the most cache lines that are prefetched of a bag
 
 
 @compiled
-def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
+def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
     """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
     for n in range(len(order)):
         low, high = 0, len(ends) - 1
@@ -368,16 +381,16 @@ def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
 
 @compiled
 def _offset(address: Any, wide: Any, row: Any) -> Any:
-    """The offset of a row, which has 8 bytes if `wide`, otherwise 4."""
+    """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
     if wide:
-        return np.int64(carray(_longs(address + np.uint64(8 * row)), (1,))[0])
-    return np.int64(carray(_words(address + np.uint64(4 * row)), (1,))[0])
+        return np.int64(carray(_uint64_at(address + np.uint64(8 * row)), (1,))[0])
+    return np.int64(carray(_int32_at(address + np.uint64(4 * row)), (1,))[0])
 
 
 @compiled
 def _count_uneven(offsets: Any, step: Any) -> Any:
-    """How many bags with these offsets have another length than `step`. It has no branch, so that the processor
-    compares many at a time."""
+    """Counts the bags with these offsets whose length is not `step`. It has no branch, so that the processor compares
+    many at a time."""
     count = 0
     for n in range(len(offsets) - 1):
         count += offsets[n + 1] - offsets[n] != step
@@ -389,7 +402,8 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
     """Returns (bytes of every bag, 0, 0) if all bags have one size, and (-1, 0, 0) if sizes differ. Returns
     (-2, piece, row) for a bag whose bytes are not a multiple of an id's. `offsets` are addresses, `unit` is what an
     offset counts."""
-    size, equal = np.int64(-1), True
+    size = np.int64(-1)
+    equal = True
     for p in range(len(offsets)):
         before = _offset(offsets[p], wide[p], 0)
         if rows[p]:
@@ -399,9 +413,11 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
                 bag % 4 == 0
                 and (size < 0 or bag == size)
                 and not (
-                    _count_uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first)
+                    _count_uneven(
+                        carray(_uint64_at(offsets[p]), (rows[p] + 1,)).view(np.int64), first
+                    )
                     if wide[p]
-                    else _count_uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)
+                    else _count_uneven(carray(_int32_at(offsets[p]), (rows[p] + 1,)), first)
                 )
             ):
                 size = bag
@@ -419,20 +435,20 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
 
 
 @compiled
-def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
+def copy_equal_bags(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
     """Copies bags of `size` bytes each. The n-th bag of the result is bag `rows[n]` at address `values[pieces[n]]`."""
     each = np.uint64(size)
     if size == 4:
-        target = carray(_words(into), (len(rows),))
+        target = carray(_int32_at(into), (len(rows),))
         for n in range(len(rows)):
-            target[n] = carray(_words(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,))[
-                0
-            ]
+            target[n] = carray(
+                _int32_at(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,)
+            )[0]
         return
-    lines = min(_LINES, 1 + size // _LINE)
+    lines = min(_MOST_LINES, 1 + size // _LINE)
     for n in range(len(rows)):
-        if n + _SOON < len(rows):
-            soon = values[pieces[n + _SOON]] + each * np.uint64(rows[n + _SOON])
+        if n + _BAGS_AHEAD < len(rows):
+            soon = values[pieces[n + _BAGS_AHEAD]] + each * np.uint64(rows[n + _BAGS_AHEAD])
             for line in range(lines):
                 _prefetch(soon + np.uint64(_LINE * line))
         _copy(into, values[pieces[n]] + each * np.uint64(rows[n]), each)
@@ -450,7 +466,7 @@ def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: A
 
 
 @compiled
-def take_bags(  # noqa: PLR0917
+def copy_bags(  # noqa: PLR0917
     values: Any,
     offsets: Any,
     wide: Any,
@@ -462,11 +478,11 @@ def take_bags(  # noqa: PLR0917
 ) -> None:
     """Copies bags of different sizes. `ends` comes from `bag_ends`."""
     for n in range(len(rows)):
-        if n + _SOON < len(rows):
-            p = pieces[n + _SOON]
+        if n + _BAGS_AHEAD < len(rows):
+            p = pieces[n + _BAGS_AHEAD]
             _prefetch(
                 values[p]
-                + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _SOON])) * unit[p])
+                + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _BAGS_AHEAD])) * unit[p])
             )
         p = pieces[n]
         source = values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n])) * unit[p])
@@ -479,7 +495,7 @@ def load_compiled(bags: bool = False) -> None:
     order = compose_order(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
-    place(
+    scatter(
         address,
         zero + 1,
         zero,
@@ -495,12 +511,12 @@ def load_compiled(bags: bool = False) -> None:
     if not bags:
         return
     pieces = rows = np.zeros(1, np.uint32)
-    pieces_of(order, zero + 1, pieces.copy(), rows.copy())
+    find_pieces(order, zero + 1, pieces.copy(), rows.copy())
     offsets = np.array([zero.ctypes.data], np.uint64)
     bag_size(offsets, zero, zero, zero)
-    take_equal(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
+    copy_equal_bags(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
     bag_ends(offsets, zero, zero, pieces, rows, np.zeros(2, np.int64))
-    take_bags(
+    copy_bags(
         address[0],
         offsets,
         zero,
@@ -518,14 +534,14 @@ def load_packed() -> None:
     zero = np.zeros(1, np.int64)
     nowhere = np.zeros((1, 0), np.uint64)
     unpack_words(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
-    place_packed(
+    scatter_packed(
         zero.view(np.uint64),
         parts[:, :0],
         zero,
         zero,
         zero[:0],
         nowhere[0],
-        zero[:0].reshape(0, PLACE),
+        zero[:0].reshape(0, PLACE_FIELDS),
         nowhere,
         zero[:0],
     )
@@ -536,7 +552,8 @@ _KINDS = (
     {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS},
 )
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class ColumnAddresses:
@@ -568,8 +585,8 @@ class ColumnAddresses:
         )
 
 
-def converted(schema: pa.Schema, columns: Columns) -> int:
-    """The number of columns of numbers that must be converted."""
+def count_converted(schema: pa.Schema, columns: Columns) -> int:
+    """Returns how many columns of numbers must be converted before they are moved."""
     return int(np.count_nonzero(ColumnAddresses(schema, columns).kinds == CONVERTED))
 
 

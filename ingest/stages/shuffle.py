@@ -1,7 +1,7 @@
-"""Moves the rows of a window to their places in batches: `Decoded` and `Gathering` go in, `Block` comes out.
+"""Moves the rows of a window to their places in batches: `Gatherer` makes a `Block` of a `Gathering`.
 
-`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. A window's rows are moved only
-once, from Arrow's memory to their places in batches. So every value is touched only by decoding and by this move.
+`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. Each value is moved only once,
+from Arrow's memory to its place in a batch. So only decoding and this move touch it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffle_bags
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
-    PLACE,
+    PLACE_FIELDS,
     WORDS,
     Addresses,
     ColumnAddresses,
     compose_order,
-    place,
-    place_packed,
+    scatter,
+    scatter_packed,
 )
 
 CHUNK_ROWS = 65536
-_AS_THEY_LIE = np.empty(0, np.uint64)
+_STORED_ORDER = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class ReadTask:
     read: Read
 
 
-class Held(Protocol):
-    """Memory that is accounted for until it is released."""
+class Releasable(Protocol):
+    """Memory that is charged until it is released."""
 
     def release(self) -> None: ...
 
 
 class PackedRows(Protocol):
-    """A row group whose columns are unpacked when they are moved."""
+    """A row group from a packed copy. Its columns are unpacked when they are moved."""
 
     nbytes: int
     schema: pa.Schema
@@ -61,10 +61,10 @@ class PackedRows(Protocol):
     def table(self) -> pa.Table: ...
 
     def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
-        """Returns the address of the packed data, and the description of each column, for `place_packed`."""
+        """Returns the address of the packed data, and the description of each column, for `scatter_packed`."""
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
-        """The bags of some rows of a column."""
+        """Returns the bags of some rows of a column."""
 
 
 class ReadRows(Protocol):
@@ -77,19 +77,19 @@ class ReadRows(Protocol):
     def nbytes(self) -> int: ...
 
     def pieces(self) -> Iterable[WindowPiece]:
-        """The window piece for each part of the read."""
+        """Returns the window piece for each part of the read."""
 
 
 class Decoded:
-    """The decoded row group of one read. Its memory is released when all its parts are shuffled."""
+    """The decoded row group of one read. Its memory is released when all its parts have been gathered."""
 
-    __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "rows", "task")
+    __slots__ = ("_addresses", "_charge", "_lock", "_parts_left", "final", "rows", "task")
 
     def __init__(
         self,
         task: ReadTask,
         rows: pa.Table | PackedRows,
-        charge: Held,
+        charge: Releasable,
         *,
         parts: int | None = None,
         final: bool = False,
@@ -100,7 +100,8 @@ class Decoded:
         self.rows = rows
         self._charge = charge
         self.final = final
-        self._left, self._lock = len(task.read.parts) if parts is None else parts, threading.Lock()
+        self._parts_left = len(task.read.parts) if parts is None else parts
+        self._lock = threading.Lock()
         self._addresses: Addresses | None = None
 
     @property
@@ -114,9 +115,8 @@ class Decoded:
     @property
     def table(self) -> pa.Table:
         """The rows as an Arrow table, or as a dict of arrays for users of Petastorm's own reader."""
-        if not isinstance(
-            self.rows, (pa.Table, dict)
-        ):  # two threads may both unpack it and get the same result
+        # Two threads may both unpack the rows. They get the same result.
+        if not isinstance(self.rows, (pa.Table, dict)):
             self.rows = self.rows.table()
         return self.rows
 
@@ -124,16 +124,17 @@ class Decoded:
         return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
 
     def addresses(self, layout: ColumnAddresses) -> Addresses:
-        """The addresses of its columns of numbers, which are valid until its last part is done."""
+        """Returns the addresses of its columns of numbers. They are valid until its last part is done."""
         addresses = self._addresses
         if addresses is None:  # two threads may both compute them and get the same result
             addresses = self._addresses = Addresses(self.table, layout)
         return addresses
 
     def part_done(self) -> None:
+        """Notes that one part has been gathered. Releases the memory after the last part."""
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._parts_left -= 1
+            if self._parts_left:
                 return
         self.rows = self._addresses = None
         self._charge.release()
@@ -152,7 +153,7 @@ class WindowPiece:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """A window whose rows have all been read."""
+    """A window whose rows have all been read, ready to be gathered."""
 
     schedule: EpochSchedule
     window: Window
@@ -165,7 +166,8 @@ class Chunk:
     __slots__ = ("__weakref__", "addresses", "floats", "ids")
 
     def __init__(self, floats: npt.NDArray[Any], ids: npt.NDArray[Any]):
-        self.floats, self.ids = floats, ids
+        self.floats = floats
+        self.ids = ids
         self.addresses = np.concatenate(
             [
                 np.uint64(block.ctypes.data)
@@ -177,7 +179,7 @@ class Chunk:
 
 
 class Chunks:
-    """The chunks that are being filled. A chunk lives as long as any block with rows in it."""
+    """Hands out chunks by number. A chunk exists as long as a block has rows in it."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = chunk_steps(plan, ranks)
@@ -207,18 +209,18 @@ class Chunks:
 
 
 def chunk_steps(plan: RowsPlan, ranks: int) -> int:
-    """The number of batches in a chunk."""
+    """Returns the number of batches in a chunk."""
     return max(1, CHUNK_ROWS * ranks // plan.batch_size)
 
 
 class Block:
-    """A shuffled window. Its numbers are already in their batches. It still holds its bags."""
+    """A gathered window. Its numbers are already in their batches. Its bags are not yet."""
 
     __slots__ = (
         "_charge",
-        "_left",
         "_lock",
         "_row_bytes",
+        "_rows_left",
         "bags",
         "chunks",
         "first",
@@ -242,19 +244,22 @@ class Block:
         self.schedule = gathering.schedule
         self.window = gathering.window
         self.first = first
-        self.rows = self._left = self.window.first + self.window.rows - first
-        self.chunks, self.bags = chunks, bags
+        self.rows = self._rows_left = self.window.first + self.window.rows - first
+        self.chunks = chunks
+        self.bags = bags
         self.nbytes = self.rows * scalar_bytes + sum(b.nbytes for b in bags.values())
         self._row_bytes = self.nbytes / max(1, self.rows)
-        self._charge, self._lock = charge, threading.Lock()
+        self._charge = charge
+        self._lock = threading.Lock()
 
     def taken(self, rows: int) -> None:
         """Notes that `rows` of its rows are now in finished batches, which account for their memory."""
         with self._lock:
-            self._left -= rows
-            self._charge.correct(round(self._left * self._row_bytes))
-            if not self._left:
-                self.bags, self.chunks = {}, {}
+            self._rows_left -= rows
+            self._charge.correct(round(self._rows_left * self._row_bytes))
+            if not self._rows_left:
+                self.bags = {}
+                self.chunks = {}
 
 
 class Gatherer:
@@ -274,8 +279,8 @@ class Gatherer:
         ]
         self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
-        """Whether nulls in a column are filled, and NaN and infinity in floats too, as by a spec's fill."""
-        self._places_of = np.array(
+        """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
+        self._number_columns = np.array(
             [n for n, one in enumerate(every) if one[0] not in columns.added], np.int64
         )
         """The index of each stored column among all columns of numbers."""
@@ -287,14 +292,16 @@ class Gatherer:
         order = None if gathering.pieces[0].in_order else self._order(schedule.epoch, window)
         first = max(window.first, schedule.step * self._plan.stream_rows)
         skipped = first - window.first
-        chunks = self._chunks_of(schedule.epoch, first, window.first + window.rows)
+        chunks = self._take_chunks(schedule.epoch, first, window.first + window.rows)
         if chunks:
-            self._place(
+            self._move_numbers(
                 gathering.pieces,
                 order,
-                self._places(gathering, first),
-                np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
-                self._chunks.strides[self._places_of],
+                self._batch_places(gathering, first),
+                np.stack(
+                    [chunk.addresses[self._number_columns] for _, chunk in sorted(chunks.items())]
+                ),
+                self._chunks.strides[self._number_columns],
             )
         if order is None and skipped:
             order = np.arange(window.rows, dtype=np.uint64)
@@ -320,7 +327,7 @@ class Gatherer:
             ends = np.uint64(block.ctypes.data) + np.arange(
                 len(block), dtype=np.uint64
             ) * np.uint64(4 * rows)
-            self._place(
+            self._move_numbers(
                 (piece,),
                 order,
                 np.array([[0, 0, 1, 0, rows, 0]], np.int64),
@@ -348,33 +355,36 @@ class Gatherer:
         halves = self._plan.halves(epoch, window)
         return None if halves is None else compose_order(*halves, window.rows)
 
-    def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
-        each, steps = self._plan.stream_rows, self._chunks.steps
+    def _take_chunks(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
+        stream_rows, steps = self._plan.stream_rows, self._chunks.steps
         numbers = (
-            range(first // each // steps, (last - 1) // each // steps + 1) if last > first else ()
+            range(first // stream_rows // steps, (last - 1) // stream_rows // steps + 1)
+            if last > first
+            else ()
         )
         return {number: self._chunks.take(epoch, number) for number in numbers}
 
-    def _places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
-        """The places of a window's rows, starting with row `first` of the stream, in the form that `place` takes."""
+    def _batch_places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
+        """Returns the places of a window's rows, from row `first` of the stream on, in the form that `scatter`
+        takes."""
         window = gathering.window
-        each, most = self._plan.stream_rows, self._chunks.steps
-        lane = gathering.schedule.streams.index(window.stream) * each
+        stream_rows, most = self._plan.stream_rows, self._chunks.steps
+        lane = gathering.schedule.streams.index(window.stream) * stream_rows
         row, last = first, window.first + window.rows
-        lowest = first // each // most
+        lowest = first // stream_rows // most
         places = []
         while row < last:
-            step, inside = divmod(row, each)
+            step, inside = divmod(row, stream_rows)
             number, local = divmod(step, most)
-            steps = 1 if inside else max(1, min((last - row) // each, most - local))
-            width = min(each - inside, last - row)
+            steps = 1 if inside else max(1, min((last - row) // stream_rows, most - local))
+            width = min(stream_rows - inside, last - row)
             places.append((number - lowest, local, steps, lane + inside, width, row - window.first))
             row += steps * width
-        return np.array(places, np.int64).reshape(-1, PLACE)
+        return np.array(places, np.int64).reshape(-1, PLACE_FIELDS)
 
     # ---- numbers
 
-    def _place(
+    def _move_numbers(
         self,
         pieces: tuple[WindowPiece, ...],
         order: npt.NDArray[np.uint64] | None,
@@ -383,7 +393,7 @@ class Gatherer:
         strides: npt.NDArray[Any],
     ) -> None:
         """Moves all columns of numbers to their places."""
-        how = _AS_THEY_LIE if order is None else order, places, targets, strides
+        how = _STORED_ORDER if order is None else order, places, targets, strides
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
         rows = [piece.decoded.rows for piece in pieces]
         layout = self._layout_of(rows[0].schema)
@@ -395,7 +405,7 @@ class Gatherer:
             )
         ):
             stored, parts = zip(*(one.packed(layout.indices) for one in rows), strict=True)
-            place_packed(
+            scatter_packed(
                 np.array(stored, np.uint64),
                 np.stack(parts),
                 np.array([piece.start for piece in pieces]),
@@ -407,15 +417,15 @@ class Gatherer:
         sources, kinds = self._sources(pieces)
         owners = []
         for column in np.flatnonzero(kinds == CONVERTED):
-            arrays = self._converted(int(column), pieces)
+            arrays = self._convert_column(int(column), pieces)
             sources[column], kinds[column] = [a.ctypes.data for a in arrays], WORDS
             owners.append(arrays)
-        place(sources, ends, kinds, *how)
+        scatter(sources, ends, kinds, *how)
 
     def _sources(
         self, pieces: tuple[WindowPiece, ...]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """For each column, the address of each piece's values, and the kind of the values."""
+        """Returns for each column the address of each piece's values, and the kind of the values."""
         schema = pieces[0].decoded.table.schema
         layout = self._layout_of(schema)
         kinds = layout.kinds.copy()
@@ -424,14 +434,16 @@ class Gatherer:
         ):
             kinds[:] = CONVERTED
             return np.zeros((len(kinds), len(pieces)), np.uint64), kinds
-        there = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
+        addresses = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
         sources = np.stack(
-            [a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1
+            [a.values + (layout.widths * start).astype(np.uint64) for a, start in addresses], axis=1
         )
-        kinds[np.any([a.nulls != 0 for a, _ in there], axis=0)[layout.at]] = CONVERTED
+        kinds[np.any([a.nulls != 0 for a, _ in addresses], axis=0)[layout.at]] = CONVERTED
         final = all(piece.decoded.final for piece in pieces)
         for number in () if final else np.flatnonzero(self._fillable & (kinds != CONVERTED)):
-            if not all(_finite(_part(piece, self._stored[number][0])) for piece in pieces):
+            if not all(
+                _is_finite(_piece_column(piece, self._stored[number][0])) for piece in pieces
+            ):
                 kinds[number] = CONVERTED
         return sources[layout.at], kinds
 
@@ -440,14 +452,16 @@ class Gatherer:
             self._layout = ColumnAddresses(schema, self._columns)
         return self._layout
 
-    def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
-        """Converts a column whose stored values `place` cannot copy."""
+    def _convert_column(
+        self, number: int, pieces: tuple[WindowPiece, ...]
+    ) -> list[npt.NDArray[Any]]:
+        """Converts a column whose stored values `scatter` cannot copy. Returns one array for each piece."""
         name, dtype = self._stored[number]
         arrays = []
         for piece in pieces:
-            column, part = piece.decoded.table.column(name), _part(piece, name)
+            column, part = piece.decoded.table.column(name), _piece_column(piece, name)
             if column.null_count:
-                part = self._filled(name, piece, part)
+                part = self._fill_nulls(name, piece, part)
             array = part.to_numpy()
             if self._fillable[number] and array.dtype.kind == "f":
                 array = np.where(
@@ -462,7 +476,9 @@ class Gatherer:
                 ) from None
         return arrays
 
-    def _filled(self, name: str, piece: WindowPiece, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _fill_nulls(
+        self, name: str, piece: WindowPiece, column: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
         if name not in self._columns.fill:
             raise ColumnError(
                 f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
@@ -496,32 +512,32 @@ class Gatherer:
             ) from None
 
     def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array | PackedBags:
-        """The bags of a piece as one array. Copies only if Arrow has them in several chunks."""
+        """Returns the bags of a piece as one array. Copies them only if Arrow has several chunks."""
         rows = piece.decoded.rows
         if not isinstance(rows, (pa.Table, dict)):
             column = rows.schema.get_field_index(name)
+            # These types can be used without conversion.
             if (
                 pa.types.is_binary(kind := rows.schema.types[column])
                 or pa.types.is_large_binary(kind)
                 or self._columns.id_kind(name) is np.int32
-            ):  # these can be used without conversion
+            ):
                 return rows.bags(column, piece.start, piece.stop)
-        part = _part(piece, name)
+        part = _piece_column(piece, name)
         if part.num_chunks == 1:
             return part.chunk(0)
-        if pa.types.is_binary(
-            part.type
-        ):  # there are several chunks because 32-bit offsets cannot count all bytes
+        # There are several chunks if 32-bit offsets cannot count all bytes.
+        if pa.types.is_binary(part.type):
             part = part.cast(pa.large_binary())
         return part.combine_chunks()
 
 
-def _part(piece: WindowPiece, name: str) -> pa.ChunkedArray:
-    """The piece's rows of a column."""
+def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:
+    """Returns the piece's rows of a column."""
     return piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
 
 
-def _finite(column: pa.ChunkedArray) -> bool:
+def _is_finite(column: pa.ChunkedArray) -> bool:
     """Whether a column without nulls has no NaN and no infinity."""
     return not pa.types.is_floating(column.type) or all(
         bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks

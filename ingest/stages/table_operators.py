@@ -170,7 +170,7 @@ class OperatorColumns:
         self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
-        """The schema of `table`'s result for a stored table of this schema."""
+        """Returns the schema of `table`'s result for a stored table of this schema."""
         return pa.schema(
             [
                 pa.field(f.name, self._types.get(f.name, f.type))
@@ -179,7 +179,7 @@ class OperatorColumns:
         )
 
     def dictionary_columns(self, stored: pa.Schema, _footer: Any) -> list[str]:
-        """The columns to read as dictionaries: texts, so that each distinct text is processed once."""
+        """Returns the columns to read as dictionaries: texts, so that each distinct text is processed once."""
         return [f.name for f in stored if pa.types.is_string(f.type)]
 
     def table(self, stored: pa.Table) -> pa.Table:

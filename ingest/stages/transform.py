@@ -147,12 +147,10 @@ def describe_argument(given: Any) -> str:
 
 def address_of(function: Any) -> str | None:
     """Returns `module:function` if a new process would import this function by it, otherwise None."""
-    module, name = (
-        str(getattr(function, "__module__", "")),
-        str(getattr(function, "__qualname__", "")),
-    )
-    there = sys.modules.get(module) if module != "__main__" else None
-    if there is None or getattr(there, name, None) is not function:
+    module = str(getattr(function, "__module__", ""))
+    name = str(getattr(function, "__qualname__", ""))
+    loaded = sys.modules.get(module) if module != "__main__" else None
+    if loaded is None or getattr(loaded, name, None) is not function:
         return None
     return (
         f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
@@ -183,7 +181,7 @@ class Fused:
         return all(t.sendable for t in self.transforms)
 
 
-def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
+def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
     """Groups adjacent transforms into stages. Transforms that are `apart` or `movable` get their own stage."""
     stages: list[Fused] = []
     for apart, some in itertools.groupby(transforms, lambda t: t.apart or t.movable):
@@ -192,8 +190,8 @@ def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
     return tuple(stages)
 
 
-def shown(transform: Transform, arrays: Arrays) -> Arrays:
-    """Returns a batch's columns as a function in a thread gets them. Columns that are not its outputs are read-only."""
+def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
+    """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
     if not transform.outputs:
         return dict(arrays)
     visible = {}
@@ -206,7 +204,7 @@ def shown(transform: Transform, arrays: Arrays) -> Arrays:
     return visible
 
 
-def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
+def call_with_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
     """Calls a function that takes a record batch, and converts arrays to and from Arrow."""
     return _from_arrow(function(_to_arrow(arrays, columns)), where)
 

@@ -47,12 +47,13 @@ from sluice.ingest.stages.transform import (
     Given,
     Transform,
     TransformError,
-    over_arrow,
-    shown,
+    call_with_arrow,
+    visible_columns,
 )
 
-# If a user's function raises these, they count as its errors and must not end the trainer. Signals reach no worker.
-_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+# If a user's function raises one of these, it counts as an error of the function and does not end the trainer. Signals
+# do not reach workers.
+_EXIT_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 class TooLarge(MemoryError):
@@ -74,13 +75,13 @@ class TransformStage:
         spent: Callable[[float, float], None],
         run_alone: Callable[[], AbstractContextManager[int]],
         burden: int = 1,
-        elsewhere: RemoteWork | None = None,
+        remote: RemoteWork | None = None,
     ):
         """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
         - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
         - `run_alone` is the governor's context for one holder.
-        - `burden`: the function runs so many times for each batch, all but the last time on a copy.
-        - `elsewhere`: remote workers that can call the function too."""
+        - `burden`: how often the function runs for each batch. All calls but the last work on a copy.
+        - `remote`: remote workers that can also call the function."""
         self.transform = transform
         self.columns = columns
         self.quarantine = quarantine
@@ -93,17 +94,16 @@ class TransformStage:
         self.run_alone = run_alone
         self._budget = budget
         self._charge = charge
-        self._elsewhere = elsewhere
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: the garbage collector may close a forgotten loader's stages at any point
+        self._remote = remote
+        # The garbage collector may close an abandoned loader's stages while this thread already has the lock.
+        self._lock = threading.RLock()
         self._workers: dict[Worker, None] = {}  # in the order of their start
-        self.process_bytes = (
-            0  # the most memory of its own that one of its processes was seen to use
-        )
+        self.process_bytes = 0
+        """The most memory of its own that one of the processes was seen to use."""
         self._closed = False
 
     def runner(self) -> TransformWorker:
+        """Returns the transform's caller for one worker of the pool."""
         return TransformWorker(self)
 
     def worker(self) -> Worker:
@@ -126,17 +126,19 @@ class TransformStage:
             self._workers[worker] = None
         return worker
 
-    def call_elsewhere(self, arrays: Arrays, where: str) -> Given:
-        assert self._elsewhere is not None
+    def call_remotely(self, arrays: Arrays, where: str) -> Given:
+        """Calls the function on a remote worker, and charges the memory of the messages."""
+        assert self._remote is not None
         assert isinstance(self.transform.function, str)
         size = 2 * sum(array.nbytes for array in arrays.values())  # sent and received
         self._charge(size, False)
         try:
-            return self._elsewhere.call(self.transform.function, arrays, where)
+            return self._remote.call(self.transform.function, arrays, where)
         finally:
             self._charge(-size, False)
 
-    def leave(self, worker: Worker) -> None:
+    def end(self, worker: Worker) -> None:
+        """Ends one process."""
         worker.close()
         with self._lock:
             self._workers.pop(worker, None)
@@ -157,19 +159,20 @@ class Worker:
     """A process, and the memory of its own that it is charged with."""
 
     def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None], expected: int):
-        self.process, self._charge = process, charge
+        self.process = process
+        self._charge = charge
         self._charged = self.bytes = 0
         self._spent = (-1, 0.0, 0.0)
-        self._weigh(expected)
+        self._correct_charge(expected)
 
     def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
         result = self.process.call(arrays, label, memory_limit)
         self.bytes = max(self.bytes, anonymous_bytes(self.process.pid))
-        self._weigh(max(self._charged, self.bytes))
+        self._correct_charge(max(self._charged, self.bytes))
         return result
 
     def spent(self) -> tuple[float, float]:
-        """The seconds on a core and of waiting for one, since the last call."""
+        """Returns the seconds on a core and of waiting for one, since the last call."""
         pid = self.process.pid
         if pid is None:
             return 0.0, 0.0
@@ -179,9 +182,9 @@ class Worker:
 
     def close(self) -> None:
         self.process.close()
-        self._weigh(0)
+        self._correct_charge(0)
 
-    def _weigh(self, size: int) -> None:
+    def _correct_charge(self, size: int) -> None:
         if size != self._charged:
             self._charge(size - self._charged, True)
             self._charged = size
@@ -195,8 +198,9 @@ class TransformWorker:
         self._worker: Worker | None = None
         self._in_thread = False
         self._backend = stage.backend
-        """The back end for the current batch. The stage's may change meanwhile, but the kept copy must fit it."""
-        self._kept: dict[str, npt.NDArray[Any]] = {}
+        """The back end for the current batch. The stage's may change meanwhile, but the batch and its copy must use the
+        same one."""
+        self._batch_copy: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
@@ -212,12 +216,14 @@ class TransformWorker:
                 return self._call_with_all_memory(arrays, before, where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
-        except (Exception, *_ENDS) as error:
-            return _Rescue(stage, self._call, series, number, where).of(error, before)
+        except (Exception, *_EXIT_ERRORS) as error:
+            return _FailedBatch(stage, self._call, series, number, where).quarantine_failing_rows(
+                error, before
+            )
 
     def close(self) -> None:
         if self._worker is not None:
-            self._stage.leave(self._worker)
+            self._stage.end(self._worker)
             self._worker = None
 
     def _call_with_all_memory(self, arrays: Arrays, before: Arrays, where: str) -> Given:
@@ -244,12 +250,14 @@ class TransformWorker:
                 _use_one_thread()
                 self._in_thread = True
             if stage.transform.arrow:
-                return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Given = protocol.call_function(stage.function, shown(stage.transform, arrays))
+                return call_with_arrow(stage.function, arrays, stage.columns, where)
+            given: Given = protocol.call_function(
+                stage.function, visible_columns(stage.transform, arrays)
+            )
             return given
         if self._backend == REMOTE:
             with contextlib.suppress(NoWorkerAnswers):
-                found = stage.call_elsewhere(arrays, where)
+                found = stage.call_remotely(arrays, where)
                 self.close()
                 return found
         if self._worker is None:
@@ -282,16 +290,16 @@ class TransformWorker:
         for name, array in arrays.items():
             if transform.outputs and name.removesuffix(".lengths") not in transform.outputs:
                 continue  # the function cannot write there
-            kept = self._kept.get(name)
-            if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
-                kept = self._kept[name] = np.empty_like(array)
-            np.copyto(kept, array)
-            found[name] = kept
+            copy = self._batch_copy.get(name)
+            if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:
+                copy = self._batch_copy[name] = np.empty_like(array)
+            np.copyto(copy, array)
+            found[name] = copy
         return found
 
 
-class _Rescue:
-    """Rescues the good rows of a batch on which a function failed."""
+class _FailedBatch:
+    """A batch on which a function failed. It keeps the good rows and quarantines the others."""
 
     def __init__(
         self,
@@ -306,9 +314,9 @@ class _Rescue:
         self._series = series
         self._number = number
         self._where = where
-        self._failed = 0
+        self._attempted = 0
 
-    def of(self, error: BaseException, arrays: Arrays) -> Given:
+    def quarantine_failing_rows(self, error: BaseException, arrays: Arrays) -> Given:
         """Returns the batch with the failing rows quarantined, or raises QuarantineError."""
         rows = self._series.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
@@ -320,22 +328,22 @@ class _Rescue:
                 rows,
                 rows if self._stage.quarantine.allowed else 0,
             )
-        except (Exception, *_ENDS) as first:
-            self._quarantine(first, [self._failed])
+        except (Exception, *_EXIT_ERRORS) as first:
+            self._quarantine(first, [self._attempted])
             raise
         if not failed:  # no single row causes the error
             raise error
-        alike: dict[str, list[tuple[int, Exception]]] = {}
-        for row, why in failed:
-            alike.setdefault(repr(why), []).append((row, why))
-        for same in alike.values():
+        by_error: dict[str, list[tuple[int, Exception]]] = {}
+        for row, row_error in failed:
+            by_error.setdefault(repr(row_error), []).append((row, row_error))
+        for same in by_error.values():
             self._quarantine(same[0][1], [row for row, _ in same])
         return self._join_rows(arrays, good, [row for row, _ in failed])
 
     def _quarantine(self, error: BaseException, rows: Any) -> None:
         """Quarantines rows, except padding rows and rows that already have weight 0."""
         weights = weights_of(self._series, self._number, self._stage.columns)
-        self._stage.quarantine.rows(
+        self._stage.quarantine.quarantine_rows(
             error,
             f"transform {self._stage.transform.name!r}",
             self._series.schedule.epoch,
@@ -344,7 +352,7 @@ class _Rescue:
         )
 
     def _attempt(self, arrays: Arrays, start: int, stop: int) -> Arrays:
-        self._failed = start
+        self._attempted = start
         part = self._rows(arrays, start, stop)
         return {**part, **(self._call(part, f"{self._where}, rows {start} to {stop}") or {})}
 
@@ -365,25 +373,25 @@ class _Rescue:
         """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""
         parts = sorted(
             [*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)],
-            key=lambda p: p[0],
+            key=lambda part: part[0],
         )
-        whole = {
+        joined = {
             name: np.concatenate([np.asarray(part[name]) for _, _, part in parts])
             for name in arrays
         }
         weights_of(self._series, self._number, self._stage.columns)[bad] = 0
-        if self._stage.columns.weight in whole:
-            whole[self._stage.columns.weight][bad] = 0
-        return whole
+        if self._stage.columns.weight in joined:
+            joined[self._stage.columns.weight][bad] = 0
+        return joined
 
 
-_SETTING = threading.Lock()
+_TORCH_THREADS = threading.Lock()
 
 
 def _use_one_thread() -> None:
     """Makes torch compute only in the calling thread, as in a worker process. The pool's size decides how many cores a
     stage uses. Torch's own threads would wait for each other if other stages use their cores."""
-    with _SETTING:
+    with _TORCH_THREADS:
         threads = torch.get_num_threads()
         if threads > 1:
             torch.set_num_threads(1)
@@ -408,7 +416,7 @@ def function_of(transform: Transform) -> Function:
 
 
 def anonymous_bytes(pid: int | None) -> int:
-    """The bytes of a process's own memory. 0: it has ended."""
+    """Returns the bytes of a process's own memory. 0: it has ended."""
     if pid is None:  # psutil would use this process
         return 0
     try:
@@ -419,8 +427,8 @@ def anonymous_bytes(pid: int | None) -> int:
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
-    """The seconds on a core and of waiting for one since a process's start. Zeros if it has ended, or if the kernel
-    does not count them. psutil does not read the time of waiting for a core."""
+    """Returns the seconds on a core and of waiting for one since a process's start. Zeros if it has ended, or if the
+    kernel does not count them. psutil does not read the time of waiting for a core."""
     try:
         with open(f"/proc/{pid}/schedstat") as text:
             cpu, waited, *_ = text.read().split()

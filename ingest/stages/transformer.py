@@ -18,7 +18,8 @@ from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
 
-_AT_ONCE = 8192  # rows that pass all fused stages together, so that they stay in the core's cache
+_ROWS_AT_ONCE = 8192
+"""So many rows pass all fused stages together, so that they stay in the core's cache."""
 _LENGTHS = lengths_name("")
 
 
@@ -31,64 +32,67 @@ class TransformCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A transform stage in one run of a pipeline."""
+    """A transform stage in one run of a pipeline, with its counters."""
 
     fused: Fused
-    tally: StageCounters
-    runs: Callable[[], list[TransformCall]]
-    """Makes the callers of its functions for one worker."""
+    counters: StageCounters
+    make_calls: Callable[[], list[TransformCall]]
+    """Makes the calls of its functions for one worker."""
 
 
 class Transformer:
-    """One worker of transform stage number `first`. It also does the work of the stages that are fused with it."""
+    """One worker of transform stage number `first`. It also does the work of the stages fused with that stage."""
 
     def __init__(
         self,
         first: int,
         stages: Sequence[Step],
         columns: Columns,
-        stint: WorkerClock,
+        clock: WorkerClock,
         until: Callable[[], int],
     ):
         """`until` returns the number of the next stage that has its own workers."""
         self._first = first
         self._stages = stages
         self._columns = columns
-        self._stint = stint
-        self._until = until
-        self._runs: dict[int, list[TransformCall]] = {}
+        self._clock = clock
+        self._end_of_fused = until
+        self._calls: dict[int, list[TransformCall]] = {}
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
-        until = self._until()
-        self._leave(until)
+        until = self._end_of_fused()
+        self._close_from(until)
         for number in range(self._first, until):
-            self._runs[number] = self._runs.get(number) or self._stages[number].runs()
-        alone, rows = until == self._first + 1, series.floats.shape[2]
-        at_once = series.steps if alone else max(1, _AT_ONCE // rows)
+            self._calls[number] = self._calls.get(number) or self._stages[number].make_calls()
+        at_once = series.steps
+        if until > self._first + 1:
+            at_once = max(1, _ROWS_AT_ONCE // series.floats.shape[2])
         for low in range(0, series.steps, at_once):
             for number in range(self._first, until):
-                self._stint.go_over(self._stages[number].tally)
-                series = self._through(number, series, range(low, min(low + at_once, series.steps)))
+                self._clock.go_over(self._stages[number].counters)
+                series = self._run_stage(
+                    number, series, range(low, min(low + at_once, series.steps))
+                )
         for number in range(self._first + 1, until):
-            self._stint.passed(self._stages[number].tally, sum(series.rows), series.nbytes)
+            self._clock.passed(self._stages[number].counters, sum(series.rows), series.nbytes)
         series.charge.release()
         return series.replaced(charge=charge, done=until)
 
     def close(self) -> None:
-        """Releases the worker's processes when it leaves."""
-        self._leave(self._first)
+        """Releases the worker's processes when the worker stops."""
+        self._close_from(self._first)
 
-    def _leave(self, until: int) -> None:
-        """Closes the callers of stage `until` and all later stages."""
-        for number in [n for n in self._runs if n >= until]:
-            for run in self._runs.pop(number):
+    def _close_from(self, until: int) -> None:
+        """Closes the calls of stage `until` and of all later stages."""
+        for number in [n for n in self._calls if n >= until]:
+            for run in self._calls.pop(number):
                 run.close()
 
-    def _through(self, number: int, series: BatchSeries, batches: range) -> BatchSeries:
+    def _run_stage(self, number: int, series: BatchSeries, batches: range) -> BatchSeries:
         """Runs some batches of a series through one stage."""
         for n in batches:
             for transform, run in zip(
-                self._stages[number].fused.transforms, self._runs[number], strict=True
+                self._stages[number].fused.transforms, self._calls[number], strict=True
             ):
                 where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
                 arrays = columns_of(series, n, self._columns)
@@ -127,12 +131,12 @@ def apply_result(  # noqa: PLR0917
         )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
-        new = _expected(transform, new, arrays, where)
-    _part(new, arrays)
-    changed = _lengths(new, arrays, bags, where)
+        new = _outputs_of(transform, new, arrays, where)
+    _copy_overlapping(new, arrays)
+    changed = _changed_bags(new, arrays, bags, where)
     for name, value in new.items():
         if name not in changed:
-            _take(name, value, arrays, where)
+            _write_column(name, value, arrays, where)
     for name, size in (transform.outputs or sizes).items():
         if size is not None and (
             transform.outputs or not transform.columns or name in transform.columns
@@ -141,8 +145,8 @@ def apply_result(  # noqa: PLR0917
     return changed
 
 
-def _part(new: Arrays, arrays: Arrays) -> None:
-    """Copies returned arrays that overlap memory of columns that will be written, as after
+def _copy_overlapping(new: Arrays, arrays: Arrays) -> None:
+    """Copies returned arrays that share memory with columns that will be written, as after
     `columns["a"], columns["b"] = columns["b"], columns["a"]`."""
     own = [arrays[name] for name in new if name in arrays]
     if len(own) < 2:  # numpy handles copying a column onto itself
@@ -152,15 +156,16 @@ def _part(new: Arrays, arrays: Arrays) -> None:
     high = max(byte_bounds(array)[1] for array in own)
     for name, value in new.items():
         array = np.asarray(value)
-        begin, end = byte_bounds(array)
-        if begin < high and low < end and (array.base is not None or id(array) in ids):
+        start, end = byte_bounds(array)
+        if start < high and low < end and (array.base is not None or id(array) in ids):
             new[name] = array.copy()
 
 
-def _expected(
+def _outputs_of(
     transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str
 ) -> dict[str, Any]:
-    """Returns the outputs among what came back. Other columns may only come back unchanged."""
+    """Returns the returned columns that are outputs. Raises TransformError if another column was changed, or an added
+    one is missing."""
     found = {}
     for name, value in new.items():
         if name.removesuffix(_LENGTHS) in transform.outputs:
@@ -189,14 +194,17 @@ def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
         )
 
 
-def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str) -> Arrays:
-    """Checks bags that came back with new lengths. Ids and lengths must fit each other."""
+def _changed_bags(
+    new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str
+) -> Arrays:
+    """Returns the bags that came back with new lengths. Raises TransformError if ids and lengths do not fit."""
     changed: Arrays = {}
     for name in (name for name in new if name.endswith(_LENGTHS)):
         bag = name.removesuffix(_LENGTHS)
         if bag not in bags or name not in arrays:
             continue
-        lengths, ids = np.asarray(new[name]), np.asarray(new.get(bag, arrays[bag]))
+        lengths = np.asarray(new[name])
+        ids = np.asarray(new.get(bag, arrays[bag]))
         if (
             lengths.shape != arrays[name].shape
             or lengths.min(initial=0) < 0
@@ -207,39 +215,40 @@ def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where
                 f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids"
             )
         kind = arrays[bag].dtype
-        if not _whole(ids.dtype, kind):
+        if not _can_become(ids.dtype, kind):
             raise TransformError(
                 f"{where}: column {bag!r} came back as {ids.dtype}, which does not become {kind}"
             )
         changed |= {
             name: lengths.astype(np.int32),
-            bag: _fitting(ids, kind.type, f"{where}: column {bag!r}"),
+            bag: _convert(ids, kind.type, f"{where}: column {bag!r}"),
         }
     return changed
 
 
-def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
+def _write_column(name: str, value: Any, arrays: Arrays, where: str) -> None:
     what = f"{where}: column {name!r}"
     if name not in arrays:
         raise TransformError(
             f"{what} is not in the table; a transform changes columns and does not add any"
         )
-    value, into = np.asarray(value), arrays[name]
+    value = np.asarray(value)
+    into = arrays[name]
     if value.shape != into.shape:
         raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
-    if not _whole(value.dtype, into.dtype):
+    if not _can_become(value.dtype, into.dtype):
         raise TransformError(
             f"{what} came back as {value.dtype}, which does not become {into.dtype}"
         )
-    np.copyto(into, _fitting(value, into.dtype.type, what))
+    np.copyto(into, _convert(value, into.dtype.type, what))
 
 
-def _whole(given: np.dtype[Any], kind: np.dtype[Any]) -> bool:
+def _can_become(given: np.dtype[Any], kind: np.dtype[Any]) -> bool:
     """Whether numbers of this type may be converted to a column's type. Each value is checked separately."""
     return np.can_cast(given, np.int32 if kind == np.uint32 else kind, "same_kind")
 
 
-def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
+def _convert(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
     if np.can_cast(value.dtype, kind):
         return value
     try:

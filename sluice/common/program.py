@@ -110,9 +110,9 @@ def _run(
 
 @contextlib.contextmanager
 def _interrupts_answered() -> Iterator[None]:
-    """A context in which an interrupt raises KeyboardInterrupt. A moment later it ends the process, even if something
-    still hangs. Python runs a signal's handler only when the main thread has returned from C. So a thread measures the
-    moment."""
+    """Returns a context in which an interrupt raises KeyboardInterrupt. A moment later it ends the process, even if
+    something still hangs. Python runs a signal's handler only when the main thread has returned from C. So a thread
+    measures the moment."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     over = threading.Event()

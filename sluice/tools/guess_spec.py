@@ -171,7 +171,7 @@ def _input_type(proposal: Proposal) -> str:
 def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
     """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
     rows."""
-    for name, proposal in found.items() if sample is None or sample.whole else ():
+    for name, proposal in found.items() if sample is None or sample.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
                 f"{datetime.datetime.fromtimestamp(_seconds(at, proposal), datetime.UTC):%Y-%m-%d %H:%M}"

@@ -275,7 +275,7 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     logits = alone(*parts.layout.features(every, here.device))
     loss_of(logits, every.label, every.weight).backward()
     mine = bagged(batch(7, ROWS, here.rank, here.ranks), 7, here.rank, here.ranks)
-    parts.rates.begin(0)
+    parts.rates.set_step(0)
     found = parts.model(*parts.layout.features(mine, here.device))
     loss_of(found, mine.label, mine.weight).backward()
     parts.copied.step()
@@ -640,7 +640,7 @@ def recut(here: Ranks, folder: Path) -> dict:
         placed(config, layout.tables, machine(here.ranks, here.ranks)),
         here,
     )
-    one.rates.begin(0)
+    one.rates.set_step(0)
     return found
 
 

@@ -19,8 +19,8 @@ from sluice.dlrm.checkpoint.meta import (
     NotFinite,
     best,
     check,
-    chosen,
     damage,
+    find_checkpoint,
     latest,
     mark_best,
 )
@@ -104,7 +104,7 @@ def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.weights.tensor.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
-    assert CheckpointReader(path).whole(["model.weight"])["model.weight"].tolist() == [1.0] * 3
+    assert CheckpointReader(path).tensors(["model.weight"])["model.weight"].tolist() == [1.0] * 3
     assert meta.step == 1
     assert saved.lines[0]["path"] == path.name
 
@@ -147,7 +147,7 @@ def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
     assert [
-        CheckpointReader(p).whole(["model.weight"])["model.weight"][0].item()
+        CheckpointReader(p).tensors(["model.weight"])["model.weight"][0].item()
         for p in (first, again)
     ] == [1.0, 2.0]
 
@@ -213,13 +213,13 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is
     path, _ = latest(saved.folder)
     assert path.name == "step-000000004"
     with raises(NotFinite, "step-000000004", "model.weight (2 of 3)", "step-000000002", "LATEST"):
-        CheckpointReader(path).whole(["model.weight"])
+        CheckpointReader(path).tensors(["model.weight"])
     for step in (1, 2):
         shutil.rmtree(saved.folder / f"step-{step:09d}")
     with pytest.raises(
         NotFinite, match="no other checkpoint of this run is finite: begin another run"
     ):
-        CheckpointReader(path).whole(["model.weight"])
+        CheckpointReader(path).tensors(["model.weight"])
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
@@ -240,7 +240,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
 def test_a_missing_run_is_distinguished_from_one_without_a_checkpoint(tmp_path):
     for take_best in (False, True):
         with raises(CheckpointError, "nope", "does not exist"):
-            chosen(tmp_path / "nope" / "checkpoints", take_best=take_best)
+            find_checkpoint(tmp_path / "nope" / "checkpoints", take_best=take_best)
 
 
 def test_a_half_written_folder_is_no_checkpoint(saved):

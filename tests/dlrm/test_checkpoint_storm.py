@@ -21,9 +21,9 @@ from sluice.dlrm.checkpoint.meta import (
     CheckpointMeta,
     best,
     check,
+    complete_checkpoints,
     latest,
     mark_best,
-    whole,
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
@@ -131,7 +131,7 @@ class Disk(CheckpointDisk):
     def sync(self, file: File) -> None:
         file.safe = file.now
 
-    def settle(self, folder: Path) -> None:
+    def sync_folder(self, folder: Path) -> None:
         self._call()
         held = self._at(folder)
         held.safe, held.pending = dict(held.now), []
@@ -193,7 +193,9 @@ def storm(seed: int, folder: Path, kind: type[Disk] = Disk) -> int:
     for number in range(1, 6):
         disk = kind(root, dies_at=chance.randint(1, 120))
         checkpoints = root / "checkpoints"
-        if chance.random() < 0.3 and (names := [one.name for one in whole(checkpoints)]):
+        if chance.random() < 0.3 and (
+            names := [one.name for one in complete_checkpoints(checkpoints)]
+        ):
             # Somebody goes back to an older one; what came after it stays.
             back = chance.choice(names)
             (checkpoints / "LATEST").write_text(back + "\n")
@@ -218,9 +220,12 @@ def found(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
     try:
         path, meta = latest(checkpoints)
         check(path)
-        values = CheckpointReader(path).whole(["model.weight"])["model.weight"].tolist()
+        values = CheckpointReader(path).tensors(["model.weight"])["model.weight"].tolist()
         good = best(checkpoints)
-        for one in {*(checkpoints / other.name for other in whole(checkpoints)), *(good or ())[:1]}:
+        for one in {
+            *(checkpoints / other.name for other in complete_checkpoints(checkpoints)),
+            *(good or ())[:1],
+        }:
             check(one)
     except CheckpointError as error:
         raise AssertionError(str(error)) from error
@@ -243,7 +248,7 @@ def test_whenever_a_save_is_broken_off_the_last_whole_checkpoint_is_found(tmp_pa
 
 
 class NoNames(Disk):
-    def settle(self, folder: Path) -> None: ...
+    def sync_folder(self, folder: Path) -> None: ...
 
 
 class NoBytes(Disk):
@@ -253,9 +258,9 @@ class NoBytes(Disk):
 class NoOrder(Disk):
     """The pointer to a folder comes before the folder's own name."""
 
-    def settle(self, folder: Path) -> None:
+    def sync_folder(self, folder: Path) -> None:
         if folder.name != "checkpoints" or (folder / "LATEST.part").exists():
-            super().settle(folder)
+            super().sync_folder(folder)
 
 
 @pytest.mark.parametrize("kind", [NoNames, NoBytes, NoOrder])

@@ -15,8 +15,8 @@ from sluice.dlrm.model.table_compression import (
     Compression,
     Compressor,
     codes,
+    largest_within,
     part_tables,
-    within,
 )
 from sluice.dlrm.options import ConfigError, Table
 from tests.raises import raises
@@ -234,7 +234,7 @@ def test_bytes_are_those_of_the_parts():
 @pytest.mark.parametrize("budget", [640_000, 1_300_000])
 def test_a_budget_is_used_and_kept(kind, budget):
     full = table(rows=100_000, width=16)
-    took = sum(t.bytes for t in part_tables(full, within(kind, full, budget)))
+    took = sum(t.bytes for t in part_tables(full, largest_within(kind, full, budget)))
     assert 0.9 * budget < took <= budget
 
 

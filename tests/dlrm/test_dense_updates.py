@@ -160,11 +160,11 @@ def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
         return optimiser, Scheduled(optimiser, RateSchedule(warmup=4), steps_per_epoch=1)
 
     optimiser, scheduled = made()
-    assert scheduled.begin(0) == pytest.approx(0.1)
+    assert scheduled.set_step(0) == pytest.approx(0.1)
     assert [g["lr"] for g in optimiser.param_groups] == pytest.approx([0.1, 0.05])
     other, resumed = made()
     other.load_state_dict(optimiser.state_dict())
-    resumed.begin(3)
+    resumed.set_step(3)
     assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.2])
 
 

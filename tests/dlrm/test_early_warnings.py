@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.dlrm.options import Config
-from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, described
+from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.table_section import TableSpec
@@ -91,12 +91,12 @@ def test_the_dense_layers_take_longer_steps_where_there_are_many_rows(rows, rate
 
 
 def test_options_that_were_given_are_not_listed_as_chosen():
-    text = described(6400, {"batch_size": 256})
+    text = describe_defaults(6400, {"batch_size": 256})
     assert_names(text, "6,400 training rows", "--dense-lr 0.001")
     assert "--batch-size" not in text
-    assert described(6400, dict.fromkeys(defaults(6400))) == ""
-    assert "--batch-size 32" in described(6400, {})
-    assert "--batch-size 24" in described(6400, {"streams": 12}), (
+    assert describe_defaults(6400, dict.fromkeys(defaults(6400))) == ""
+    assert "--batch-size 32" in describe_defaults(6400, {})
+    assert "--batch-size 24" in describe_defaults(6400, {"streams": 12}), (
         "a batch has as many rows of each stream"
     )
 

@@ -23,7 +23,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from sluice.dlrm.checkpoint.layout import FORMAT
 from sluice.dlrm.checkpoint.meta import LAYOUT
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox
-from sluice.dlrm.optim.torch_tables import TorchTables, needs_ours
+from sluice.dlrm.optim.torch_tables import TorchTables, needs_torch
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
@@ -61,7 +61,7 @@ def made(rows, kind, optimiser, *, own=True, count=1):
     )
     if own:
         found.__class__ = TorchTables
-        found.begin(0, [0], [0])
+        found.start(0, [0], [0])
     return found
 
 
@@ -71,7 +71,7 @@ def made(rows, kind, optimiser, *, own=True, count=1):
 def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype, kind):
     """By a step that moves each weight by a quarter."""
     tables = made(ROWS, kind, EmbOptimType.EXACT_SGD)
-    assert needs_ours(tables)
+    assert needs_torch(tables)
     weights = tables.split_embedding_weights()[0]
     for number, row in enumerate(IDS):
         weights[row] = number + 1.0
@@ -97,7 +97,7 @@ def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_do
     """Once its part of this fails, FBGEMM can have large tables of float32 again."""
     rows = 2**30 // WIDTH + 1
     tables = made(rows, SparseType.FP32, EmbOptimType.EXACT_ROWWISE_ADAGRAD, own=own)
-    assert needs_ours(tables)
+    assert needs_torch(tables)
     tables(torch.tensor([rows - 1]), torch.arange(2)).sum().backward()
     assert written(holes[rows * WIDTH], WIDTH * 4) == [rows - 1 if own else 0]
 
@@ -105,7 +105,7 @@ def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_do
 def test_fbgemm_updates_the_right_rows_of_many_tables_that_are_large_only_together(holes):
     rows, count = 2**28 // WIDTH, 18
     tables = made(rows, SparseType.FP32, EmbOptimType.EXACT_ROWWISE_ADAGRAD, own=False, count=count)
-    assert not needs_ours(tables)
+    assert not needs_torch(tables)
     last = [rows - 1 - number for number in range(count)]
     tables(torch.tensor(last), torch.arange(count + 1)).sum().backward()
     assert written(holes[rows * WIDTH * count], WIDTH * 4) == [
@@ -121,7 +121,7 @@ def test_fbgemm_updates_the_right_rows_of_many_tables_that_are_large_only_togeth
 def test_ours_trains_float32_as_fbgemm_does(optimiser):
     generator = torch.Generator().manual_seed(1)
     theirs, ours = (made(50, SparseType.FP32, optimiser, own=own) for own in (False, True))
-    assert not needs_ours(theirs)
+    assert not needs_torch(theirs)
     first = torch.randn(50, WIDTH, generator=generator)
     for tables in (theirs, ours):
         tables.split_embedding_weights()[0].copy_(first)

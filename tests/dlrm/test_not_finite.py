@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.dlrm.checkpoint.meta import latest, whole
+from sluice.dlrm.checkpoint.meta import complete_checkpoints, latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
@@ -56,10 +56,10 @@ def make_extreme(table: Path, row: int) -> str:
 
 def finite(run: Path) -> list[int]:
     """The steps of a run's checkpoints, each of which is finite."""
-    names = [one.name for one in whole(run / "checkpoints")]
+    names = [one.name for one in complete_checkpoints(run / "checkpoints")]
     for name in names:
         reader = CheckpointReader(run / "checkpoints" / name)
-        reader.whole(reader.sizes)
+        reader.tensors(reader.sizes)
     return [int(name.removeprefix("step-")) for name in names]
 
 

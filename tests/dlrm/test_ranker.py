@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.dlrm.follow.transplant import owners_of
-from sluice.dlrm.model.item_history import others, with_item_table
+from sluice.dlrm.follow.transplant import columns_of_tables
+from sluice.dlrm.model.item_history import draw_other_items, with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.model.table_compression import Compression, codes
@@ -61,7 +61,7 @@ def test_a_column_may_have_the_name_of_anything_that_torch_knows():
     layout = TableLayout(ModelConfig(width=4), columns)
     model = Ranker(ModelConfig(width=4), layout, 1)
     assert {"type@ids", "items@ids", "C1"} <= model.tables.embedding_bags.keys()
-    assert list(owners_of(layout).values()) == [column.name for column in columns]
+    assert list(columns_of_tables(layout).values()) == [column.name for column in columns]
 
 
 def test_full_tables_take_a_batchs_own_memory():
@@ -120,17 +120,17 @@ def test_a_history_shares_the_targets_table_with_negative_items():
 def test_items_that_did_not_come_are_others_spread_evenly_and_depend_on_the_row_alone():
     g = torch.Generator().manual_seed(0)
     places = torch.randint(0, 5, (6, 20_000), generator=g)
-    drawn = others(places, 5)
+    drawn = draw_other_items(places, 5)
     assert drawn.shape == (5, 20_000)
     assert not (drawn == places[1:]).any()
-    torch.testing.assert_close(others(places[:, 70:75], 5), drawn[:, 70:75])
-    wide = others(places, 10_000)
+    torch.testing.assert_close(draw_other_items(places[:, 70:75], 5), drawn[:, 70:75])
+    wide = draw_other_items(places, 10_000)
     assert int(wide.min()) >= 0
     assert (
         torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500
     )  # ± 5 standard deviations
     assert torch.corrcoef(wide.float()).fill_diagonal_(0).abs().max() < 0.04
-    assert others(places[:1], 5).shape == (0, 20_000)
+    assert draw_other_items(places[:1], 5).shape == (0, 20_000)
 
 
 @pytest.mark.parametrize(

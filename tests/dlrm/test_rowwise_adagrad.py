@@ -103,7 +103,7 @@ def test_the_fused_update_takes_the_schedules_rate():
     )
     w, v = weights(module).double().numpy(), np.zeros(3)
     for number in range(6):
-        rate = scheduled.begin(number)
+        rate = scheduled.set_step(number)
         assert rate == pytest.approx(LR * min(1, (number + 1) / 4))
         step(module, [[0, number % 3]], torch.ones(1, 4))
         w, v = twin(w, v, [[0, number % 3]], np.ones((1, 4)), lr=rate)

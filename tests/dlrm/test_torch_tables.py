@@ -17,7 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from sluice.dlrm.optim.torch_tables import _BITS, TorchTables, rounded
+from sluice.dlrm.optim.torch_tables import _DROPPED_BITS, TorchTables, round_at_random
 from tests.raises import raises
 
 KINDS = {torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
@@ -45,7 +45,7 @@ def fbgemms(rows, dtype, optimiser, features, rate=RATE):
 def ours(rows, dtype, optimiser, features, *, seed=0, first_rows=None, rate=RATE):
     found = fbgemms(rows, dtype, optimiser, features, rate)
     found.__class__ = TorchTables
-    found.begin(seed, first_rows or [0] * len(rows), [0] * len(rows))
+    found.start(seed, first_rows or [0] * len(rows), [0] * len(rows))
     return found
 
 
@@ -55,8 +55,10 @@ def test_a_value_becomes_one_of_its_neighbours_and_stays_on_average(dtype):
     g = torch.Generator().manual_seed(1)
     values = torch.randn(200, generator=g) * torch.logspace(0, -8, 200)
     values[:3] = torch.tensor([0.0, 1.0, -0.5])
-    chance = torch.randint(0, 1 << _BITS[dtype], (4000, 200), generator=g, dtype=torch.int32)
-    found = rounded(values.expand(4000, 200).contiguous(), dtype, chance)
+    chance = torch.randint(
+        0, 1 << _DROPPED_BITS[dtype], (4000, 200), generator=g, dtype=torch.int32
+    )
+    found = round_at_random(values.expand(4000, 200).contiguous(), dtype, chance)
     nearest = values.to(dtype)
     gap = (
         torch.nextafter(nearest.abs(), torch.tensor(9, dtype=dtype)).float() - nearest.float().abs()

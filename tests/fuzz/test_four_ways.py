@@ -115,7 +115,7 @@ MISTAKES = {
         15,
         SERVER,
         decode.Decoder,
-        "_arrays_of",
+        "_to_arrays",
         "row.get(name)",
         "row.get(name) or None",
     ),

@@ -14,7 +14,7 @@ import torch
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
-from sluice.ingest.stages.batch import at_once
+from sluice.ingest.stages.batch import series_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
@@ -141,16 +141,16 @@ def test_batches_count_for_each_stage_that_they_pass(table):
 def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(
     table, monkeypatch, function
 ):
-    assert at_once(32, 2048, []) == 32
-    assert at_once(32, 2048, [(0.0, 0, 1)]) == 2  # nothing is known yet
-    assert at_once(32, 2048, [(0.1, 2048 * 100, 1)]) == 32
-    assert at_once(32, 2048, [(0.1, 2048 * 100, 1), (4.0, 2048 * 64, 1)]) == 4  # of 62 ms each
-    assert at_once(32, 2048, [(9.0, 2048, 1)]) == 1
-    assert at_once(32, 2048, [(1.0, 2048 * 200, 1)]) == 32
-    assert at_once(32, 2048, [(1.0, 2048 * 200, 4)]) == 12, (
+    assert series_steps(32, 2048, []) == 32
+    assert series_steps(32, 2048, [(0.0, 0, 1)]) == 2  # nothing is known yet
+    assert series_steps(32, 2048, [(0.1, 2048 * 100, 1)]) == 32
+    assert series_steps(32, 2048, [(0.1, 2048 * 100, 1), (4.0, 2048 * 64, 1)]) == 4  # of 62 ms each
+    assert series_steps(32, 2048, [(9.0, 2048, 1)]) == 1
+    assert series_steps(32, 2048, [(1.0, 2048 * 200, 1)]) == 32
+    assert series_steps(32, 2048, [(1.0, 2048 * 200, 4)]) == 12, (
         "of 5 ms each: four workers share a quarter second"
     )
-    assert at_once(32, 2048, [(1.0, 2048 * 200, 64)]) == 4, "a piece of work has 20 ms"
+    assert series_steps(32, 2048, [(1.0, 2048 * 200, 64)]) == 4, "a piece of work has 20 ms"
     with (
         BatchLoader(table, batch_size=64) as plain,
         BatchLoader(table, batch_size=64, transforms=[Transform("twice", function)]) as tuned,

@@ -42,7 +42,7 @@ class Process:
 def test_uncharged_memory_leaves_less_for_early_work():
     process = Process()
     process.used = 100 + 30
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     assert governor.admit(51, due=False) is None, "30 of the 80 are overhead"
     charge = governor.admit(50, due=False)
     assert charge is not None
@@ -52,7 +52,7 @@ def test_uncharged_memory_leaves_less_for_early_work():
 def test_overhead_fades_when_it_is_gone():
     process = Process()
     process.used = 160
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     assert governor.admit(30, due=False) is None
     process.used = 100
     seen = []
@@ -67,7 +67,7 @@ def test_overhead_fades_when_it_is_gone():
 def test_unused_memory_is_given_back_before_work_waits():
     process = Process()
     process.used, process.given_back = 160, 60
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     assert governor.admit(80, due=False) is not None
     assert governor.overhead == 0
 
@@ -78,7 +78,7 @@ def test_each_thread_gives_back_what_its_allocator_keeps_for_due_work_too():
         process.senses(), reclaim=lambda: calls.append(threading.get_ident())
     )
     process.used = 500
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=senses)
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=senses)
 
     def ask():
         for due in (True, False, True):
@@ -97,7 +97,7 @@ def test_each_thread_gives_back_what_its_allocator_keeps_for_due_work_too():
 def test_due_work_is_admitted_always():
     process = Process()
     process.used, process.pressure = 500, 100.0
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     assert governor.admit(20, due=True) is not None
     assert governor.admit(1, due=False) is None
 
@@ -105,7 +105,7 @@ def test_due_work_is_admitted_always():
 def test_pressure_holds_early_work_back_until_it_is_over():
     process = Process()
     process.pressure = 50.0
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     assert governor.admit(1, due=False) is None
     process.pressure = 0.0
     assert governor.admit(1, due=False) is None, "not asked again yet"
@@ -116,7 +116,7 @@ def test_pressure_holds_early_work_back_until_it_is_over():
 def test_nothing_early_begins_while_one_item_has_all_that_is_free():
     process = Process()
     process.used, process.given_back = 160, 40
-    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
     with governor.run_alone() as free:
         assert free == LIMIT - 100 - 20, "what was unused is given back first"
         assert governor.admit(1, due=False) is None

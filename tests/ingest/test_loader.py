@@ -548,7 +548,7 @@ class TestEnds:
     ):
         """Another thread closes just before the pipeline of an epoch starts, just after, or once it has begun."""
         loader = BatchLoader(table, batch_size=80)
-        start, begin = loader._pipeline.start, loader._begin
+        start, begin = loader._pipeline.start, loader._start_epoch
 
         def started(*args):
             if moment == "before":
@@ -564,7 +564,7 @@ class TestEnds:
                 loader.close()
             return run
 
-        loader._pipeline.start, loader._begin = started, begun
+        loader._pipeline.start, loader._start_epoch = started, begun
         with raises(LoaderError, "closed"):
             next(iter(loader))
 
@@ -687,7 +687,7 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
         failed.set()
 
     loader = BatchLoader(table, batch_size=80, before_read=before)
-    begin, loader._begin = loader._begin, begun
+    begin, loader._start_epoch = loader._start_epoch, begun
     loader._input.groups.interrupt = lambda: (interrupted.set(), failed.wait(60))
     consumer = threading.Thread(target=consume)
     consumer.start()

@@ -30,7 +30,7 @@ from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import READERS, Reading
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffle_bags
-from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
+from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, scatter_packed
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -165,7 +165,7 @@ def gathered(found, names, order, start=0, stop=None):
     targets = np.uint64(into.ctypes.data) + np.arange(len(names), dtype=np.uint64) * np.uint64(
         into.strides[0]
     )
-    place_packed(
+    scatter_packed(
         np.array([address], np.uint64),
         parts[None],
         np.array([start]),
@@ -198,7 +198,7 @@ def test_any_rows_are_gathered_straight_from_packed_columns():
         }
     )
     found = PackedTable(entry(table), "k")
-    assert found.straight
+    assert found.can_scatter
     assert found.schema == table.schema
     for start, stop in [
         (0, rows),
@@ -221,7 +221,7 @@ def test_any_rows_are_gathered_straight_from_packed_columns():
         table.set_column(0, "0 bits", pa.array([None, *range(rows - 1)], pa.int32())),
         table.slice(0, 60),
     ):
-        assert not PackedTable(entry(other), "k").straight
+        assert not PackedTable(entry(other), "k").can_scatter
 
 
 def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
@@ -255,7 +255,7 @@ def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
         }
     )
     found = PackedTable(entry(table), "k")
-    assert found.straight
+    assert found.can_scatter
     for parts in ([(0, rows)], [(0, 0)], [(0, 1), (8190, 8195)], [(5000, rows), (17, 2100)]):
         arrow = {
             name: [column.combine_chunks()[start:stop] for start, stop in parts]
@@ -293,7 +293,7 @@ def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
         pa.array([[1, None]] * rows, pa.list_(pa.int32())),
         pa.array([[1]] * rows, pa.list_(pa.int64())),
     ):
-        assert not PackedTable(entry(table.append_column("other", other)), "k").straight
+        assert not PackedTable(entry(table.append_column("other", other)), "k").can_scatter
 
 
 def test_a_hundred_and_twenty_of_as_many_flipped_bits_are_found(every_type):
@@ -334,7 +334,7 @@ def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_typ
         whole, chance = entry(table), np.random.default_rng(3)
         parts = int(whole[:16].view(np.int64)[1])
         front = 8 * (7 + 11 * parts + -(7 + 11 * parts) % 8)
-        assert PackedTable(whole, "k").straight == (table is numbers_alone)
+        assert PackedTable(whole, "k").can_scatter == (table is numbers_alone)
         for _ in range(300):
             harmed = whole.copy()
             numbers = harmed[:front].view(np.int64)
@@ -349,7 +349,7 @@ def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_typ
                 found = PackedTable(
                     harmed, "k"
                 )  # other numbers: who can write this can write any rows
-                if found.straight:
+                if found.can_scatter:
                     gathered(found, table.schema.names, np.arange(found.num_rows, dtype=np.uint64))
                 assert found.table().num_rows >= 0
 
@@ -746,7 +746,7 @@ def test_every_value_is_that_of_parquet_where_columns_stay_packed(
             "roles": {"label": "label", "dense": ["d"], "sparse": ["s"], "id_list": bags},
         },
     )
-    monkeypatch.setattr(shuffle, "place_packed", lambda *a: calls.append(1) or place_packed(*a))
+    monkeypatch.setattr(shuffle, "scatter_packed", lambda *a: calls.append(1) or scatter_packed(*a))
     unpacked, tables = PackedTable.table, []
     monkeypatch.setattr(
         PackedTable, "table", lambda self: tables.append(self.num_rows) or unpacked(self)
@@ -817,7 +817,7 @@ def test_memory_of_packed_rows_is_used_again_and_little_of_it_is_kept(files, mon
     one = None
     held.clear()
     assert groups.decoded(0, 0).packed(np.array([0]))[0] == address
-    monkeypatch.setattr(packed_copy, "_KEPT", kept.idle_bytes() - 1)
+    monkeypatch.setattr(packed_copy, "_BUFFER_BYTES", kept.idle_bytes() - 1)
     one = groups.decoded(0, 0)
     assert kept.idle_bytes() == 0
     assert tables[0].equals(one.table())

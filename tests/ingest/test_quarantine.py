@@ -103,10 +103,10 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
     books.count_rows(90)
-    books.admit(
+    books.add(
         ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9]
     )
-    books.admit(KeyError("C1"), stage="log", file="part-4", row_group=0, rows=[0])
+    books.add(KeyError("C1"), stage="log", file="part-4", row_group=0, rows=[0])
     assert lines(path)[1] == {
         "stage": "transform",
         "file": "part-3",
@@ -126,12 +126,12 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
 
 def test_one_row_too_many_stops_with_its_place(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
-    books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
+    books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
     cause = ValueError("b")
     with raises(
         QuarantineError, "part-9 row group 4 row 77", "t", "ValueError: b", "max_rows=10"
     ) as e:
-        books.admit(cause, stage="t", file="part-9", row_group=4, rows=[77])
+        books.add(cause, stage="t", file="part-9", row_group=4, rows=[77])
     assert e.value.__cause__ is cause
     assert len(lines(tmp_path / "x")) == 10, "what stopped the run was not set aside"
     books.close()
@@ -139,7 +139,7 @@ def test_one_row_too_many_stops_with_its_place(tmp_path):
 
 def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
-    books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
+    books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.count_rows(43)
     with raises(QuarantineError, "6 of 50", "max_rate=0.1", tmp_path / "x"):
         books.count_rows(1)
@@ -153,9 +153,7 @@ def test_stages_share_the_books(tmp_path):
     def stage(number):
         barrier.wait()
         for row in range(50):
-            books.admit(
-                ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row]
-            )
+            books.add(ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row])
 
     threads = [threading.Thread(target=stage, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -246,7 +244,7 @@ def test_an_error_of_the_program_ends_the_search_at_once(kind):
 def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_path, kind):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "aside.jsonl"))
     aside = RowQuarantine(books, None, lambda file: f"{file}.parquet")
-    table = aside.group(
+    table = aside.replace_group(
         OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)])
     )
     assert (table.num_rows, table.schema.field("x").type) == (3, kind)

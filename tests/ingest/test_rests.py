@@ -23,7 +23,7 @@ class RestingPipeline(FakePipeline):
         self.rests = Rests()
 
     def snapshot(self):
-        return self.rests.without(self.counters())
+        return self.rests.hide_rests(self.counters())
 
     def counters(self):
         return super().snapshot()
@@ -32,11 +32,11 @@ class RestingPipeline(FakePipeline):
         for _ in range(round(100 * seconds)):
             super().advance(0.01)
             if self.rests.may_end(int(self._taken) * self.rows_an_item):
-                self.rests = self.rests.go_on(self.counters())
+                self.rests = self.rests.end_or_extend(self.counters())
 
     def rest(self, seconds):
         """The trainer takes nothing for so long."""
-        self.rests = self.rests.begin(self.counters())
+        self.rests = self.rests.start(self.counters())
         step_s, self.step_s = self.step_s, 1e12
         super().advance(seconds)
         self.step_s = step_s

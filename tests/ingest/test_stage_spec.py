@@ -56,7 +56,7 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
 )
 def test_a_stage_that_cannot_be_is_refused_by_name(given, facts):
     with raises(ValueError, *facts):
-        StageSpec(**{"name": "a", "buffer_limit": "stretch"} | given)
+        StageSpec(**{"name": "a", "buffer_limit": "series"} | given)
 
 
 def test_a_buffer_limit_is_a_knob_or_a_measure_of_the_plan():
@@ -64,5 +64,5 @@ def test_a_buffer_limit_is_a_knob_or_a_measure_of_the_plan():
     assert (
         {stage.buffer_limit for stage in pipeline(())}
         == set(stage_spec.BUFFER_LIMITS)
-        == knobs | {"window", "stretch"}
+        == knobs | {"window", "series"}
     )

@@ -160,7 +160,7 @@ def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_
     table, monkeypatch
 ):
     came = Counted(monkeypatch)
-    monkeypatch.setattr(Pipeline, "_room_for", lambda *_: None)
+    monkeypatch.setattr(Pipeline, "_charge_to_gather", lambda *_: None)
     with BatchLoader(
         table,
         batch_size=80,
@@ -231,7 +231,7 @@ def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
 
 def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monkeypatch):
     """An epoch is broken off while a reader is in the middle of a row group: the next run has begun when it places."""
-    monkeypatch.setattr(pipeline_file, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(pipeline_file, "STOP_WAIT_S", 0.0)
     reading, gate, placed = threading.Event(), threading.Event(), threading.Event()
 
     def before(_read):
@@ -239,14 +239,14 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
             reading.set()
             assert gate.wait(60)
 
-    room_for = Pipeline._room_for
+    room_for = Pipeline._charge_to_gather
 
     def room(pipeline, *args):
         charge = room_for(pipeline, *args)
         placed.set()
         return charge
 
-    monkeypatch.setattr(Pipeline, "_room_for", room)
+    monkeypatch.setattr(Pipeline, "_charge_to_gather", room)
     with BatchLoader(
         table,
         batch_size=8,

@@ -207,7 +207,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     """Bytes that a run needs at least, by the loader's own reckoning: of every rank and step that a seed may draw."""
     from sluice.ingest.columns import Columns
     from sluice.ingest.stages.minimum_memory import footprint_of
-    from sluice.ingest.stages.scatter_kernel import converted
+    from sluice.ingest.stages.scatter_kernel import count_converted
 
     source = twin.TABLES[name].source
     columns = Columns.of(source.fields, None, source.bags)
@@ -229,7 +229,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
                         decoding,
                         share=plan.share_of(rank, ranks),
                         stages=specs,
-                        converted=converted(schema, columns),
+                        converted=count_converted(schema, columns),
                         epochs=2,
                     ).total,
                 )
@@ -378,7 +378,7 @@ class Consumer:
                     break
             else:
                 self._whole(number, step, wanted)
-                self._ran_out = number + 1 == self._loader._run_end
+                self._ran_out = number + 1 == self._loader._end_epoch
                 number, step = number + 1, 0
                 continue
             if step == len(wanted):  # resumed behind the last batch of an epoch

@@ -271,7 +271,7 @@ MUTANTS = {
         run_loader,
         100,
         shuffle.Gatherer,
-        "_places",
+        "_batch_places",
         "row - window.first)",
         "max(0, row - window.first - 1))",
     ),
@@ -280,8 +280,8 @@ MUTANTS = {
         100,
         batch.Cutter,
         "_part_of",
-        "self._share.bounds,",
-        "slice(0, self._share.rows),",
+        "own = self._share.bounds",
+        "own = slice(0, self._share.rows)",
     ),
     "a commit that was overtaken is made on what is there then": Mutant(
         run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs
@@ -301,8 +301,8 @@ MUTANTS = {
         1000,
         pipeline.Pipeline,
         "_transformer",
-        "lambda stint: Transformer(number, steps,",
-        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],",
+        "number, steps,",
+        "number, steps[:len(self._pools) - 2],",
         first=740,
     ),
     "a consumer waits for a worker that waits for the consumer": Mutant(

@@ -120,7 +120,7 @@ class PetastormOptions:
 
 
 def unischema_of(schema: pa.Schema) -> Any:
-    """The Unischema that Petastorm infers. It leaves out columns of types that it does not know."""
+    """Returns the Unischema that Petastorm infers. It leaves out columns of types that it does not know."""
     compat.install()
     from petastorm.unischema import Unischema
 
@@ -206,7 +206,7 @@ def types_after(
     return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
 
 
-def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:
+def fields_after(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:
     """Returns a table's columns after a TransformSpec. An edited column keeps its role but loses its number of ids. A
     new column gets a role by its type."""
     after, found = transformed(stored, spec), []
@@ -233,7 +233,7 @@ def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Fie
     return (*found, *(f for f in there.values() if f.made))
 
 
-def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
+def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     """Splits a user's transforms into those over batches, and the TransformSpec that comes first, or None."""
     given = (
         list(transforms)
@@ -256,7 +256,7 @@ def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     return (given[1:], given[0]) if at else (given, None)
 
 
-def with_checks(spec: Any, same_rows: bool) -> Any:
+def with_result_checks(spec: Any, same_rows: bool) -> Any:
     """Returns the same spec with a function that checks its own result."""
     function, spec = spec.func, copy.copy(spec)
 

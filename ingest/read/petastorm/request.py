@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sluice.common.settings import setting
 from sluice.etl.spec.permission import Permission, function_name
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, reshaped
+from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, fields_after
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -96,7 +96,7 @@ class PetastormRequest:
         spec = self.petastorm_options(table.permission, ON_EVERY_SPLIT).transform_spec
         if spec is None:
             return table
-        fields = reshaped(table.fields, table.schema, spec)
+        fields = fields_after(table.fields, table.schema, spec)
         for field in fields:
             if field.role in ("sparse", "id_list") and field.cardinality is None:
                 raise PetastormError(

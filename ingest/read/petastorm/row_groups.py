@@ -35,7 +35,7 @@ from sluice.ingest.stats import StageStats
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import RowGroupReader, Work
 
-_open: weakref.WeakSet[RowGroupStage] = weakref.WeakSet()
+_open_stages: weakref.WeakSet[RowGroupStage] = weakref.WeakSet()
 
 
 class RowGroupError(LoadingError):
@@ -64,7 +64,7 @@ class RowGroupOrder:
         return [there[n] for n in permutation(len(there), "row groups", self.seed, epoch)]
 
     def rows(self, epoch: int, read: Read, rows: int) -> npt.NDArray[np.int64]:
-        """The order of the `rows` rows of a row group, for shuffled rows."""
+        """Returns the order of the `rows` rows of a row group, for shuffled rows."""
         return permutation(rows, "rows", self.seed, epoch, read.file, read.group)
 
     @property
@@ -73,23 +73,24 @@ class RowGroupOrder:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, epoch: int, number: int) -> dict[str, Any]:
-        """The position of the next row group as a dict for JSON, with the values that a resumed run must share."""
-        return {"epoch": epoch, "row_group": number, "order": self.digest, **self._named()}
+        """Returns the position of the next row group as a dict for JSON, with the values that a resumed run must
+        share."""
+        return {"epoch": epoch, "row_group": number, "order": self.digest, **self._settings()}
 
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the position in `state`. RowGroupError, with the differences, if it belongs to another order."""
         if state.get("order") != self.digest:
             named = [
                 f"{name}: {state[name]!r} in the state, {own!r} here"
-                for name, own in self._named().items()
+                for name, own in self._settings().items()
                 if name in state and state[name] != own
             ]
             others = "; ".join(named) or "the row groups, or their numbers of rows, differ"
             raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
 
-    def _named(self) -> dict[str, Any]:
-        """The settings that define the order, for messages."""
+    def _settings(self) -> dict[str, Any]:
+        """Returns the settings that define the order, for messages."""
         return {
             "seed": self.seed,
             "shuffle_row_groups": self.shuffle_groups,
@@ -120,16 +121,17 @@ class RowGroupStage:
         self._machine = machine
         self._cores = max(1, math.ceil(machine.cores()))
         self.knobs = Knobs(workers={READ.name: 1})
-        self._tally = StageCounters(READ.name)
+        self._counters = StageCounters(READ.name)
         self._pool: Pool[ReadTask, Decoded] | None = None
-        self._base, self._own = machine.memory_used(), machine.memory_own()
+        self._base = machine.memory_used()
+        self._own_at_start = machine.memory_own()
         self._limit = machine.memory_limit(memory_limit)
         largest = max((rows for counts in groups.row_groups for rows in counts), default=0)
         self._minimum = groups.decoding.at_work(largest)
         self._governor = self._new_governor()
-        self._turning = threading.RLock()
+        self._lock = threading.RLock()
         self.apply(self.limits.clamp(Knobs(workers={READ.name: workers})))
-        _open.add(self)
+        _open_stages.add(self)
 
     @property
     def limits(self) -> Limits:
@@ -138,7 +140,7 @@ class RowGroupStage:
 
     def apply(self, knobs: Knobs) -> None:
         self.limits.check(knobs)
-        with self._turning:
+        with self._lock:
             self.knobs = knobs
             if self._pool is not None:
                 self._pool.resize(knobs.workers[READ.name])
@@ -147,14 +149,14 @@ class RowGroupStage:
     def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
         """Yields row groups, starting with row group `number` of `epoch`, until `epochs` have ended. None: for ever."""
         self.close()
-        with self._turning:
+        with self._lock:
             self._governor = self._new_governor()
             found: Iterator[Decoded] = self._source.open(
-                self._tasks(epoch, number, epochs), self._make_pool
+                self._read_tasks(epoch, number, epochs), self._make_pool
             )
         return found
 
-    def _tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
+    def _read_tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
         while epochs is None or epoch < epochs:
             reads, schedule = self._order.reads(epoch), EpochSchedule(epoch, 0, (), (), ())
             if not reads:
@@ -179,14 +181,14 @@ class RowGroupStage:
             return shuffled
 
         self._pool = Pool(
-            self._tally,
+            self._counters,
             tasks,
             work_of,
             workers=self.knobs.workers[READ.name],
             limit_bytes=self.knobs.read_ahead_bytes,
             governor=self._governor,
             size=lambda task: self._groups.decoding.at_work(task.read.rows),
-            measure=_measured,
+            measure=_rows_and_bytes,
         )
         return self._pool
 
@@ -196,7 +198,7 @@ class RowGroupStage:
             self._minimum,
             self._base,
             MemoryReadings(
-                used=lambda: self._base + self._machine.memory_own() - self._own,
+                used=lambda: self._base + self._machine.memory_own() - self._own_at_start,
                 pressure=self._machine.memory_pressure,
             ),
         )
@@ -204,7 +206,7 @@ class RowGroupStage:
     def stats(self) -> tuple[StageStats, ...]:
         workers, room = self.knobs.workers[READ.name], self.knobs.read_ahead_bytes
         return (
-            self._tally.stats(workers, "thread", 0, room)
+            self._counters.stats(workers, "thread", 0, room)
             if self._pool is None
             else self._pool.stats(),
         )
@@ -215,7 +217,7 @@ class RowGroupStage:
 
     def close(self) -> None:
         """Stops the workers. `start` starts new ones."""
-        with self._turning:
+        with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -226,11 +228,11 @@ def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:
     return len(next(iter(columns.values()), ()))
 
 
-def _measured(decoded: Decoded) -> tuple[int, int]:
+def _rows_and_bytes(decoded: Decoded) -> tuple[int, int]:
     return rows_of(decoded.table), sum(values.nbytes for values in decoded.table.values())
 
 
 @atexit.register
 def _close_all() -> None:
-    for one in list(_open):
+    for one in list(_open_stages):
         one.close()

@@ -25,7 +25,7 @@ from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
     difference,
     unischema_of,
-    with_checks,
+    with_result_checks,
 )
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
@@ -34,7 +34,7 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import MakePool, RowGroupReader, Work
 
-_COUNTED_AT_ONCE = 4
+_COUNTING_THREADS = 4
 
 
 class PetastormSource:
@@ -47,27 +47,30 @@ class PetastormSource:
         groups: RowGroupReader,
         options: PetastormOptions = PetastormOptions(),
         *,
-        whole: Mapping[str, Any] | None = None,
+        shards: Mapping[str, Any] | None = None,
     ):
-        """With `whole`, row groups come as dicts of arrays, as Petastorm gives them, and a function may change their
-        number of rows. `whole` holds the Reader's arguments about shards."""
+        """With `shards`, which has the Reader's arguments about shards, row groups come as Petastorm's dicts of arrays,
+        and a function may change their number of rows."""
         compat.install()
-        self._groups, self._options = groups, options
+        self._groups = groups
+        self._options = options
         spec = options.transform_spec
-        self._how = {
-            "transform_spec": None if spec is None else with_checks(spec, same_rows=whole is None),
+        self._reader_options = {
+            "transform_spec": None
+            if spec is None
+            else with_result_checks(spec, same_rows=shards is None),
             "predicate": options.predicate,
             "rowgroup_selector": options.rowgroup_selector,
             "cache": options.cache,
-            "worker_class": _worker_class(as_arrays=whole is not None),
-            **(whole or {}),
+            "worker_class": _worker_class(as_arrays=shards is not None),
+            **(shards or {}),
         }
         self.stored = unischema_of(groups.stored)
         """The Unischema that Petastorm infers from the first file."""
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
         groups.compare = self._compare
-        groups.straight &= not options.asked_for and whole is None
+        groups.may_stay_packed &= not options.asked_for and shards is None
         self.row_groups, self.chosen_rows = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
@@ -86,7 +89,7 @@ class PetastormSource:
             reader_pool=pool,
             is_batched_reader=True,
             shuffle_row_groups=False,
-            **self._how,
+            **self._reader_options,
         )
 
     def _compare(self, schema: pa.Schema) -> str | None:
@@ -94,15 +97,16 @@ class PetastormSource:
 
     def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
         """Returns how many rows of each row group the selector and the predicate keep, and a hash of the kept rows."""
-        every, predicate = self._groups.row_groups, self._options.predicate
+        every = self._groups.row_groups
+        predicate = self._options.predicate
         if (
             predicate is None
             and self._options.rowgroup_selector is None
-            and self._how.get("shard_count") is None
+            and self._reader_options.get("shard_count") is None
         ):
             return every, ""
-        places = pieces_at(every)
-        chosen = [places[index] for index in self.idle().ventilator.row_groups]
+        positions = pieces_at(every)
+        chosen = [positions[index] for index in self.idle().ventilator.row_groups]
 
         def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
@@ -113,7 +117,7 @@ class PetastormSource:
             return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
         with ThreadPoolExecutor(
-            min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate"
+            min(_COUNTING_THREADS, os.cpu_count() or 1), "sluice-predicate"
         ) as threads:
             counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
         which = (
@@ -128,12 +132,12 @@ class PetastormSource:
 
 
 def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """The file and row group of each of Petastorm's pieces."""
+    """Returns the file and the row group of each of Petastorm's pieces."""
     return [(file, group) for file, groups in enumerate(row_groups) for group in range(len(groups))]
 
 
 def _mask(predicate: Any, table: pa.Table) -> Any:
-    """Which rows of a table a predicate keeps."""
+    """Returns which rows of a table a predicate keeps."""
     mask = np.asarray(predicate.do_include(table.to_pandas()))
     if mask.shape != (table.num_rows,):
         raise ValueError(
@@ -156,12 +160,12 @@ def _worker_class(as_arrays: bool) -> Any:
             super().__init__(worker_id, publish, args)
             self._dataset = compat.GIVEN
             self._dataset_path_or_paths: Any = args[1][0]  # a part of the cache's key
-            self._places = pieces_at(self._filesystem.row_groups)
+            self._positions = pieces_at(self._filesystem.row_groups)
             self._at = (0, 0)
             self._predicate = None
 
         def process(self, piece_index: int, *args: Any, **options: Any) -> None:
-            self._at = self._places[piece_index]
+            self._at = self._positions[piece_index]
             super().process(piece_index, *args, **options)
 
         def _load_rows_with_predicate(
@@ -219,7 +223,7 @@ def _reader_class() -> Any:
             return self._tasks
 
         def item(self, number: int) -> dict[str, Any]:
-            """The arguments for Petastorm's worker for one row group."""
+            """Returns the arguments for Petastorm's worker for one row group."""
             return {
                 "piece_index": number,
                 "worker_predicate": self._predicate,
@@ -230,7 +234,7 @@ def _reader_class() -> Any:
             pass
 
         def completed(self) -> bool:
-            return False  # the pool sees the end of the tasks
+            return False  # the pool itself notices the end of the tasks
 
         def stop(self) -> None:
             pass
@@ -277,7 +281,8 @@ class _PoolOfReader:
     workers_count = 1  # the Reader uses this for its own ventilator, which is replaced
 
     def __init__(self, groups: RowGroupReader, make_pool: MakePool | None):
-        self._groups, self._make_pool = groups, make_pool
+        self._groups = groups
+        self._make_pool = make_pool
         self._pool: Pool[ReadTask, Any] | None = None
         self._ids = iter(range(2**62))
         self._lock = threading.Lock()
@@ -291,7 +296,7 @@ class _PoolOfReader:
 
         def make_work() -> Work:
             published: list[pa.Table] = []
-            nothing = (
+            empty = (
                 self._groups.stored if self._groups.given is None else self._groups.given
             ).empty_table()
             with self._lock:
@@ -300,7 +305,7 @@ class _PoolOfReader:
             def decode(read: Read) -> pa.Table:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
                 table = (
-                    published.pop() if published else nothing
+                    published.pop() if published else empty
                 )  # a worker publishes nothing if no rows are left
                 if not isinstance(table, dict) and table.num_rows != read.rows:
                     raise ValueError(

@@ -785,7 +785,7 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
 def spoilt(path: Path, change) -> None:
     """A newer checkpoint, as another program might write it: the one in `path` with other weights."""
     reader = CheckpointReader(path)
-    tensors = reader.whole(reader.sizes)
+    tensors = reader.tensors(reader.sizes)
     change(tensors)
     meta = latest(path.parent)[1]
     rewritten(tensors, path.parent / f"step-{meta.step + 1:09d}", replace(meta, step=meta.step + 1))
