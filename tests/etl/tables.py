@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.table.table import FeatureTable
-from tests.fuzz import case
 
 
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:
@@ -54,7 +53,19 @@ def write_spec(
 
 def section(kind: str, /, **keys: Any) -> str:
     """Returns an entry of the spec such as a [[lag]] or a [[join]]."""
-    return case.section(kind, keys)
+    lines = [f"[[{kind}]]", *(f"{key} = {toml(value)}" for key, value in keys.items()), ""]
+    return "\n".join(lines)
+
+
+def toml(value: Any) -> str:
+    """Returns a value as TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def write_rows(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.jobs.job_run import Result, TooManyRejects
 from sluice.etl.spark.vocabulary import join
-from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
@@ -434,12 +434,12 @@ def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_colum
     vectors = f'lookup, width = 1, file = "{tmp_path}/v.npy"'
     chain = ("categorify", vectors, 'bag, of = "sum"', "fill")
     spec = Spec.parse(HEAD % ("csv", "", "") + column("x", "dense", "; ".join(chain), "word"))
-    joins = Joins.of(spec, ["x/0"], 1)
-    assert [cell.column.name for cell in joins.cells] == ["x"]
+    joins = VocabularyJoins.of(spec, ["x/0"], 1)
+    assert [operator.column.name for operator in joins.operators] == ["x"]
 
     def finished(ids: list[int]) -> list[float]:
         batch = pa.record_batch([pa.array(ids, pa.int32())], ["x"])
-        return next(iter(join._finished(joins, [batch])))["x"].to_pylist()
+        return next(iter(join._finish_columns(joins, [batch])))["x"].to_pylist()
 
     assert finished([3, 0]) == [2.0, 1.0]
     with raises(FeatureError, "column 'x'"):

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.placement import with_placement
+from tests.etl.tables import section
 
 KEY = "number"
 """The input column, and the dense column, that tells rows apart."""
@@ -33,23 +34,6 @@ class Misfit:
 
     text: str
     json: str
-
-
-def toml(value: Any) -> str:
-    """A value as TOML has it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def section(name: str, entry: Mapping[str, Any]) -> str:
-    return "\n".join(
-        [f"[[{name}]]", *(f"{key} = {toml(value)}" for key, value in entry.items()), ""]
-    )
 
 
 @dataclass(kw_only=True)
@@ -89,7 +73,7 @@ class Case:
             if self.placement
             else self.text(self.left)
         )
-        return text + "\n" + "\n".join(section("transform", one) for one in self.transforms)
+        return text + "\n" + "\n".join(section("transform", **one) for one in self.transforms)
 
     def plain(self, columns: Sequence[str]) -> str:
         """The spec of these columns alone, by which a loader reads the file itself."""
@@ -99,12 +83,12 @@ class Case:
                 self.head.partition("[table]")[0],
                 "[table]",
                 "split = {all = 1}",
-                *(section("column", one) for one in entries),
+                *(section("column", **one) for one in entries),
             ]
         )
 
     def text(self, entries: list[dict[str, Any]]) -> str:
-        return self.head + "\n" + "\n".join(section("column", one) for one in entries)
+        return self.head + "\n" + "\n".join(section("column", **one) for one in entries)
 
     @property
     def count(self) -> int:

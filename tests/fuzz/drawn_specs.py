@@ -20,7 +20,8 @@ from sluice.etl.spec.input_section import INPUT_TYPES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.fuzz.case import KEY, LABEL, MATRIX_ROWS, TIME_FORMAT, WIDTH, Case, Misfit, toml
+from tests.etl.tables import toml
+from tests.fuzz.case import KEY, LABEL, MATRIX_ROWS, TIME_FORMAT, WIDTH, Case, Misfit
 
 MODULE = "tests.fuzz.drawn_specs"
 """The module whose functions the specs may name."""

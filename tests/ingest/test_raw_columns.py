@@ -17,7 +17,7 @@ from benchmarks import online_operators
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
-from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
@@ -264,9 +264,9 @@ def test_the_raw_spec_of_criteo_differs_only_in_the_side_that_applies_it(repo):
     assert left.chains == etl.chains
     keys = [learned.key for learned in left.fitted]
     assert (
-        len(Joins.of(etl, keys, 10).cells) == len(keys) > 20
+        len(VocabularyJoins.of(etl, keys, 10).operators) == len(keys) > 20
     )  # large vocabularies are joined to rows of ids alone
-    assert not Joins.of(left, keys, 10).cells
+    assert not VocabularyJoins.of(left, keys, 10).operators
     assert {c.role: c.type for c in left.columns} == {
         "label": "int8",
         "dense": "double",
