@@ -249,7 +249,7 @@ def test_ids_are_hashed_after_the_transform_spec(clicks, tmp_path):
         (lambda frame: frame[frame["row"] > 3], None, ("116 rows", 120, "predicate")),
         (lambda frame: pd.concat([frame, frame]), None, ("240 rows", 120)),
         (lambda frame: frame["row"], None, ("Series", "DataFrame")),
-        (lambda frame: frame.drop(columns="row"), None, ("number,label,text", "schema")),
+        (lambda frame: frame.drop(columns="row"), None, ("result columns", "number", "schema")),
         (lambda frame: frame.assign(more=1), None, ("more", "schema")),
         (lambda frame: frame["nothing"], None, ("TransformSpec", "KeyError: 'nothing'")),
         (

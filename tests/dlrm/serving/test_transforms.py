@@ -35,7 +35,7 @@ def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(
 ):
     path, meta = latest(transformed / "run" / "checkpoints")
     changed = replace(meta, config={**meta.config, "transform_spec": "mine:halved"})
-    monkeypatch.setattr(served_model, "chosen", lambda *_args, **_more: (path, changed))
+    monkeypatch.setattr(served_model, "find_checkpoint", lambda *_args, **_more: (path, changed))
     with raises(CheckpointError, "--transform-spec mine:halved"):
         Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
