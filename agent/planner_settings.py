@@ -83,10 +83,8 @@ class PlannerSettings:
     """Ticks added for workers that must first start and import."""
     quick_look_s: float = 0.25
     """Seconds between two looks while the first process of a stage starts."""
-    first_process_ticks: int = 15
-    """Ticks after which the planner stops waiting for that process."""
-    remote_start_ticks: int = 120
-    """Ticks that remote workers may take to start before their change is judged without them."""
+    start_ticks: int = 120
+    """Ticks that requested workers may take to start before their change is judged without them."""
 
     # What follows from a failed change.
     cap_ticks: int = 400

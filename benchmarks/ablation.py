@@ -184,12 +184,8 @@ RULES = [
         "return (state.knobs, state, calm)",
     ),
     _in("_save_memory", "memory is given back", "if not alarm and", "if True or"),
-    Rule(
-        "one process is measured first",
-        [Edit(changes, "change", "unmeasured_processes(state, knobs)", "{}")],
-    ),
     # How a change is judged.
-    _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
+    _decide("a crash is undone at once", "state.trial.crashed(state.age, latest)", "False"),
     Rule(
         "harm is undone early",
         [Edit(TrialChange, "verdict", "elif self._hurts(recent):", "elif False:")],
@@ -200,7 +196,7 @@ RULES = [
             Edit(
                 TrialChange,
                 "_hurts",
-                "and (Contention.of(recent, self.settings).slow < self.settings.contended_ratio)",
+                "and (Contention.of(recent, self.settings).slow < max(self.slow, self.settings.contended_ratio))",
                 "",
             )
         ],
@@ -211,10 +207,10 @@ RULES = [
     ),
     _in("_switch_instead", "reshape in place of what failed", "if not growing or", "if True or"),
     _in(
-        "_keep",
+        "_expecting",
         "looks while processes start are left out",
-        "state.window[-1:] if starting",
-        "state.window[-1:] if False",
+        "or any((s.starting for s in snapshot.stages))",
+        "",
     ),
     Rule(
         "an opening gives way to the planner's choice",

@@ -446,6 +446,8 @@ class Pipeline:
                 charge=governor.hold,
                 spent=count_cpu,
                 run_alone=governor.run_alone,
+                free=lambda: governor.free,
+                program_bytes=governor.base,
                 burden=self._burden,
                 remote=self._parts.remote,
             )
@@ -528,6 +530,7 @@ class Pipeline:
                 s,
                 backend=knobs.backend.get(s.name, "thread"),
                 workers=knobs.workers[limits.head(knobs, s.name)],
+                starting=sum(stage.starting for stage in self._transform_stages.get(s.name, ())),
             )
             for s in found
         )

@@ -69,6 +69,8 @@ class StageStats:
     """The most bytes that may wait there. 0: the stage has no buffer of its own."""
     process_bytes: int = 0
     """The most memory of its own that one of its processes was seen to use. 0: no process has worked yet."""
+    starting: int = 0
+    """Workers whose process has not started yet. Above 0: rates do not show the present knobs yet."""
 
     def __post_init__(self) -> None:
         _counts(
@@ -85,6 +87,7 @@ class StageStats:
             "queue_bytes",
             "queue_limit_bytes",
             "process_bytes",
+            "starting",
         )
 
 

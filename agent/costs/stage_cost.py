@@ -259,15 +259,6 @@ class StageCost:
         points = self.other_backends.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
-    @property
-    def with_known_points(self) -> StageCost:
-        """The same cost, with the points of another back end if there are none for this one."""
-        return (
-            self
-            if self.points
-            else replace(self, points=next(iter(self.other_backends.values()), {}))
-        )
-
     def joined(self, other: StageCost) -> StageCost:
         """Returns the cost of two fused stages, whose workers do the work of both."""
         counts = {*self.points, *other.points}

@@ -33,7 +33,7 @@ _STAGE_SUMS = (
     "wait_output_s",
 )
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
-_LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
+_LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes", "starting")
 _PER_WORKER = {"requests_a_core", "start_s"}
 _WHOLE_NUMBERS = {
     "items",

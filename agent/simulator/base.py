@@ -52,6 +52,8 @@ class SimulatedPipeline:
         self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
         self._starting: list[tuple[float, int, float]] = []
         """(time at which they are ready, stage, number of workers)."""
+        self._moving: dict[int, tuple[float, float]] = {}
+        """Stage that moves to processes → when they are ready, and their number. Until then its threads work."""
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self._process_bytes = [0] * count
         """The memory of each stage's process. 0 until one has worked."""
@@ -102,8 +104,17 @@ class SimulatedPipeline:
             coming = sum(n for _, s, n in self._starting if s == i)
             if backend != self.backends[i]:
                 self._starting = [entry for entry in self._starting if entry[1] != i]
-                self.ready[i], coming = 0.0, 0.0
+                coming = 0.0
+                if backend == "process" and delay > 0:
+                    at, moving = self._moving.get(i, (self.now + delay, count))
+                    self._moving[i] = (at, min(moving, count))
+                    if count > moving:
+                        self._starting.append((self.now + delay, i, count - moving))
+                    self.ready[i] = min(self.ready[i], float(count))
+                    continue
+                self.ready[i] = 0.0
                 self.backends[i] = backend
+            self._moving.pop(i, None)
             more = count - self.ready[i] - coming
             if more < 0:  # Workers that have not started yet are removed first.
                 self._starting = [entry for entry in self._starting if entry[1] != i]
@@ -146,7 +157,8 @@ class SimulatedPipeline:
                 wait_input_s=self.in_s[i],
                 wait_output_s=self.out_s[i],
                 workers=self._knobs.workers[self.names[self._heads[i]]],
-                backend=self.backends[i],
+                backend="process" if i in self._moving else self.backends[i],
+                starting=self._processes_starting(i),
                 queue_bytes=int(self.queue[i] * self._row_bytes[i]),
                 queue_limit_bytes=int(limits[i] * self._row_bytes[i]),
                 process_bytes=self._process_bytes[i],
@@ -329,16 +341,48 @@ class SimulatedPipeline:
 
     def _start(self) -> float:
         """Adds the workers that are ready. Returns the cores that starting workers use."""
-        if not self._starting:
+        if not self._starting and not self._moving:
             return 0.0
-        joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]
+        now = self.now + 1e-9
+        moved = [i for i, (at, _) in self._moving.items() if at <= now]
+        for i in moved:
+            self._move(i)
+        joined = [entry for entry in self._starting if entry[0] <= now]
         for entry in joined:
-            self.ready[entry[1]] += entry[2]
+            _, i, more = entry
+            self.ready[i] += min(more, self._fitting(i)) if self.backends[i] == "process" else more
             self._starting.remove(entry)
-        if joined:
+        if joined or moved:
             self._changed()
         # A process imports its libraries while it starts, and that uses one core.
         return min(
-            sum(n for _, i, n in self._starting if self.backends[i] == "process"),
+            sum(map(self._processes_starting, range(len(self.names)))),
             self.truth.machine.cores * 0.5,
         )
+
+    def _move(self, i: int) -> None:
+        """Moves a stage to its processes. If memory may be too small for all of them, and none was measured, only the
+        first has started now, and the others start after it."""
+        stage = self.truth.stages[i]
+        machine = self.truth.machine
+        count = self._moving.pop(i)[1]
+        doubtful = machine.memory_limit - self.memory < (count + 1) * machine.base_bytes
+        if count > 1 and doubtful and not self._process_bytes[i]:
+            self._process_bytes[i] = max(1, math.ceil(stage.process_bytes))
+            self._moving[i] = (self.now + stage.process_start_s, count)
+            return
+        self.backends[i] = "process"
+        self.ready[i] = min(count, max(1.0, self._fitting(i)))
+
+    def _fitting(self, i: int) -> float:
+        """Returns how many more processes of a stage start, as the last one must leave memory for another."""
+        free = self.truth.machine.memory_limit - self.memory
+        size = max(1.0, self.truth.stages[i].process_bytes)
+        return max(0.0, free // size - 1)
+
+    def _processes_starting(self, i: int) -> int:
+        """Returns the processes of a stage that have not started yet."""
+        if self.backends[i] != "process" and i not in self._moving:
+            return 0
+        more = sum(n for _, stage, n in self._starting if stage == i)
+        return math.ceil(more + self._moving.get(i, (0.0, 0.0))[1])

@@ -107,7 +107,10 @@ class Simulator(SimulatedPipeline):
     ) -> float:
         """Returns the seconds until the next event, or until `end`. `events` counts those of this chunk so far."""
         seconds = end - self.now
-        for at, _, _ in self._starting:
+        for at in (
+            *(entry[0] for entry in self._starting),
+            *(at for at, _ in self._moving.values()),
+        ):
             seconds = min(seconds, max(1e-6, at - self.now))
         for i in self._uncapped():
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s

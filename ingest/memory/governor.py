@@ -122,6 +122,12 @@ class Governor:
         return self._outside
 
     @property
+    def free(self) -> int:
+        """The bytes that work in advance, or another worker process, may take now."""
+        with self.lock:
+            return max(0, self._free_for_early())
+
+    @property
     def held_back(self) -> int:
         """How many times work had to wait for memory."""
         return self.reasons.total()

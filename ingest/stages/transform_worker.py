@@ -29,6 +29,7 @@ from sluice.ingest.process.worker import (
     RestartsExhausted,
     WorkerClosed,
     WorkerCrashed,
+    WorkerError,
     WorkerProcess,
 )
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
@@ -74,12 +75,15 @@ class TransformStage:
         charge: Callable[[int, bool], None],
         spent: Callable[[float, float], None],
         run_alone: Callable[[], AbstractContextManager[int]],
+        free: Callable[[], int],
+        program_bytes: int,
         burden: int = 1,
         remote: RemoteWork | None = None,
     ):
         """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
         - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
-        - `run_alone` is the governor's context for one holder.
+        - `run_alone` is the governor's context for one holder, and `free` returns the bytes that it has left.
+        - `program_bytes` is what this program held before it loaded anything.
         - `burden`: how often the function runs for each batch. All calls but the last work on a copy.
         - `remote`: remote workers that can also call the function."""
         self.transform = transform
@@ -92,8 +96,12 @@ class TransformStage:
         self.function = function_of(transform)
         self.spent = spent
         self.run_alone = run_alone
+        self.worked_in_threads = False
+        """Whether its function has run in a thread, so that a worker without a process may go on in its thread."""
         self._budget = budget
         self._charge = charge
+        self._free = free
+        self._program_bytes = program_bytes
         self._remote = remote
         # The garbage collector may close an abandoned loader's stages while this thread already has the lock.
         self._lock = threading.RLock()
@@ -137,6 +145,20 @@ class TransformStage:
         finally:
             self._charge(-size, False)
 
+    def may_start_process(self) -> bool:
+        """Returns whether one more process may start.
+
+        The first always may. Each other one needs free memory for two of its size. Until a process was measured, it is
+        taken to be as large as this program."""
+        size = self.process_bytes or self._program_bytes
+        unmeasured = 0 if self.process_bytes else len(self._workers)
+        return not self._workers or self._free() >= (2 + unmeasured) * size
+
+    @property
+    def starting(self) -> int:
+        """The workers whose process has not started yet."""
+        return sum(worker.is_starting for worker in self.workers())
+
     def end(self, worker: Worker) -> None:
         """Ends one process."""
         worker.close()
@@ -163,7 +185,23 @@ class Worker:
         self._charge = charge
         self._charged = self.bytes = 0
         self._spent = (-1, 0.0, 0.0)
+        self._starter: threading.Thread | None = None
         self._correct_charge(expected)
+
+    def start(self) -> None:
+        """Starts the process in the background. If it cannot start, the next call raises the error."""
+
+        def start() -> None:
+            with contextlib.suppress(WorkerError):
+                self.process.start()
+
+        self._starter = threading.Thread(target=start, daemon=True, name="sluice-start")
+        self._starter.start()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process is being started in the background."""
+        return self._starter is not None and self._starter.is_alive()
 
     def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
         result = self.process.call(arrays, label, memory_limit)
@@ -204,7 +242,7 @@ class TransformWorker:
 
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
-        self._backend = stage.backend
+        self._backend = self._current_backend()
         arrays = self._select_columns(arrays)
         before = self._copy_batch(arrays)
         try:
@@ -220,6 +258,19 @@ class TransformWorker:
             return _FailedBatch(stage, self._call, series, number, where).quarantine_failing_rows(
                 error, before
             )
+
+    def _current_backend(self) -> str:
+        """Returns the back end for the next batch. A worker goes on in its thread until its process has started."""
+        stage = self._stage
+        if stage.backend == "process" and stage.worked_in_threads:
+            if self._worker is None:
+                if not stage.may_start_process():
+                    return "thread"
+                self._worker = stage.worker()
+                self._worker.start()
+            if self._worker.is_starting:
+                return "thread"
+        return stage.backend
 
     def close(self) -> None:
         if self._worker is not None:
@@ -245,10 +296,11 @@ class TransformWorker:
         if stage.hidden:
             arrays = {name: array for name, array in arrays.items() if name not in stage.hidden}
         if self._backend == "thread":
-            self.close()
+            if stage.backend == "thread":
+                self.close()
             if not self._in_thread:
                 _use_one_thread()
-                self._in_thread = True
+                self._in_thread = stage.worked_in_threads = True
             if stage.transform.arrow:
                 return call_with_arrow(stage.function, arrays, stage.columns, where)
             given: Given = protocol.call_function(

@@ -73,8 +73,10 @@ def test_harm_is_undone_after_three_looks_unless_others_may_have_done_it():
 
 
 def test_a_crash_is_not_one_of_workers_that_start_up_or_of_a_trainer_that_is_fed():
-    assert _attempt().crashed(_seen(40))
-    assert not _attempt().crashed(_seen(60))
-    assert not _attempt().crashed(_seen(40, stall=0.0))
-    assert not _attempt("switch").crashed(_seen(10))
-    assert not _attempt("release").crashed(_seen(10))
+    assert _attempt().crashed(3, _seen(40))
+    assert not _attempt().crashed(2, _seen(40))
+    assert not _attempt().crashed(3, _seen(60))
+    assert not _attempt().crashed(3, _seen(40, stall=0.0))
+    assert not _attempt("switch").crashed(3, _seen(10))
+    assert _attempt("switch").crashed(6, _seen(10))
+    assert not _attempt("release").crashed(3, _seen(10))

@@ -17,10 +17,11 @@ import torch
 
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.memory.governor import Governor
+from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.stages.transform_worker import TransformWorker
+from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -87,6 +88,72 @@ def test_the_back_end_is_switched_while_batches_come(table):
         assert all_of(loader, turn) == expected
         assert seen, "processes were at work"
         assert len(backends) > 3
+
+
+def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeypatch):
+    """No process can start before `may_start`, and many batches come before that."""
+    with loading(table, NAME + "shifted", Knobs()) as loader:
+        expected = all_of(loader)
+    may_start = threading.Event()
+    start = worker.Child
+
+    def start_later(*given):
+        assert may_start.wait(60), "no batch came while a process was starting"
+        return start(*given)
+
+    monkeypatch.setattr(worker, "Child", start_later)
+    small = {"prefetch_bytes": 2**20, "read_ahead_bytes": 2**20}
+    starting = []
+    with loading(
+        table, NAME + "shifted", Knobs(workers={"mine": 2}, **small), epochs=EPOCHS
+    ) as loader:
+
+        def turn(step):
+            if step == 2:
+                loader.apply(Knobs(backend={"mine": "process"}))
+            elif 2 < step < 60:
+                starting.append(loader.snapshot().stage("mine").starting)
+                assert not loader.worker_pids
+            elif step == 60:
+                may_start.set()
+            elif step == 2 * len(expected[0]) // 3:
+                while loader.snapshot().stage("mine").starting:
+                    may_start.wait(0.01)
+
+        assert all_of(loader, turn) == expected
+        assert max(starting) >= 1
+        assert loader.worker_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("process_bytes", "workers", "free", "may"),
+    [
+        (0, 0, 0, True),  # the first is needed to measure one
+        (0, 1, 299, False),  # each is taken to be as large as the program, 100 bytes
+        (0, 1, 300, True),
+        (0, 3, 499, False),
+        (0, 3, 500, True),
+        (40, 3, 79, False),
+        (40, 3, 80, True),
+    ],
+)
+def test_another_process_starts_only_while_memory_is_free_for_it(process_bytes, workers, free, may):
+    stage = TransformStage(
+        Transform("mine", NAME + "shifted"),
+        columns=None,
+        quarantine=None,
+        backend="process",
+        budget=worker.RestartBudget(),
+        charge=lambda size, outside: None,
+        spent=lambda cpu_s, core_wait_s: None,
+        run_alone=None,
+        free=lambda: free,
+        program_bytes=100,
+    )
+    stage.process_bytes = process_bytes
+    for _ in range(workers):
+        stage.worker()
+    assert stage.may_start_process() is may
 
 
 def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, monkeypatch):

@@ -15,7 +15,7 @@ from sluice.agent.policies.planner.explain import details, moves
 from sluice.agent.policies.planner.state import Decision, PlannerState, WorkerCap
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
-from sluice.ingest.knobs import Knobs, format_bytes
+from sluice.ingest.knobs import Knobs
 
 
 def reshape(
@@ -229,10 +229,7 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
 def change(
     state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates, reason: Reason
 ) -> Decision:
-    """Puts `knobs` in force; with a `kind`, on trial.
-
-    If a stage gets processes and none of its processes was measured, one process starts first. This is skipped if the
-    free memory could hold as many copies of this whole program."""
+    """Puts `knobs` in force; with a `kind`, on trial."""
     starting = any(
         backend == "process" and state.knobs.backend.get(n) != "process"
         for n, backend in knobs.backend.items()
@@ -250,83 +247,4 @@ def change(
         if kind
         else None
     )
-    unmeasured = unmeasured_processes(state, knobs)
-    largest = recent.memory_used * sum(knobs.workers[n] - count for n, count in unmeasured.items())
-    free = state.settings.process_share * (recent.memory_limit - recent.memory_used)
-    if trial is not None and unmeasured and largest > free:
-        knobs, trial = knobs.with_workers(**unmeasured), replace(trial, rest=knobs)
-        reason = replace(
-            reason,
-            text=f"{reason.text}; one process of {' and of '.join(unmeasured)} is measured before "
-            "others follow",
-        )
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
-
-
-def unmeasured_processes(state: PlannerState, knobs: Knobs) -> dict[str, int]:
-    """Returns the stages that get more processes although none was measured, with their number of processes until then:
-    the present number, or one."""
-    now = {
-        name: state.knobs.workers[name] if state.knobs.backend.get(name) == "process" else 1
-        for name, backend in knobs.backend.items()
-        if backend == "process" and not state.services[name].process_bytes
-    }
-    return {name: count for name, count in now.items() if knobs.workers[name] > count}
-
-
-def continue_after_first_process(
-    state: PlannerState, trial: TrialChange, forecast: Forecast
-) -> Decision | None:
-    """Returns the rest of the change once the first process of each stage was measured.
-
-    As many processes start as fit into their share of the free memory. None if these promise too little, or if no
-    process has finished an item in time."""
-    assert trial.rest is not None, "the change was waiting for a first process"
-    settings = state.settings
-    if unmeasured_processes(state, trial.rest):
-        return (
-            None
-            if state.age >= settings.first_process_ticks
-            else (state.knobs, state, Reason(text="the first process has not finished an item yet"))
-        )
-    more = {
-        n: count - state.knobs.workers[n]
-        for n, count in trial.rest.workers.items()
-        if trial.rest.backend.get(n) == "process" and count > state.knobs.workers[n]
-    }
-    needed = sum(count * state.services[n].process_bytes for n, count in more.items())
-    share = min(1.0, settings.process_share * forecast.free_bytes / needed)
-    while True:
-        counts = {n: state.knobs.workers[n] + int(share * count) for n, count in more.items()}
-        # If only a part fits, the same part of the promised rate is expected.
-        knobs = trial.rest.with_workers(**counts)
-        predicted = trial.predicted * min(
-            count / trial.rest.workers[n] for n, count in counts.items()
-        )
-        if predicted < settings.min_gain_ratio * trial.rows_per_s:
-            return None
-        leaner = replace(
-            knobs,
-            read_ahead_bytes=min(knobs.read_ahead_bytes, trial.before.read_ahead_bytes),
-            prefetch_bytes=min(knobs.prefetch_bytes, trial.before.prefetch_bytes),
-        )
-        fitting = [one for one in (knobs, leaner) if replace(forecast, knobs=one).fits(one)]
-        if fitting:
-            knobs = fitting[0]
-            break
-        if all(counts[n] == state.knobs.workers[n] for n in counts):
-            return None
-        share *= settings.step_down
-    sizes = ", ".join(f"{format_bytes(state.services[n].process_bytes)} in {n}" for n in more)
-    following = replace(
-        trial, rest=None, predicted=predicted, start_up=max(trial.start_up, state.age)
-    )
-    return (
-        knobs,
-        replace(state, knobs=knobs, age=0, window=(), trial=following, demands=()),
-        Reason(
-            text=f"a process takes {sizes}: {moves(state.knobs, knobs)}",
-            predicted_rows_per_s=predicted,
-            details={"kind": "processes", "memory_free": forecast.free_bytes},
-        ),
-    )

@@ -28,13 +28,11 @@ from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
     change,
-    continue_after_first_process,
     probe,
     range_of,
     release,
     reshape,
     thin,
-    unmeasured_processes,
 )
 from sluice.agent.policies.planner.explain import details, moves, why
 from sluice.agent.policies.planner.state import (
@@ -115,12 +113,10 @@ class Planner(Policy):
         unchanged = state.unchanged
         state = _take_in(state, snapshot, latest)
         settings = state.settings
-        if state.trial is not None and state.trial.rest is not None:
-            return _follow_first_process(state, state.trial, latest)
         if (
             state.trial is not None
             and state.age > settings.settle_ticks
-            and state.trial.crashed(latest)
+            and state.trial.crashed(state.age, latest)
         ):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
@@ -150,7 +146,7 @@ class Planner(Policy):
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
         if trial is not None:
-            soon = bool(trial.rest or trial.planner_choice)
+            soon = trial.planner_choice is not None
         else:
             unmeasured = not all(s.points for s in state.services.values())
             soon = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
@@ -234,25 +230,6 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     )
 
 
-def _follow_first_process(
-    state: PlannerState, trial: TrialChange, latest: PipelineRates
-) -> Decision:
-    """Continues a change whose first process is being measured, or undoes it."""
-    assert trial.rest is not None, "the change was waiting for a first process"
-    known = replace(
-        state, services={n: cost.with_known_points for n, cost in state.services.items()}
-    )
-    following = continue_after_first_process(state, trial, forecast_of(known, latest))
-    if following is not None:
-        return following
-    obstacle = (
-        "no process finished an item in time"
-        if unmeasured_processes(state, trial.rest)
-        else "memory is too small for enough processes"
-    )
-    return _undo(state, trial, latest, obstacle)
-
-
 def _switch_instead(
     state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
 ) -> Decision | None:
@@ -279,14 +256,11 @@ def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Pla
     caps = state.caps
     if trial.fulfilled(recent):  # the obstacle to growing is gone
         caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
-    # While the processes of an initial setting start, cores are short: only later looks are good.
-    starting = trial.kind == "opening" and trial.start_up
     return replace(
         state,
         trial=None,
         failures=0 if trial.rises else state.failures,
         caps=caps,
-        window=state.window[-1:] if starting else state.window,
     )
 
 
@@ -322,28 +296,18 @@ def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
 
 
 def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state while requested remote workers are starting. Measurements taken during that time are
-    ignored."""
-    if (
-        state.trial is None
-        or not snapshot.elsewhere.get("starting")
-        or state.age >= state.settings.remote_start_ticks
-    ):
+    """Returns the state while workers that a change has requested are starting. Measurements taken during that time
+    are ignored."""
+    starting = snapshot.elsewhere.get("starting") or any(s.starting for s in snapshot.stages)
+    if state.trial is None or not starting or state.age >= state.settings.start_ticks:
         return state
-    return replace(
-        state,
-        window=(),
-        trial=replace(
-            state.trial, start_up=state.age + ticks(latest.seconds) + state.settings.settle_ticks
-        ),
-    )
+    start_up = state.age + ticks(latest.seconds) + state.settings.settle_ticks
+    return replace(state, window=(), trial=replace(state.trial, start_up=start_up))
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
     settings, saturated = state.settings, latest.saturated(state.settings.saturated_share)
-    starting = state.trial is not None and (
-        state.trial.rest is not None or state.age < state.trial.start_up
-    )
+    starting = state.trial is not None and state.age < state.trial.start_up
     services = {
         s.name: state.services[s.name].observe(s, saturated, starting)
         for s in snapshot.stages

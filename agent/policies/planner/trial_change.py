@@ -24,8 +24,6 @@ class TrialChange:
     """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
-    rest: Knobs | None = None
-    """The rest of the change, after one process of each stage was measured. None: this is the whole change."""
     planner_choice: Knobs | None = None
     """For an initial setting: the planner's own choice, which promises `planner_rows_per_s`. None: the gain decides."""
     planner_rows_per_s: float = 0.0
@@ -63,9 +61,9 @@ class TrialChange:
         if clear or fed:
             patience: float = settings.settle_ticks
         elif self._hurts(recent):
-            patience = settings.harm_ticks
+            patience = self.start_up + settings.harm_ticks
         else:
-            patience = settings.patience_ticks + self.start_up
+            patience = self.start_up + settings.patience_ticks
         if age < patience:
             return None
         return (
@@ -83,17 +81,17 @@ class TrialChange:
 
     def _hurts(self, recent: PipelineRates) -> bool:
         return (
-            self.rises
-            and not self.start_up
+            self.kind != "memory"
             and self.gain(recent) < self.settings.harm_share
-            and Contention.of(recent, self.settings).slow < self.settings.contended_ratio
+            and Contention.of(recent, self.settings).slow
+            < max(self.slow, self.settings.contended_ratio)
         )
 
-    def crashed(self, rates: PipelineRates) -> bool:
-        """Returns whether the latest interval shows harm. Starting workers get more time."""
+    def crashed(self, age: float, rates: PipelineRates) -> bool:
+        """Returns whether the latest interval shows harm, once all workers have started."""
         return (
             self.rises
-            and not self.start_up
+            and age > self.start_up + self.settings.settle_ticks
             and rates.stall > self.settings.fed_stall
             and self.gain(rates) < self.settings.crash_share
         )
