@@ -19,17 +19,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent.evaluate.yardsticks import make_policy
 from sluice.agent.learn.intune_teacher import hardware_of
-from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.intune import STAGES, InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
@@ -352,43 +349,6 @@ def speed_table(_: int) -> dict[str, Any]:
     return found
 
 
-def lives_table(_: int) -> dict[str, Any]:
-    """Episodes a minute of one core: pipelines to learn an opening from, 24 s each, with other knobs every second."""
-    found: dict[str, Any] = {}
-    say("\n| pipelines at once | lives a minute (processor time) |\n|---|---|")
-    scenarios = [pipeline("training", number) for number in range(1024)]
-    for count in (64, 256, 1024):
-        draw = np.random.default_rng(0)
-        began = time.process_time()
-        batch = PipelineBatch(scenarios[:count])
-        for _ in range(24):
-            workers = batch.knobs.workers * np.exp(draw.normal(0, 0.5, batch.real.shape))
-            batch.apply(
-                replace(batch.knobs, workers=workers, process=draw.random(batch.real.shape) < 0.5)
-            )
-            batch.advance(1.0)
-        found[str(count)] = round(60 * count / (time.process_time() - began))
-        say(f"| {count} | {found[str(count)]:,} |")
-    draw = np.random.default_rng(0)
-    began = time.process_time()
-    for scenario in scenarios[:64]:
-        simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-        for _ in range(24):
-            simulator.apply(
-                scenario.limits.resized(
-                    simulator.knobs,
-                    {
-                        name: max(1, round(n * np.exp(draw.normal(0, 0.5))))
-                        for name, n in simulator.knobs.workers.items()
-                    },
-                )
-            )
-            simulator.advance(1.0)
-    found["one by one"] = round(60 * 64 / (time.process_time() - began))
-    say(f"| one by one | {found['one by one']:,} |")
-    return found
-
-
 def cost_table(seeds: int) -> dict[str, Any]:
     """Processor time of a decision; one a second is a tenth of a per cent of a core for each millisecond."""
     found = {}
@@ -428,7 +388,6 @@ TABLES: dict[str, Callable[[int], dict[str, Any]]] = {
     "ablation": ablation_table,
     "mended": mended_table,
     "speed": speed_table,
-    "lives": lives_table,
     "cost": cost_table,
 }
 

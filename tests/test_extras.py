@@ -403,18 +403,6 @@ helps("policies", "teach", "simulate")
     )
 
 
-def test_teach_holds_the_environment_of_the_learned_policy(site):
-    run(
-        site("teach"),
-        """
-imports("gymnasium")
-absent("petastorm", "uvicorn", "torchrec")
-from sluice.agent.learn.opening_env import OpeningEnv
-assert OpeningEnv.metadata == {"render_modes": []}
-""",
-    )
-
-
 def test_live_draws(site):
     run(
         site("live"),

@@ -1,4 +1,4 @@
-"""Simulates many pipelines at once for the learned policy: `Episodes`, and the best setting of each: `OracleSettings`.
+"""Simulates many pipelines for the learned policy: `Episodes`, and the best setting of each: `OracleSettings`.
 
 A look holds only what a run's own snapshots and schema show. Costs, locks, cliffs and neighbours stay hidden.
 """
@@ -6,19 +6,19 @@ A look holds only what a run's own snapshots and schema show. Costs, locks, clif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from sluice.agent.learn.pipeline_batch import BatchKnobs, PipelineBatch
-from sluice.agent.policies.opening.policy import Glimpse, Setting
+from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
+from sluice.agent.policies.opening.policy import Glimpse, Setting, knobs_of
+from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import steady
 from sluice.agent.simulator.scenario import Scenario
 
-_OF_STAGES = ("done", "bytes", "busy_s", "cpu_s", "core_wait_s", "in_s", "out_s")
-_OF_PIPELINES = ("consumed", "wait_s", "compute_s", "used_s")
 _KNOWN = 0.7
 """How often a run knows a property before its first row."""
 _WRONG = 0.1
@@ -59,112 +59,101 @@ class Episodes:
 
     def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, alike: int = 1) -> None:
         """Each pipeline runs `alike` times in parallel, with the same random events."""
-        repeated = [s for s in scenarios for _ in range(alike)]
-        self._batch = PipelineBatch(repeated, seed=seed, alike=alike)
-        self._known = {
-            name: np.repeat(values, alike, axis=0)
-            for name, values in _foreknowledge(scenarios, self._batch.real.shape[0], seed).items()
-        }
-        self._batch_rows = np.array([float(s.consumer.batch_rows) for s in repeated])
-        self._before = self._counters()
-
-    @property
-    def knobs(self) -> BatchKnobs:
-        return self._batch.knobs
+        self._simulators = []
+        self._known = []
+        for number, scenario in enumerate(scenarios):
+            known = _foreknowledge(scenario, np.random.default_rng((8, seed, number)))
+            for _ in range(alike):
+                self._known.append(known)
+                self._simulators.append(
+                    Simulator(
+                        scenario.truth_at,
+                        scenario.limits,
+                        scenario.first_knobs,
+                        seed=seed + number,
+                    )
+                )
+        self._last = [simulator.snapshot() for simulator in self._simulators]
+        self._inputs: list[PolicyInput] = []
 
     @property
     def rows(self) -> ndarray:
         """The rows that each trainer took so far; 0 if the pipeline was killed."""
-        return np.where(self._batch.killed, 0.0, self._batch.consumed)
+        return np.array([0.0 if one.killed else one.consumed for one in self._simulators])
 
     @property
     def killed(self) -> ndarray:
-        return self._batch.killed
+        return np.array([one.killed for one in self._simulators])
 
     def pass_time(self, seconds: float) -> None:
-        self._batch.advance(seconds)
+        for simulator in self._simulators:
+            simulator.advance(seconds)
 
     def look(self, seconds: float) -> Glimpse:
         """Lets time pass, and returns what happened since the last look."""
-        self._batch.advance(seconds)
-        batch = self._batch
-        now = self._counters()
-        then = self._before
-        self._before = now
-        spent = {
-            name: now[name] - then[name] for name in now if name not in ("done", "bytes", "at")
-        }
-        rows, items = (
-            np.floor(now["done"]),
-            np.maximum(1.0, np.floor(now["done"] / batch.rows_per_item.T)),
-        )
-        limits = np.maximum(1e-9, batch.queue_limits().T)
-        return Glimpse(
-            seconds=float(now["at"] - then["at"]),
-            real=batch.real.T.copy(),
-            rows=rows - np.floor(then["done"]),
-            item_bytes=now["bytes"] / items,
-            row_bytes=now["bytes"] / np.maximum(1.0, rows),
-            fill=np.minimum(1.0, batch.queue.T / limits),
-            workers=batch.knobs.workers.T.copy(),
-            most=batch.most.T,
-            process=batch.knobs.process.T.copy(),
-            movable=batch.movable.T,
-            read_ahead_bytes=batch.knobs.read_ahead_bytes.copy(),
-            prefetch_bytes=batch.knobs.prefetch_bytes.copy(),
-            cores=batch.cores.copy(),
-            memory_used=batch.memory.copy(),
-            memory_limit=batch.memory_limit.copy(),
-            batch_rows=self._batch_rows,
-            **spent,
-            **self._known,
-        )
+        self.pass_time(seconds)
+        snapshots = [simulator.snapshot() for simulator in self._simulators]
+        self._inputs = [
+            PolicyInput(
+                begun=begun,
+                seen=seen,
+                knobs=simulator.knobs,
+                limits=simulator.limits,
+                known=known,
+                process_bytes=max(process_bytes, *(s.process_bytes for s in seen.stages)) or None,
+            )
+            for simulator, (known, process_bytes), begun, seen in zip(
+                self._simulators, self._known, self._last, snapshots, strict=True
+            )
+        ]
+        self._last = snapshots
+        return _stack([Glimpse.of(given) for given in self._inputs])
 
     def act(self, setting: Setting) -> None:
-        self._batch.apply(
-            BatchKnobs(
-                setting.workers.T,
-                setting.process.T.astype(bool),
-                setting.read_ahead_bytes,
-                setting.prefetch_bytes,
-            )
-        )
-
-    def _counters(self) -> dict[str, ndarray]:
-        return {
-            **{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
-            **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
-            "at": np.float64(self._batch.now),
-        }
+        """Applies a setting for each pipeline, as of the last look."""
+        for row, simulator in enumerate(self._simulators):
+            simulator.apply(knobs_of(self._inputs[row], setting, row))
 
 
-def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, ndarray]:
-    """Returns what runs of these pipelines know before the first row. NaN: unknown."""
-    draw = np.random.default_rng((8, seed))
+def _stack(looks: Sequence[Glimpse]) -> Glimpse:
+    """Returns the looks of several pipelines as one, with each pipeline's last stage in the last column."""
+    width = max(look.real.shape[1] for look in looks)
 
-    def known(share: float, *shape: int) -> ndarray:
-        return np.where(draw.random(shape) < share, 1.0, np.nan)
+    def wide(values: ndarray, name: str) -> ndarray:
+        if values.ndim == 1:
+            return values
+        empty = 1 if name in ("workers", "most") else 0
+        missing = width - values.shape[1]
+        return np.pad(values, [(0, 0), (missing, 0)], constant_values=empty)
 
-    count = len(scenarios)
-    lock, sizes = np.full((count, stages), np.nan), np.full(count, np.nan)
-    for b, scenario in enumerate(scenarios):
-        first = stages - len(scenario.stages)
-        for i, stage in enumerate(scenario.stages, first):
-            if i > first and stage.cpu > 0.5:
-                lock[b, i] = stage.lock
-            if len(stage.backends) > 1:
-                sizes[b] = stage.process_bytes
-    wrong = draw.random((count, stages)) < _WRONG
-    python = np.where(np.isnan(lock), np.nan, ((lock > 0.3) != wrong).astype(float))
-    store = np.array([float(s.stages[0].cpu < 0.5) for s in scenarios])
-    width = np.array([s.stages[0].bytes_per_row for s in scenarios]) * np.exp(
-        0.2 * draw.standard_normal(count)
-    )
-    rows = np.array([float(s.stages[0].rows_per_item) for s in scenarios])
-    return {
-        "python": python * known(_KNOWN, count, stages),
-        "remote": store * known(_KNOWN, count),
-        "known_row_bytes": width * known(_KNOWN, count),
-        "group_rows": rows * known(_KNOWN, count),
-        "process_bytes": sizes * known(_MEASURED, count),
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate([wide(getattr(look, field.name), field.name) for look in looks])
+        for field in fields(Glimpse)
+        if field.name != "seconds"
     }
+    return Glimpse(seconds=looks[0].seconds, **arrays)
+
+
+def _foreknowledge(scenario: Scenario, draw: np.random.Generator) -> tuple[Foreknowledge, int]:
+    """Returns what a run of this pipeline knows before the first row, and the bytes of a process if one was measured
+    before (else 0)."""
+    operators = {}
+    process_bytes = 0
+    for stage in scenario.stages[1:]:
+        if stage.cpu > 0.5 and draw.random() < _KNOWN:
+            holds_lock = (stage.lock > 0.3) != (draw.random() < _WRONG)
+            operators[stage.name] = "python" if holds_lock else "vectorised"
+        if len(stage.backends) > 1:
+            process_bytes = int(stage.process_bytes)
+    first = scenario.stages[0]
+    width = first.bytes_per_row * float(np.exp(0.2 * draw.standard_normal()))
+    columns = {"float32": ColumnGroup(count=1, bytes_per_row=width)}
+    knows_store, knows_columns, knows_groups = draw.random(3) < _KNOWN
+    store = "remote" if first.cpu < 0.5 else "local"
+    known = Foreknowledge(
+        columns=columns if knows_columns else None,
+        operators=operators,
+        store=store if knows_store else None,
+        row_group_rows=int(first.rows_per_item) if knows_groups else None,
+    )
+    return known, process_bytes if draw.random() < _MEASURED else 0

@@ -17,7 +17,6 @@ EXTRAS = {
     "pyspark": "etl",
     "py4j": "etl",
     "safetensors": "tuning",
-    "gymnasium": "teach",
     "torchrec": "trainer",
     "fbgemm_gpu": "trainer",
     "tensorboardX": "trainer",

@@ -11,7 +11,6 @@ import pytest
 from sluice.agent.learn import curriculum, opening_teacher, train
 from sluice.agent.learn.curriculum import Curriculum, teach
 from sluice.agent.learn.episodes import Episodes, OracleSettings
-from sluice.agent.learn.opening_env import OpeningEnv
 from sluice.agent.learn.opening_judgement import Course, OpeningTable
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import Answers, NetworkPolicy, answer, observe, setting
@@ -166,27 +165,6 @@ def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypa
     assert record["date"][:2] == "20"
     assert record["table"] == found["table"]
     assert found["table"]["pipelines"] == 2
-
-
-def test_gymnasium_finds_nothing_wrong_with_the_environment():
-    from gymnasium.utils.env_checker import check_env
-
-    env = OpeningEnv(pipelines=50)
-    check_env(env, skip_render_check=True)
-    _, found = env.reset(seed=1, options={"number": 7})
-    assert found["number"] == 7
-    plain = {
-        "workers": np.zeros(opening_teacher.STAGES, np.float32),
-        "buffers": np.zeros(2, np.float32),
-    }
-    action = {**env.action_space.sample(), **plain}
-    brought, ends = [], []
-    for _ in range(8):
-        _, reward, terminated, truncated, _ = env.step(action)
-        brought.append(reward)
-        ends.append(terminated or truncated)
-    assert ends == [False] * 7 + [True]
-    assert np.mean(brought) > 0
 
 
 def courses(*whole: float, killed: int = 0) -> tuple[Course, ...]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sluice.agent.learn.episodes import Episodes
-from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
 from sluice.agent.policies.opening.policy import (
@@ -24,6 +23,7 @@ from sluice.agent.policies.opening.policy import (
     setting,
 )
 from sluice.agent.policies.opening.weights import WeightsError, write
+from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.ingest.knobs import Limits
 from tests.raises import assert_names, raises
@@ -45,35 +45,43 @@ def weights(seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
 
 def given(number: int = 3, **more: object) -> PolicyInput:
     scenario = pipeline("training", number)
-    batch = PipelineBatch([scenario])
-    begun = batch.snapshot(0)
-    batch.advance(0.25)
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+    begun = simulator.snapshot()
+    simulator.advance(0.25)
     return PolicyInput(
         begun=begun,
-        seen=batch.snapshot(0),
+        seen=simulator.snapshot(),
         knobs=scenario.first_knobs,
         limits=scenario.limits,
         **more,
     )  # type: ignore[arg-type]
 
 
-def test_a_run_gives_the_inputs_that_episodes_give():
-    for number in range(6):
-        own = Glimpse.of(given(number))
-        taught = Episodes([pipeline("training", number)]).look(0.25)
-        names = ("python", "remote", "known_row_bytes", "group_rows", "process_bytes")
-        unsaid = dataclasses.replace(
-            taught, **{name: getattr(taught, name) * np.nan for name in names}
+def test_a_pipeline_among_others_has_the_inputs_that_it_has_alone():
+    numbers = (0, 1, 2, 3)
+    together = observe(Episodes([pipeline("training", n) for n in numbers], seed=5).look(0.25))
+    for row, number in enumerate(numbers):
+        scenario = pipeline("training", number)
+        simulator = Simulator(
+            scenario.truth_at, scenario.limits, scenario.first_knobs, seed=5 + row
         )
-        for one, other, inputs in zip(
-            observe(own)[:2], observe(unsaid)[:2], (STAGE_INPUTS, PIPELINE_INPUTS), strict=True
-        ):
-            off = {
-                name: (one[..., i], other[..., i])
-                for i, name in enumerate(inputs)
-                if not np.allclose(one[..., i], other[..., i], atol=0.02)
-            }
-            assert not off, number
+        begun = simulator.snapshot()
+        simulator.advance(0.25)
+        alone = observe(
+            Glimpse.of(
+                PolicyInput(
+                    begun=begun,
+                    seen=simulator.snapshot(),
+                    knobs=scenario.first_knobs,
+                    limits=scenario.limits,
+                )
+            )
+        )
+        known = {name for name in STAGE_INPUTS if name.startswith("is known to be")}
+        same = [i for i, name in enumerate(STAGE_INPUTS) if name not in known]
+        own = alone.stages.shape[1]
+        assert np.array_equal(together.stages[row, -own:][:, same], alone.stages[0][:, same])
+        assert not together.stages[row, :-own].any()
 
 
 def test_knowledge_from_before_the_first_row_is_an_input_and_its_lack_another():

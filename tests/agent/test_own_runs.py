@@ -9,7 +9,6 @@ import pytest
 
 from sluice.agent import policies
 from sluice.agent.learn import own_runs
-from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
@@ -22,6 +21,7 @@ from sluice.agent.policies.opening.policy import (
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.common.errors import UsageError
 from tests.raises import raises
@@ -41,11 +41,11 @@ SCENARIOS = [s for s in (pipeline("training", n) for n in range(4 * RUNS)) if s.
 
 def _given(number: int) -> PolicyInput:
     scenario = SCENARIOS[number]
-    batch = PipelineBatch([scenario])
-    begun = batch.snapshot(0)
-    batch.advance(0.25)
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+    begun = simulator.snapshot()
+    simulator.advance(0.25)
     return PolicyInput(
-        begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits
+        begun=begun, seen=simulator.snapshot(), knobs=scenario.first_knobs, limits=scenario.limits
     )
 
 

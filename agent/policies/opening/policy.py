@@ -411,6 +411,28 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     )
 
 
+def knobs_of(given: PolicyInput, chosen: Setting, row: int) -> Knobs:
+    """Returns the knobs of pipeline `row`, within its limits."""
+    own = given.own_stages
+    last = slice(-len(own), None)
+    counts = [max(1, round(count)) for count in chosen.workers[row][last]]
+    workers = dict(zip(own, counts, strict=True))
+    kinds = {
+        name: "process" if moved else "thread"
+        for name, moved in zip(own, chosen.process[row][last], strict=True)
+        if given.is_movable(name)
+    }
+    return given.limits.clamp(
+        Knobs(
+            workers={**given.knobs.workers, **workers},
+            backend={**given.knobs.backend, **kinds},
+            fused=given.knobs.fused,
+            read_ahead_bytes=_MIB * -int(-chosen.read_ahead_bytes[row] // _MIB),
+            prefetch_bytes=_MIB * -int(-chosen.prefetch_bytes[row] // _MIB),
+        )
+    )
+
+
 class NetworkPolicy:
     """Chooses the initial setting with the learned weights."""
 
@@ -440,25 +462,7 @@ class NetworkPolicy:
         if outside := self._outside(inputs, own):
             return InitialSetting(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
         chosen = setting(look, inputs, answer(self._weights, inputs, look.real))
-        knobs = given.limits.clamp(
-            Knobs(
-                workers={
-                    **given.knobs.workers,
-                    **{n: int(w) for n, w in zip(own, chosen.workers[0], strict=True)},
-                },
-                backend={
-                    **given.knobs.backend,
-                    **{
-                        n: "process" if moved else "thread"
-                        for n, moved in zip(own, chosen.process[0], strict=True)
-                        if given.is_movable(n)
-                    },
-                },
-                fused=given.knobs.fused,
-                read_ahead_bytes=_MIB * -int(-chosen.read_ahead_bytes[0] // _MIB),
-                prefetch_bytes=_MIB * -int(-chosen.prefetch_bytes[0] // _MIB),
-            )
-        )
+        knobs = knobs_of(given, chosen, 0)
         rate = float(chosen.rows_per_s[0])
         return InitialSetting(
             knobs=knobs,
