@@ -289,7 +289,7 @@ RULES = [
             )
         ],
     ),
-    _in("_plan", "stages that rest are not waited for", " - resting(state, recent)", ""),
+    _in("_plan", "stages that rest are not waited for", " - idle_stages(state, recent)", ""),
     Rule(
         "the largest demand of late counts",
         [

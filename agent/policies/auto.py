@@ -33,7 +33,7 @@ from sluice.agent.policies.opening.contract import (
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
-from sluice.agent.policies.planner.planner import Planner, forecast_of, rates_of, resting
+from sluice.agent.policies.planner.planner import Planner, forecast_of, idle_stages, rates_of
 from sluice.agent.policies.planner.state import PlannerState
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
@@ -152,7 +152,9 @@ class Auto(Policy):
             forecast=forecast,
             knobs=knobs,
             reason=reason,
-            unknown=after.services.keys() - forecast.separate_costs.keys() - resting(after, recent),
+            unknown=after.services.keys()
+            - forecast.separate_costs.keys()
+            - idle_stages(after, recent),
         )
         if look.unknown and knobs == before.knobs:
             return knobs, state, reason
@@ -212,7 +214,10 @@ class Auto(Policy):
         if fitting is None:
             return "learned policy not used: its setting does not fit into memory"
         if state.settled_before:
-            return "learned policy not used: an earlier run has settled on these knobs"
+            return (
+                "learned policy not used yet: an earlier run has settled on these knobs, and the setting is tried "
+                "later if the trainer waits"
+            )
         if look.recent.stall <= self._settings.fed_stall:
             return "learned policy not used: the trainer does not wait"
         if _is_similar(fitting, look.knobs, self._settings):
@@ -261,8 +266,9 @@ class Auto(Policy):
         rate that it promises."""
         assert setting.rows_per_s is not None
         promised = max(setting.rows_per_s, self._settings.min_gain_ratio * recent.rows_per_s)
-        planner = replace(state.planner.undecided(before), trial=None, spare=0)
+        planner = replace(state.planner.undecided(before), trial=None, release_looks=0)
         instead, own_rate = own or (before.knobs, recent.rows_per_s)
+        compared = "the present rate is" if own is None else "the planner's own choice promises"
         knobs, planner, reason = change(
             planner,
             setting.knobs,
@@ -270,7 +276,7 @@ class Auto(Policy):
             recent,
             Reason(
                 text=f"the learned policy's initial setting ({setting.reason}): {moves(before.knobs, setting.knobs)}; "
-                f"it promises {promised:,.0f} rows/s, the planner's own choice {own_rate:,.0f}",
+                f"it promises {promised:,.0f} rows/s, and {compared} {own_rate:,.0f}",
                 predicted_rows_per_s=promised,
                 details={"kind": "opening", "own": instead.to_dict(), "own_rows_per_s": own_rate},
             ),

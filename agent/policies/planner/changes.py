@@ -45,7 +45,7 @@ def reshape(
         knobs, best = shape.forecast.best(ranges, fewest=False)
         if best < state.settings.min_gain_ratio * present_rate or not shape.forecast.fits(knobs):
             continue
-        trying = replace(state, spare=0, tried=state.tried | {shape.key})
+        trying = replace(state, release_looks=0, tried=state.tried | {shape.key})
         if moving:
             sharing = {
                 n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
@@ -145,7 +145,7 @@ def thin(
         for n, (least, _) in state.limits.workers.items()
         if knobs.workers[n] < state.knobs.workers[n]
     }
-    thinned = replace(state, spare=0, caps={**state.caps, **caps})
+    thinned = replace(state, release_looks=0, caps={**state.caps, **caps})
     return change(
         thinned,
         knobs,
@@ -185,23 +185,25 @@ def release(
     now = state.last.at if state.last is not None else 0.0
     if forecast.remote_stages:
         needed = {
-            name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
+            name: max(knobs.workers[name], state.needed.get(name, 0) if state.release_looks else 0)
             for name in forecast.remote_stages
         }
-        state = replace(state, needed=needed, spare_at=state.spare_at if state.spare else now)
+        state = replace(
+            state, needed=needed, release_since=state.release_since if state.release_looks else now
+        )
         knobs = knobs.with_workers(**needed)
     spare = knobs_before.total_workers - knobs.total_workers
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
     few = spare < settings.release_share * knobs_before.total_workers
     if spare < 1 or gain < settings.release_kept or (few and gain < settings.release_gain):
-        return knobs_before, replace(state, spare=0), calm
-    if state.spare + 1 < settings.release_ticks or (
-        saved and now - state.spare_at < _keep_s(state, alone)
+        return knobs_before, replace(state, release_looks=0), calm
+    if state.release_looks + 1 < settings.release_ticks or (
+        saved and now - state.release_since < _keep_s(state, alone)
     ):
-        return knobs_before, replace(state, spare=state.spare + 1), calm
+        return knobs_before, replace(state, release_looks=state.release_looks + 1), calm
     return change(
-        replace(state, spare=0),
+        replace(state, release_looks=0),
         knobs,
         "release",
         recent,

@@ -10,6 +10,12 @@ After a change, the planner measures its effect (`sluice.agent.policies.planner.
 is undone, and its stages keep their knobs for a while. Each failure doubles the pause before the next try, so a steady
 load soon sees no change. If a stage's workers wait for each other, the stage moves to its other back end. Stages are
 fused if cores are short, and split if they are the bottleneck together (`sluice.agent.costs.stage_layouts`).
+
+Words of this folder:
+
+- A look is one snapshot with the decision on it. Ticks count time: one a second (`PlannerSettings`).
+- `latest` are the rates since the last look, `recent` those since the last change, over six ticks at most.
+- A trial is a change whose effect is being measured. A cap limits a stage's workers after a change that failed.
 """
 
 from __future__ import annotations
@@ -76,17 +82,11 @@ class Planner(Policy):
         """Returns a state with what was learned before. If an earlier run was killed with many workers, this run has at
         most the geometric mean of one and that number."""
         killed = learned["killed"]["workers"] if "killed" in learned else {}
-        most = {
-            n: max(
-                limits[0],
-                min(limits[1], between(1, killed[n]) if killed.get(n, 1) > 1 else limits[1]),
-            )
-            for n, limits in state.limits.workers.items()
-        }
-        limits = replace(
-            state.limits,
-            workers={n: (low, most[n]) for n, (low, _) in state.limits.workers.items()},
-        )
+        workers = {}
+        for name, (low, high) in state.limits.workers.items():
+            most = between(1, killed[name]) if killed.get(name, 1) > 1 else high
+            workers[name] = (low, max(low, min(high, most)))
+        limits = replace(state.limits, workers=workers)
         known = {
             name: StageCost.from_dict(name, values, self.settings)
             for name, values in learned["services"].items()
@@ -98,7 +98,7 @@ class Planner(Policy):
             knobs=limits.clamp(state.knobs),
             services={**state.services, **known},
             other_cpu=learned["other_cpu_s"],
-            passed=1.0,
+            average_rows_per_s=1.0,  # so that other_cpu_s comes out as it was learned
             start_s=learned.get("start_s", 0.0),
         )
 
@@ -113,15 +113,13 @@ class Planner(Policy):
         unchanged = state.unchanged
         state = _take_in(state, snapshot, latest)
         settings = state.settings
-        if (
-            state.trial is not None
-            and state.age > settings.settle_ticks
-            and state.trial.crashed(state.age, latest)
-        ):
+        if state.trial is not None and state.trial.crashed(state.age, latest):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
         if recent is None or recent.rows_per_s == 0:
-            return state.knobs, state, Reason(text="waiting for rows to arrive")
+            starting = state.trial is not None and state.age < state.trial.start_up
+            missing = "workers to start" if starting else "rows to arrive"
+            return state.knobs, state, Reason(text=f"waiting for {missing}")
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
             if keep is False and (switch := _switch_instead(state, state.trial, latest, recent)):
@@ -131,9 +129,9 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             state = _keep(state, state.trial, recent)
-        # Before the first change nothing has to settle.
-        looks = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
-        if looks < settings.settle_ticks:
+        # After a change its ticks count. Before the first one, each look counts, however short it was.
+        settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
+        if settled < settings.settle_ticks:
             return state.knobs, state, Reason(text="measuring the present knobs")
         planned = _plan(state, latest, recent)
         urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
@@ -193,7 +191,7 @@ def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
 
 
 def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state with this look, and without knowledge of an earlier workload or machine."""
+    """Returns the state with this look. If the workload or the machine has changed, the state forgets the rest."""
     assert state.last is not None, "the first look has come"
     learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
     changed = {
@@ -215,7 +213,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
             tried=frozenset(),
             quiet_until=0,
             failures=0,
-            spare=state.settings.release_ticks,
+            release_looks=state.settings.release_ticks,
             trial=None,
             window=(),
             demands=(),
@@ -254,7 +252,8 @@ def _switch_instead(
 def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
     """Returns the state after a trial that has succeeded."""
     caps = state.caps
-    if trial.fulfilled(recent):  # the obstacle to growing is gone
+    if trial.fulfilled(recent):
+        # Nothing stands in the way of growing any more, so only the caps that forbid shrinking stay.
         caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
     return replace(
         state,
@@ -319,14 +318,16 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
         state,
         services={**state.services, **services},
         other_cpu=state.other_cpu + settings.average_weight * (other - state.other_cpu),
-        passed=state.passed + settings.average_weight * (latest.rows_per_s - state.passed),
+        average_rows_per_s=state.average_rows_per_s
+        + settings.average_weight * (latest.rows_per_s - state.average_rows_per_s),
         demands=(*state.demands, demand)[-settings.release_ticks :] if demand else state.demands,
     )
 
 
-def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
-    """The stages that have worked ahead and now wait for room, or have nothing left to read: they bound nothing, and
-    may not report again for long."""
+def idle_stages(state: PlannerState, recent: PipelineRates) -> set[str]:
+    """Returns the stages that have worked ahead and now wait for space, or have nothing left to read.
+
+    They limit nothing, and may not report again for long."""
     assert state.last is not None, "a plan comes after a look"
     source = state.last.stages[0].name
     heads = {
@@ -342,18 +343,16 @@ def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
     }
 
 
-def _undo(
-    state: PlannerState, trial: TrialChange, recent: PipelineRates, obstacle: str = ""
-) -> Decision:
-    """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
+def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
+    """Goes back to the setting before the change, and keeps what was learned."""
     if trial.planner_choice not in (None, trial.before):
         return _give_way(state, trial, recent)
     gain, settings = trial.gain(recent), state.settings
-    what = obstacle or (
-        f"the {'initial setting' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the "
-        f"rows where {trial.hoped:.2f} were hoped for"
+    what = "initial setting" if trial.kind == "opening" else "last change"
+    text = (
+        f"the {what} brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is undone: "
+        f"{moves(state.knobs, trial.before)}"
     )
-    text = f"{what}, so it is undone: {moves(state.knobs, trial.before)}"
     # A trial of these kinds was expected to fail now and then.
     if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
@@ -362,7 +361,7 @@ def _undo(
             state,
             caps=caps_after_failure(state, trial, recent),
             failures=state.failures + 1,
-            spare=0,
+            release_looks=0,
             quiet_until=state.tick
             + settings.pause_ticks * 2 ** min(state.failures, settings.pause_doublings),
         )
@@ -427,7 +426,7 @@ class _Outlook:
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> Decision:
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
-    unknown = state.services.keys() - forecast.separate_costs.keys() - resting(state, recent)
+    unknown = state.services.keys() - forecast.separate_costs.keys() - idle_stages(state, recent)
     if not forecast.joined_costs or (unknown and state.tick <= settings.patience_ticks):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     state = _ease_caps(state, forecast)
@@ -458,7 +457,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     if outlook.bottleneck not in ("consumer", "cores"):
         calm = outlook.reason(f"{cause}, and nothing better is known")
         if not forecast.remote_stages:
-            return state.knobs, replace(state, spare=0), calm
+            return state.knobs, replace(state, release_looks=0), calm
         kept = {
             name: (count, count)
             for name, count in state.knobs.workers.items()
@@ -541,7 +540,7 @@ def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision |
     name, count, hope = untried
     knobs = state.knobs.with_workers(**{name: count})
     return change(
-        replace(state, spare=0, tried=state.tried | {(name, count)}),
+        replace(state, release_looks=0, tried=state.tried | {(name, count)}),
         knobs,
         "probe",
         recent,
@@ -561,11 +560,11 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
     knobs, best = forecast.best(outlook.ranges, fewest=False)
     if knobs.workers == state.knobs.workers:
         return None
-    present = state.settings.min_gain_ratio * outlook.rate - forecast.price(state.knobs.workers)
-    if best - forecast.price(knobs.workers) < present:
+    needed = state.settings.min_gain_ratio * outlook.rate - forecast.price(state.knobs.workers)
+    if best - forecast.price(knobs.workers) < needed:
         return None
     return change(
-        replace(state, spare=0),
+        replace(state, release_looks=0),
         knobs,
         "grow",
         _sustained(recent, outlook.bottleneck, outlook.rate),

@@ -97,7 +97,7 @@ class PlannerState:
     """Ticks since the last change."""
     tick: float = 0
     other_cpu: float = 0.0
-    passed: float = 0.0
+    average_rows_per_s: float = 0.0
     """Recent averages: `other_cpu`, the cores in use that no stage accounts for, such as the trainer's, and the rows a
     second meanwhile."""
     demands: tuple[float, ...] = ()
@@ -111,8 +111,9 @@ class PlannerState:
     )  # stages at so many workers, or on a back end
     quiet_until: float = 0
     failures: int = 0
-    spare: float = 0
-    spare_at: float = 0.0
+    release_looks: float = 0
+    """Ticks in a row in which fewer workers would have been enough."""
+    release_since: float = 0.0
     """When the first of these ticks was, by the snapshots' clock."""
     needed: Mapping[str, int] = field(default_factory=dict)
     """The most remote workers of each stage that were needed since then."""
@@ -125,7 +126,7 @@ class PlannerState:
     @property
     def other_cpu_s(self) -> float:
         """Processor seconds a row that no stage accounts for."""
-        return self.other_cpu / self.passed if self.passed > 0 else 0.0
+        return self.other_cpu / self.average_rows_per_s if self.average_rows_per_s > 0 else 0.0
 
     def undecided(self, before: PlannerState) -> PlannerState:
         """Returns this state with all that was learned, but without the decision. `before` is the state before it."""
@@ -140,7 +141,7 @@ class PlannerState:
             age=before.age + self.tick - before.tick,
             window=seen(before.window, self.last, self.tick, self.settings),
             other_cpu=self.other_cpu,
-            passed=self.passed,
+            average_rows_per_s=self.average_rows_per_s,
         )
 
 
