@@ -156,6 +156,7 @@ class Pipeline:
             for transform in stage.transforms:
                 function_of(transform)  # raises now if the name cannot be imported
         self._transform_stages: dict[str, list[TransformStage]] = {}
+        self._start_lock = threading.Lock()
         self._restart_budget = RestartBudget()
         self._burden = 1
         self._closing_pools: list[Pool[Any, Any]] = []
@@ -446,7 +447,8 @@ class Pipeline:
                 charge=governor.hold,
                 spent=count_cpu,
                 run_alone=governor.run_alone,
-                free=lambda: governor.free,
+                free=self._free_for_processes,
+                start_lock=self._start_lock,
                 program_bytes=governor.base,
                 burden=self._burden,
                 remote=self._parts.remote,
@@ -470,6 +472,11 @@ class Pipeline:
                 cutter(cut, charge), self._parts.columns
             )
         )
+
+    def _free_for_processes(self) -> int:
+        """Returns the bytes that further worker processes may take, beside those that start now."""
+        stages = itertools.chain(*self._transform_stages.values())
+        return self._governor.free - sum(stage.unmeasured_bytes for stage in stages)
 
     def _new_governor(self) -> Governor:
         governor = Governor(

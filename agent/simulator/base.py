@@ -344,13 +344,17 @@ class SimulatedPipeline:
         if not self._starting and not self._moving:
             return 0.0
         now = self.now + 1e-9
+        free = self.truth.machine.memory_limit - self.memory
         moved = [i for i, (at, _) in self._moving.items() if at <= now]
         for i in moved:
-            self._move(i)
+            free -= self._move(i, free)
         joined = [entry for entry in self._starting if entry[0] <= now]
         for entry in joined:
             _, i, more = entry
-            self.ready[i] += min(more, self._fitting(i)) if self.backends[i] == "process" else more
+            if self.backends[i] == "process":
+                more = min(more, self._fitting(i, free))
+                free -= more * self.truth.stages[i].process_bytes
+            self.ready[i] += more
             self._starting.remove(entry)
         if joined or moved:
             self._changed()
@@ -360,25 +364,26 @@ class SimulatedPipeline:
             self.truth.machine.cores * 0.5,
         )
 
-    def _move(self, i: int) -> None:
-        """Moves a stage to its processes. If memory may be too small for all of them, and none was measured, only the
-        first has started now, and the others start after it."""
+    def _move(self, i: int, free: float) -> float:
+        """Moves a stage to its processes, and returns the memory that they take of what is free.
+
+        Memory may be too small for all processes that start. If none of this stage was measured either, only its first
+        process has started now. The others start after it."""
         stage = self.truth.stages[i]
-        machine = self.truth.machine
+        unmeasured = sum(n for j, (_, n) in self._moving.items() if not self._process_bytes[j])
         count = self._moving.pop(i)[1]
-        doubtful = machine.memory_limit - self.memory < (count + 1) * machine.base_bytes
+        doubtful = free < (unmeasured + 1) * self.truth.machine.base_bytes
         if count > 1 and doubtful and not self._process_bytes[i]:
             self._process_bytes[i] = max(1, math.ceil(stage.process_bytes))
             self._moving[i] = (self.now + stage.process_start_s, count)
-            return
+            return stage.process_bytes
         self.backends[i] = "process"
-        self.ready[i] = min(count, max(1.0, self._fitting(i)))
+        self.ready[i] = min(count, max(1.0, self._fitting(i, free)))
+        return self.ready[i] * stage.process_bytes
 
-    def _fitting(self, i: int) -> float:
+    def _fitting(self, i: int, free: float) -> float:
         """Returns how many more processes of a stage start, as the last one must leave memory for another."""
-        free = self.truth.machine.memory_limit - self.memory
-        size = max(1.0, self.truth.stages[i].process_bytes)
-        return max(0.0, free // size - 1)
+        return max(0.0, free // max(1.0, self.truth.stages[i].process_bytes) - 1)
 
     def _processes_starting(self, i: int) -> int:
         """Returns the processes of a stage that have not started yet."""

@@ -76,13 +76,16 @@ class TransformStage:
         spent: Callable[[float, float], None],
         run_alone: Callable[[], AbstractContextManager[int]],
         free: Callable[[], int],
+        start_lock: threading.Lock,
         program_bytes: int,
         burden: int = 1,
         remote: RemoteWork | None = None,
     ):
         """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
         - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
-        - `run_alone` is the governor's context for one holder, and `free` returns the bytes that it has left.
+        - `run_alone` is the governor's context for one holder.
+        - `free` returns the bytes that further processes of any stage may take. `start_lock` is held while a process is
+          added, so that two stages do not take the same bytes.
         - `program_bytes` is what this program held before it loaded anything.
         - `burden`: how often the function runs for each batch. All calls but the last work on a copy.
         - `remote`: remote workers that can also call the function."""
@@ -101,6 +104,7 @@ class TransformStage:
         self._budget = budget
         self._charge = charge
         self._free = free
+        self._start_lock = start_lock
         self._program_bytes = program_bytes
         self._remote = remote
         # The garbage collector may close an abandoned loader's stages while this thread already has the lock.
@@ -145,14 +149,23 @@ class TransformStage:
         finally:
             self._charge(-size, False)
 
-    def may_start_process(self) -> bool:
-        """Returns whether one more process may start.
+    @property
+    def unmeasured_bytes(self) -> int:
+        """The bytes that the processes of this stage may take until one of them was measured."""
+        return 0 if self.process_bytes else len(self._workers) * self._program_bytes
 
-        The first always may. Each other one needs free memory for two of its size. Until a process was measured, it is
-        taken to be as large as this program."""
-        size = self.process_bytes or self._program_bytes
-        unmeasured = 0 if self.process_bytes else len(self._workers)
-        return not self._workers or self._free() >= (2 + unmeasured) * size
+    def add_worker(self) -> Worker | None:
+        """Starts another process in the background. None: too little memory is free for it now.
+
+        The first process of a stage always starts. Each other one needs free memory for two of its size. A process is
+        taken to be as large as this program until one was measured."""
+        with self._start_lock:
+            size = self.process_bytes or self._program_bytes
+            if self._workers and self._free() < 2 * size:
+                return None
+            worker = self.worker()
+        worker.start()
+        return worker
 
     @property
     def starting(self) -> int:
@@ -263,12 +276,8 @@ class TransformWorker:
         """Returns the back end for the next batch. A worker goes on in its thread until its process has started."""
         stage = self._stage
         if stage.backend == "process" and stage.worked_in_threads:
-            if self._worker is None:
-                if not stage.may_start_process():
-                    return "thread"
-                self._worker = stage.worker()
-                self._worker.start()
-            if self._worker.is_starting:
+            self._worker = self._worker or stage.add_worker()
+            if self._worker is None or self._worker.is_starting:
                 return "thread"
         return stage.backend
 

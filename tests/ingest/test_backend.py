@@ -21,7 +21,7 @@ from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
+from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker, Worker
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -125,6 +125,25 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         assert loader.worker_restarts == 0
 
 
+def _stage(free, **sizes):
+    stage = TransformStage(
+        Transform("mine", NAME + "shifted"),
+        columns=None,
+        quarantine=None,
+        backend="process",
+        budget=worker.RestartBudget(),
+        charge=lambda size, outside: None,
+        spent=lambda cpu_s, core_wait_s: None,
+        run_alone=None,
+        free=free,
+        start_lock=threading.Lock(),
+        program_bytes=100,
+    )
+    for name, size in sizes.items():
+        setattr(stage, name, size)
+    return stage
+
+
 @pytest.mark.parametrize(
     ("process_bytes", "workers", "free", "may"),
     [
@@ -137,23 +156,23 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         (40, 3, 80, True),
     ],
 )
-def test_another_process_starts_only_while_memory_is_free_for_it(process_bytes, workers, free, may):
-    stage = TransformStage(
-        Transform("mine", NAME + "shifted"),
-        columns=None,
-        quarantine=None,
-        backend="process",
-        budget=worker.RestartBudget(),
-        charge=lambda size, outside: None,
-        spent=lambda cpu_s, core_wait_s: None,
-        run_alone=None,
-        free=lambda: free,
-        program_bytes=100,
-    )
-    stage.process_bytes = process_bytes
+def test_another_process_starts_only_while_memory_is_free_for_it(
+    monkeypatch, process_bytes, workers, free, may
+):
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    stage = _stage(lambda: free - stage.unmeasured_bytes, process_bytes=process_bytes)
     for _ in range(workers):
         stage.worker()
-    assert stage.may_start_process() is may
+    assert (stage.add_worker() is not None) is may
+
+
+def test_two_stages_do_not_start_processes_in_the_same_memory(monkeypatch):
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    stages = []
+    for _ in range(2):
+        stages.append(_stage(lambda: 450 - sum(stage.unmeasured_bytes for stage in stages)))
+    started = [stage.add_worker() is not None for _ in range(3) for stage in stages]
+    assert started == [True, True, True, False, False, False]
 
 
 def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, monkeypatch):
