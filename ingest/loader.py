@@ -117,7 +117,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
-        self._end_epoch = 0  # the pipeline reads ahead up to this epoch, which it does not read
+        self._end_epoch = 0  # the pipeline that runs now reads the epochs before this one
         self._iteration = 0
         self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
@@ -254,6 +254,7 @@ class BatchLoader(IterableDataset[Batch]):
             self._ready = None
         run = self._ready
         if run is None or self._position.epoch >= self._end_epoch:
+            # The pipeline reads ahead only within the first `read_ahead_epochs` epochs. It reads each later one alone.
             self._end_epoch = max(self._read_ahead_epochs, self._position.epoch + 1)
             self._ready = run = self._pipeline.start(self._position, self._end_epoch)
         self._in_epoch = True

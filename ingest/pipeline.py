@@ -81,7 +81,7 @@ class PipelineParts:
     converted: int = 0
     """The number of columns whose values cannot be moved as they are stored in a file."""
     epochs: int = 1
-    """The number of epochs that follow each other without a stop."""
+    """The loader reads ahead from one epoch into the next only within so many first epochs."""
     remote: RemoteWork | None = None
     """Remote workers, which can read row groups and call functions. None: this process does all work."""
 

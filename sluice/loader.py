@@ -70,9 +70,10 @@ class Loader(IterableDataset[Any]):
                     ...
             print(loader.tuning)
 
-    The rows of an epoch and their order depend on the files, `seed` and the epoch alone, and never on the tuning. Each
-    `iter()` is one epoch. If you break off an epoch, the next `iter()` begins the next one. For torch a loader is an
-    IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same batches in this process.
+    The rows of an epoch and their order depend on the files, the epoch, `split`, `batch_size`, `seed` and `order`, and
+    never on the tuning. Each `iter()` is one epoch. If you break off an epoch, the next `iter()` begins the next one.
+    For torch a loader is an IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same
+    batches in this process.
 
     The agent is a thread that reads the counters once a second. It starts with the first batch and stops when the
     loader is closed, garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend
@@ -84,7 +85,9 @@ class Loader(IterableDataset[Any]):
 
     - `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
     - `split` is the split to load. `rank` is this loader's number among `ranks`. `seed` and `order` decide the order.
-    - `read_ahead_epochs` limits read-ahead, not the number of epochs. `epochs` is its old name and warns.
+    - `read_ahead_epochs` is N: the loader reads ahead from one epoch into the next only within the first N epochs. Each
+      later epoch is read after the one before has ended. N does not limit the number of epochs. `epochs` is its old
+      name and warns.
 
     Columns:
 

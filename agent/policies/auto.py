@@ -2,11 +2,14 @@
 
 At the first look, about a quarter of a second after the first batch and before any knob has changed, a `LearnedPolicy`
 chooses all knobs at once. Its setting is a change on trial: it must bring what the planner's own choice promises. If it
-does not, the planner tries its own choice. The learned policy is not used where
+does not, the planner tries its own choice. The learned policy's setting is not tried if
 
+- a stage was not measured yet,
 - an input is outside its training range,
 - its setting does not fit into memory,
-- the trainer does not wait, or
+- an earlier run has settled on these knobs,
+- the trainer does not wait,
+- the planner's choice is almost the same, or
 - it expects fewer rows than the planner promises.
 
 Where an earlier run has settled on knobs for this schema, the run starts with these knobs. The setting of the learned

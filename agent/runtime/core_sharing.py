@@ -1,8 +1,8 @@
-"""Shares a host's cores among its jobs: `CoreClaims`, a folder in which each running job has a file.
+"""Shares a host's cores among its runs: `CoreClaims`, a folder in which each run has a file.
 
-A job's file says how many cores the job can use, or that it takes all that it gets. Jobs that take all divide what the
-others leave. Each job locks its file, and the kernel frees the lock however the job ends. So a file that can be locked
-belongs to a dead job and is removed. Claims are voluntary: if the folder cannot be used, one line says so and the run
+A run's file says how many cores the run can use, or that it takes all that it gets. Runs that take all divide what the
+others leave. Each run locks its file, and the kernel frees the lock however the run ends. So a file that can be locked
+belongs to a dead run and is removed. Claims are voluntary: if the folder cannot be used, one line says so and the run
 goes on.
 """
 
@@ -29,10 +29,10 @@ _SUFFIX = ".claim"
 
 
 def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
-    """Returns each job's part of the cores. A want of None means all cores.
+    """Returns each run's part of the cores. A want of None means all cores.
 
-    The parts are max-min fair. A job gets no more than it wants. A job that gets less than that gets as much as any
-    other job."""
+    The parts are max-min fair. A run gets no more than it wants. A run that gets less than that gets as much as any
+    other run."""
     parts = [0.0] * len(wants)
     left = cores
     asked = sorted((math.inf if want is None else want, n) for n, want in enumerate(wants))
@@ -43,7 +43,7 @@ def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
 
 
 class CoreClaims:
-    """A job's claim to cores. Use it as a context for as long as the job runs."""
+    """A run's claim to cores. Use it as a context for as long as the run lasts."""
 
     def __init__(
         self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None
@@ -51,7 +51,7 @@ class CoreClaims:
         self._folder = Path(folder) / boot_name()
         self._say = say
         self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        # The file is open and locked while the job runs. It has no buffer, so a full disk shows at once.
+        # The file is open and locked while the run lasts. It has no buffer, so a full disk shows at once.
         self._file: int | None = None
 
     def __enter__(self) -> CoreClaims:
@@ -61,7 +61,7 @@ class CoreClaims:
             self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._write(None)
-            hidden.rename(self._path)  # Other jobs see the file only after it is locked.
+            hidden.rename(self._path)  # Other runs see the file only after it is locked.
         except OSError as error:
             with contextlib.suppress(OSError):
                 hidden.unlink()
@@ -76,7 +76,7 @@ class CoreClaims:
             self._file = None
 
     def share(self, cores: float, wants: float | None) -> float:
-        """Returns this job's part of the `cores` that it is allowed to use. `wants` is None if it can use them all."""
+        """Returns this run's part of the `cores` that it is allowed to use. `wants` is None if it can use them all."""
         if self._file is None:
             return cores
         try:
@@ -99,13 +99,13 @@ class CoreClaims:
     def _give_up(self, error: OSError) -> None:
         """Says that the folder cannot be used, and ends the claim."""
         self._say(
-            f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}"
+            f"cores are not shared with other runs, as {self._folder} cannot be used: {error}"
         )
         self.__exit__()
 
 
 class CoreSharingTunable:
-    """A Tunable whose snapshots show only the job's part of the cores."""
+    """A Tunable whose snapshots show only the run's part of the cores."""
 
     def __init__(self, tunable: Tunable, claims: CoreClaims, *, ranks: int = 1) -> None:
         """`ranks` is the number of this host's ranks. The tunable's snapshots are the mean of these ranks."""
@@ -134,7 +134,7 @@ class CoreSharingTunable:
         return replace(snapshot, cpu_quota=cores / self._ranks)
 
     def _claim(self, snapshot: Snapshot) -> None:
-        """Decides how many cores the job claims: all while it starves, and a little more than it uses when calm."""
+        """Decides how many cores the run claims: all while it starves, and a little more than it uses when calm."""
         measured = rates(self._last, snapshot) if self._last is not None else None
         self._last = snapshot
         if measured is None:
@@ -158,7 +158,7 @@ def _round_up(cores: float) -> float:
 
 
 def _read_claim(path: Path) -> list[float | None]:
-    """Returns a list with the cores that a job wants. If the job is dead, removes its file and returns []."""
+    """Returns a list with the cores that a run wants. If the run is dead, removes its file and returns []."""
     try:
         with open(path) as file:
             try:

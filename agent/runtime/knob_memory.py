@@ -127,7 +127,7 @@ class KnobMemory:
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """Yields the tunable with the cores that other jobs of the same registry leave free.
+        """Yields the tunable with the cores that other runs of the same registry leave free.
 
         If this run is killed meanwhile, the next run finds its knobs."""
         if self._registry is None:

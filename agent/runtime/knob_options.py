@@ -35,7 +35,7 @@ class KnobOptions:
     registry: str | None = setting(
         None,
         "start where an earlier run on such a machine and schema settled, keep where "
-        "this one does, and share the cores with jobs that name the same place (without a "
+        "this one does, and share the cores with runs that name the same place (without a "
         "value: in the user's cache)",
         metavar="FOLDER|URI",
         bare="",

@@ -1,7 +1,7 @@
 """Keeps what a run has learned for the next run: `Registry`, one small JSON file per machine and schema.
 
 A registry is a folder, or any URI that pyarrow knows (`s3://…`, `file://…`), for example next to the table. A file
-appears in one step, so two jobs may write at once, and the last one wins. Damaged, foreign and newer files are ignored.
+appears in one step, so two runs may write at once, and the last one wins. Damaged, foreign and newer files are ignored.
 If the place cannot be written, `say` gets one line and the run goes on.
 """
 
@@ -172,13 +172,13 @@ class Registry:
             try:
                 yield _read(system, info)
             except FileNotFoundError:
-                # Another job has removed the file, because there were too many.
+                # Another run has removed the file, because there were too many.
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._say(f"{info.path} is ignored: {_one_line(error)}")
 
     def _trim(self, system: Any, folder: str) -> None:
-        """Removes the oldest files if there are too many. Another job may do so at the same time."""
+        """Removes the oldest files if there are too many. Another run may do so at the same time."""
         files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
         for info in files[: max(0, len(files) - self._most)]:
             with contextlib.suppress(FileNotFoundError):
