@@ -1,4 +1,5 @@
-"""`sluice report RUN`, `explain` and `live`: show a run folder as a page, as text, and during the run."""
+"""Shows runs (`sluice report`, `explain`, `live`), tries policies in the simulator (`sluice policies`, `simulate`) and
+trains them (`sluice teach`, `learn`)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _EXAMPLES = """examples:
   sluice report runs/first
   sluice explain runs/first
 
-Both read a run folder that training, `sluice bench` or a loader left, finished or not.
+Training, `sluice bench` and loaders write run folders. The run need not have ended.
 The last line of standard output is a JSON object."""
 _USAGE = f"""usage: sluice COMMAND …
 
@@ -31,10 +32,12 @@ commands:
   report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
   live       serve the pages of runs while they grow, on 127.0.0.1
-  evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
-  simulate   run one policy through one scenario, and print each change (see `simulate --help`)
-  train      teach the learned policy in simulated pipelines (see `train --help`)
-  learn      go on teaching the learned policy with the results of runs (see `learn --help`)
+  policies   run every policy in every scenario of the simulator, and print a table of scores
+  simulate   run one policy through one scenario, and print each change
+  teach      train the learned policies in simulated pipelines
+  learn      train the learned policy further with the results of your own runs
+
+`sluice COMMAND --help` lists a command's options.
 
 {_EXAMPLES}"""
 

@@ -1,8 +1,7 @@
 """The trainer: a DLRM on TorchRec, sharded, fed by `ingest`, tuned by `agent`."""
 
-if (
-    __name__ == "dlrm"
-):  # imported by its folder's name, as `python -m dlrm` does in a checkout: still one module
+# In a checkout, `python -m dlrm` imports the package by its folder's name. It stays one module.
+if __name__ == "dlrm":
     import sys
     from importlib import import_module
 

@@ -82,9 +82,8 @@ def tables(args: PlanOptions) -> tuple[Table, ...]:
         table = FeatureTable.open(args.data, allow_code=args.code.permission)
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
-        spread = spread_out(
-            model, found
-        ).compress  # Training spreads them, so all rows are used evenly.
+        # Training spreads them, so all rows are used evenly.
+        spread = spread_out(model, found).compress
         return tuple(replace(t, use=()) if t.name in spread else t for t in found)
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))

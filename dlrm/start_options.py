@@ -1,5 +1,5 @@
-"""The trainer's command line: the options other than a run's settings, and the `Config` that a command line makes,
-alone or on top of a stored one."""
+"""Reads the trainer's command line. `StartOptions` are the options that are not settings of a run. `fresh` and
+`resumed` make a run's `Config`: of a new run, or of a stored run with changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.common.settings import Given, make, read, replaced, setting
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.spec.code_options import CodeOptions
 
-# What a resumed run must keep: other values would train another model, or on other rows.
+# A resumed run must keep these settings. Other values would train another model, or on other rows.
 _FIXED = (
     "batch_size",
     "last",
@@ -34,34 +34,34 @@ class StartOptions:
 
     title = "what"
     run: Path = setting(
-        help="run folder to make: settings, log, checkpoints, report (--run for short, but not under "
-        "torchrun, which takes that for its own)",
+        help="the run folder to make, with settings, log, checkpoints and report (short: --run, but "
+        "torchrun has an option of that name, so write --run-dir there)",
         flags=("--run-dir", "--run"),
         metavar="DIR",
     )
     resume: bool = setting(
         False,
-        "go on from the newest checkpoint in DIR, with its settings but for those given now; "
-        "where there is none, begin, if --data is given: so the same command starts a run and goes "
-        "on with it",
+        "continue from the newest checkpoint in DIR, with its settings except those given now. "
+        "If there is no checkpoint and --data is given, start a new run. So the same command starts "
+        "and continues a run",
     )
     split_moved: str = setting(
         "refuse",
-        "what to do where the table to go on with tests on rows that were trained on",
+        "what to do if the test split of the resumed run's table has rows that the run was trained on",
         choices=("refuse", "accept"),
     )
     check: bool = setting(False, "check settings and input, print the plan, train nothing")
     ranks: int | None = setting(
-        None, "with --check: ranks to check for (default: torchrun's, or 1)", least=1
+        None, "with --check: the number of ranks to check for (default: torchrun's, or 1)", least=1
     )
     ranks_per_host: int | None = setting(
         None,
-        "with --check: how many of them share one host's memory and cores (default: all)",
+        "with --check: the number of ranks that share one host's memory and cores (default: all)",
         least=1,
     )
     pause: int | None = setting(
         None,
-        "save and leave after so many evaluations from here on, as at SIGTERM: --resume goes on",
+        "save and exit after N more evaluations, as after SIGTERM; --resume continues the run",
         flags=("--pause-after",),
         metavar="N",
         least=1,
@@ -83,19 +83,17 @@ def fresh(given: Given, **known: Any) -> Config:
 def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
     """Returns a stored run's settings with those given now. Raises ConfigError if one of them may not change."""
     before = Config.from_dict(stored)
-    given = {"inject": "", **given}  # a fault happens only in the run that was given it
-    if (
-        "compress" in given
-    ):  # what `spread_out` chose when the run began holds together with what is given again
+    # A fault is injected only by a command line that names it.
+    given = {"inject": "", **given}
+    # The columns that `spread_out` chose at the start stay spread, unless `compress` now names them.
+    if "compress" in given:
         chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
         given["compress"] = {**chosen, **given["compress"]}
-    if "://" not in given.get(
-        "data", "://"
-    ):  # as a fresh run has it from its table: it is read from other folders
+    # A run records an absolute path, because it may be resumed from another folder.
+    if "://" not in given.get("data", "://"):
         given["data"] = os.path.abspath(given["data"])
-    if given.get(
-        "follow", before.follow
-    ):  # a version given on the command line is where the run began
+    # A run that follows its table keeps the version that it has reached. `version` is only for a new run.
+    if given.get("follow", before.follow):
         given.pop("version", None)
     config = replaced(before, given, **known)
     for name in _FIXED:

@@ -73,9 +73,8 @@ def _report_error(error: Exception, *, first: bool) -> int:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(
-        main, at_once=True
-    )  # gloo's threads abort about one ended run in ten while Python goes down
+    # The threads of gloo abort about one ended run in ten while Python shuts down.
+    run(main, at_once=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Spark jobs that write feature tables, and the contract (spec, operators, table) that others read them by."""
 
-if (
-    __name__ == "etl"
-):  # imported by its folder's name, as `python -m etl` does in a checkout: still one module
+# In a checkout, `python -m etl` imports the package by its folder's name. It stays one module.
+if __name__ == "etl":
     import sys
     from importlib import import_module
 

@@ -16,7 +16,7 @@ The audit flips the label of row 1 from 1 to 0, and computes both features of ro
 The audit makes these changes, one at a time:
 
 - One label is flipped. That row must keep its features.
-- All labels are flipped, and no operator learns again. All rows must keep their features.
+- All labels are flipped, and operators keep what they learned. All rows must keep their features.
 - The labels of the test split are flipped, or its rows are removed. Training rows must keep their features, and
   operators must learn the same.
 - The rows after a moment are removed, or the labels from that moment on are flipped. Rows up to that moment must keep
@@ -68,16 +68,20 @@ EngineFor = Callable[[Job], Engine]
 FLIPS = 50
 """How many rows get their label flipped, one at a time."""
 _MOMENTS = 3
-"""How many moments divide the rows into earlier and later ones, one at a time."""
+"""How many moments are tried. Each divides the rows into earlier and later ones."""
 _MOST_ROWS = 2_000_000
-"""The most rows that one run of dedup, joins and histories reads, with all changed inputs together."""
+"""The most rows that one run of joins and histories reads, over all changed inputs together."""
+# An audit adds these columns to the rows: the row's number, the number of its changed input, a history's `by` for each
+# changed input, and the row's file and line.
 _ROW = "_audit_row"
 _CHANGE = "_audit_change"
 _BY = "_audit_by"
 _FILE = "_audit_file"
 _LINE = "_audit_line"
+# The names that a spec has for the types of columns.
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
 LABEL = "made from the label"
+"""The `Leak.operator` of a column whose source contains the label."""
 _REMAKE = "make the table again from all of its input, with --mode overwrite --refit"
 
 
@@ -87,8 +91,9 @@ class Leak:
 
     column: str
     operator: str
+    """The operator, the function or the rule that lets the information in, or `LABEL`."""
     holds: str
-    """The information, for example "its own label"."""
+    """The information that the column must not have, for example "its own label"."""
     file: str = ""
     line: int = 0
     before: str = ""
@@ -107,13 +112,15 @@ class Leak:
     @property
     def advice(self) -> str:
         """How to remove the leak."""
+        is_rule = self.operator.startswith("[[")
         if self.operator == LABEL:
             return "take the label out of what it is made from"
-        if ":" in self.operator:
+        # A rule's name may have a colon too, such as `[[join]] s3://bucket/users`.
+        if ":" in self.operator and not is_rule:
             return "this function sees the label; give it other columns"
         if "split" in self.holds:
-            return "learn from the training split alone, and cut the splits by time or by what relates rows"
-        if self.operator.startswith("[["):
+            return "learn from the training split alone, and split by time or by the column that relates rows"
+        if is_rule:
             return f"order rows by another column than the label, and {_REMAKE}"
         return _REMAKE
 
@@ -127,7 +134,7 @@ class Audit:
     rows: int = 0
     """The number of the table's rows that were recomputed from the input. Only these were audited."""
     tried: dict[str, int] = field(default_factory=dict)
-    """For each kind of leak, the number of changed inputs that looked for it."""
+    """By `Leak.holds`, the number of changes of the input that were tried to find such a leak."""
     leaks: list[Leak] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +150,7 @@ class Change:
     """A change of the input, and the rows that must keep their features in spite of it."""
 
     leak: str
-    """The information that a feature contains if it changes: `Leak.holds`."""
+    """If a feature changes, it contains this information. It becomes `Leak.holds`."""
     flipped: Mask
     """The rows whose labels are flipped."""
     removed: Mask
@@ -157,7 +164,7 @@ class Change:
     runs_rules: bool = True
     """Whether joins and histories run again on the changed rows."""
     side_ends: Mapping[str, Any] = field(default_factory=dict)
-    """By the time column of a join, the last time of the side table's rows. Later ones are left out."""
+    """Maps the time column of a join to a time. The side table's rows after that time are left out."""
 
 
 class RuleRunner:
@@ -191,7 +198,7 @@ class RuleRunner:
         rest = list(spec.rows.histories)
         while rest:
             ready = list[History]()
-            # A history may be collected by a column that an earlier history adds, and so needs a later run.
+            # If an earlier history adds the column `by` of a history, that history needs a later run.
             while rest and rest[0].by in rows.column_names:
                 name = f"{_BY}{len(ready)}"
                 codes = (
@@ -227,6 +234,7 @@ class RuleRunner:
             store=TableStore(self._folder / "no-table"),
         )
         with contextlib.closing(self._engine_for(job)) as engine:
+            # A sample of so many rows has all of them.
             found = engine.sample(rows.num_rows)
         return pa.table(
             {
@@ -250,8 +258,9 @@ class RuleRunner:
 class TablePart:
     """The rows of a table that one job wrote, recomputed from the input.
 
-    Several arrays have one entry for each kept row: a row of the input that dedup, filters and the sample keep. The
-    features have more entries, because the drawn negatives follow the kept rows."""
+    The kept rows are those rows of the input that dedup, filters and the sample keep. `columns`, `row_numbers` and
+    `splits` have one entry for each kept row. Features have more entries, because drawn negatives follow the kept
+    rows."""
 
     def __init__(
         self, table: FeatureTable, rows: pa.Table, rules: RuleRunner, available: Mask
@@ -282,8 +291,8 @@ class TablePart:
         self.splits = split_of(self.columns, keys, self.spec)
 
     def apply_changes(self, changes: Sequence[Change]) -> Iterator[Columns]:
-        """Yields the columns of the kept rows after each change. They are null in removed rows if joins and histories
-        run again."""
+        """Yields the columns of the kept rows after each change. If joins and histories run again, the columns are null
+        in removed rows."""
         has_rules = self.spec.rows.relational
         inputs = [
             (
@@ -301,13 +310,13 @@ class TablePart:
                 yield self._flip_labels(change, self.columns)
                 continue
             found = next(joined)
-            index = np.full(len(change.removed), -1)
-            index[found[_ROW].to_numpy()] = np.arange(found.num_rows)
-            index = index[self.row_numbers]
-            yield _columns(found.select(list(self.columns)).take(pa.array(index, mask=index < 0)))
+            place = np.full(len(change.removed), -1)
+            place[found[_ROW].to_numpy()] = np.arange(found.num_rows)
+            place = place[self.row_numbers]
+            yield _columns(found.select(list(self.columns)).take(pa.array(place, mask=place < 0)))
 
     def _flip_labels(self, change: Change, columns: Columns) -> Columns:
-        """Returns the columns with flipped labels. The raw value of the other label comes from a row that has it."""
+        """Returns the columns with flipped labels. A flipped row gets the raw label of another row."""
         labels = pc.fill_null(self.spec.labels(columns).cast(pa.int8()), -1).to_numpy(
             zero_copy_only=False
         )
@@ -338,7 +347,7 @@ class TablePart:
     def _prepare(
         self, columns: Columns, state: FittedState
     ) -> tuple[Features, Columns, Mapping[str, pa.Array]]:
-        """Returns the arguments of `Features.run`: the operators, the columns with drawn negatives, and the extras."""
+        """Returns the features, the columns with drawn negatives, and the extras. All are for `Features.run`."""
         features, keys = Features(self.spec, state, ahead=False), row_keys(columns, self.spec)
         splits, folds = split_of(columns, keys, self.spec), fold_keys(columns, keys, self.spec)
         if self._negatives:
@@ -353,8 +362,8 @@ class TablePart:
     def find_cause(
         self, column: ColumnSpec, row: int, *sides: tuple[Columns, FittedState]
     ) -> tuple[str, str, str]:
-        """Returns why a feature of a row differs between two inputs, each with its states. The results are the first
-        operator or rule whose result differs, and the feature's value on either side."""
+        """Returns why a feature of a row differs between two `sides`: columns and states before and after a change.
+        Returns the first operator or rule whose result differs, and the feature's value on each side."""
         steps, chains = column.left_to_spark, list[list[str]]()
         for features, columns, extras in (self._prepare(*side) for side in sides):
             chains.append(
@@ -368,7 +377,7 @@ class TablePart:
         return self._name_step(column, step), chains[0][-1], chains[1][-1]
 
     def _name_step(self, column: ColumnSpec, number: int) -> str:
-        """Returns the name of an operator of a column, counted from 1. Step 0 is the rule that makes its source."""
+        """Returns the name of a column's operator, counted from 1. Number 0 is the rule that makes its source."""
         op = column.ops[max(0, number - 1)] if column.ops else None
         if isinstance(op, Python):
             return op.function
@@ -410,12 +419,12 @@ class TablePart:
                 .aggregate([("count", "sum")])
                 .rename_columns(COUNTS.names)
             )
-            for number, learned in enumerate(spec.fitted):
-                if learned.level == level and learned.key in keys:
-                    values = sums.of(number)
-                    if learned.op.least > 1:
-                        values = values.filter(pc.greater_equal(values["count"], learned.op.least))
-                    tables[learned.key] = learned.op.learn(values)
+            for number, fitted_op in enumerate(spec.fitted):
+                if fitted_op.level == level and fitted_op.key in keys:
+                    values, op = sums.of(number), fitted_op.op
+                    if op.least > 1:
+                        values = values.filter(pc.greater_equal(values["count"], op.least))
+                    tables[fitted_op.key] = op.learn(values)
         return {key: tables[key] for key in keys}
 
     @cached_property
@@ -430,8 +439,8 @@ class TablePart:
             column for column in self.spec.columns if set(column.sources) <= self.columns.keys()
         ]
         values = self.compute(self.columns, self.state, computable)
-        left = self._count_rows_in_files(list(values))
-        """How often each text is in the files and has not matched yet."""
+        # How often each text is in the files and has not matched yet.
+        unmatched = self._count_rows_in_files(list(values))
         texts: list[list[tuple[str, ...]]] = [[] for _ in self.row_numbers]
         for row, text in zip(
             self.made_from, _row_texts(values, splits[self.splits][self.made_from]), strict=True
@@ -439,9 +448,9 @@ class TablePart:
             texts[row].append(text)
         matches = np.zeros(len(texts), bool)
         for row in np.flatnonzero(self._available[self.row_numbers]):
-            if all(left[text] > 0 for text in texts[row]):
+            if all(unmatched[text] > 0 for text in texts[row]):
                 matches[row] = True
-                left.subtract(texts[row])
+                unmatched.subtract(texts[row])
         return matches
 
     def _count_rows_in_files(self, names: list[str]) -> Counter[tuple[str, ...]]:
@@ -457,11 +466,11 @@ class TablePart:
     def learned_from(self) -> Mask:
         """Which of the kept rows this job learned from, including those whose features it then rejected."""
         keys, learned_from = row_keys(self.columns, self.spec), self.written.copy()
-        late = Features(self.spec, self.state, ahead=False).late_unfit(
+        rejected = Features(self.spec, self.state, ahead=False).rejected_after_learning(
             self.columns, keys, self.splits, fold_keys(self.columns, keys, self.spec)
         )
-        for rejected in late.values():
-            learned_from[rejected] = True
+        for flags in rejected.values():
+            learned_from[flags] = True
         return learned_from
 
 
@@ -489,12 +498,12 @@ def _make_changes(
     if spec.rows.relational:
         flips = min(flips, max(1, _MOST_ROWS // count))
     for row in drawn[:flips]:
-        one = np.arange(count) == row
+        this_row = np.arange(count) == row
         yield change(
             leak="its own label",
-            flipped=one,
-            keeps_features=one,
-            learns_again=lambda learned: _uses_label(learned, spec),
+            flipped=this_row,
+            keeps_features=this_row,
+            learns_again=lambda fitted_op: _uses_label(fitted_op, spec),
         )
     yield change(
         leak="its own label, with all flipped at once",
@@ -530,7 +539,7 @@ def _change_other_splits(
             removed=others,
             keeps_features=training,
             keeps_states=True,
-            learns_again=lambda learned: not learned.op.of_all_splits,
+            learns_again=lambda fitted_op: not fitted_op.op.of_all_splits,
             runs_rules=False,
         )
 
@@ -538,7 +547,8 @@ def _change_other_splits(
 def _change_later_rows(
     part: TablePart, written: Mask, rows: Iterable[int], change: partial[Change]
 ) -> Iterator[Change]:
-    """Yields changes of the input after the moment of each of these rows. Earlier rows must not depend on them."""
+    """Yields changes of the input after the moment of each of these rows. The rows up to that moment must keep their
+    features."""
     ranks = _rank_times(part, len(written))
     if not len(ranks):
         return
@@ -547,7 +557,7 @@ def _change_later_rows(
         change_now = partial(
             change,
             keeps_features=written & (ranks <= now).all(axis=0),
-            learns_again=lambda learned: "time" in learned.op.needs,
+            learns_again=lambda fitted_op: "time" in fitted_op.op.needs,
         )
         kept_row = int(np.flatnonzero(part.row_numbers == row)[0])
         yield change_now(
@@ -588,10 +598,10 @@ def _rank_times(part: TablePart, count: int) -> npt.NDArray[np.int_]:
     return ranks
 
 
-def _uses_label(learned: Learned, spec: Spec) -> bool:
+def _uses_label(fitted_op: Learned, spec: Spec) -> bool:
     """Returns whether an operator learns from labels."""
-    return "label" in learned.op.needs or any(
-        spec.label in column.sources for column, _ in learned.users
+    return "label" in fitted_op.op.needs or any(
+        spec.label in column.sources for column, _ in fitted_op.users
     )
 
 
@@ -604,7 +614,7 @@ class _Versions:
         self._parts: dict[int, TablePart] = {}
 
     def open(self, version: int) -> tuple[FeatureTable, pa.Table]:
-        """Returns a version, and the input's rows with the column names and types of its spec."""
+        """Returns a version's table, and the input's rows with the column names and types of its spec."""
         if version not in self._tables:
             later, rows = self.open(version + 1)
             table = FeatureTable.open(later.uri, version, allow_code=later.permission)
@@ -628,15 +638,16 @@ class _Versions:
             table, rows = self.open(version)
             available = np.ones(rows.num_rows, bool)
             live = [record.version for record in self.table.records.values()]
-            for earlier in sorted(live) if version in live else ():
-                if earlier < version:
-                    part = self.part(earlier)
-                    available[part.row_numbers[part.written]] = False
+            if version in live:
+                for earlier in sorted(live):
+                    if earlier < version:
+                        part = self.part(earlier)
+                        available[part.row_numbers[part.written]] = False
             self._parts[version] = TablePart(table, rows, self._rules, available)
         return self._parts[version]
 
     def find_first(self, version: int, key: str) -> int:
-        """Returns the first of the versions in a row that have the same state of `key` as this one."""
+        """Returns the first of the consecutive versions up to this one that have the same state of `key`."""
         with contextlib.suppress(TableError, StateError):
             while version and self._digest(version - 1, key) == self._digest(version, key):
                 version -= 1
@@ -671,25 +682,25 @@ def audit_table(
     from sluice.etl.local.sample import numbered_rows
 
     rows = numbered_rows(table.spec(), tuple(inputs), _FILE, _LINE)
-    places = rows.select([_FILE, _LINE])
+    origins = rows.select([_FILE, _LINE])
     rows = rows.drop_columns([_FILE, _LINE]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     audit, draw = Audit(version=table.version, table_rows=table.rows), np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
         versions = _Versions(table, rows, RuleRunner(engine_for, Path(folder)))
-        lost: list[str] = []
+        unlearnable: list[str] = []
         for record in sorted(table.records.values(), key=lambda record: record.version):
             part = versions.part(record.version)
             if not part.written.any():
                 continue
-            changes = list(_make_changes(part, len(places), flips, draw))
-            lost += _audit_part(part, versions, audit, places, changes)
+            changes = list(_make_changes(part, len(origins), flips, draw))
+            unlearnable += _audit_part(part, versions, audit, origins, changes)
             audit.rows += int(part.written[part.made_from].sum())
             for change in changes:
                 audit.tried[change.leak] = audit.tried.get(change.leak, 0) + 1
-    if not audit.leaks and (lost or audit.rows < table.rows):
+    if not audit.leaks and (unlearnable or audit.rows < table.rows):
         missing = (
-            f"what {' and '.join(sorted(set(lost)))} learned cannot be learned again"
-            if lost
+            f"what {' and '.join(sorted(set(unlearnable)))} learned cannot be learned again"
+            if unlearnable
             else f"only {audit.rows:,} of {table.rows:,} rows can be recomputed"
         )
         raise InputError(
@@ -704,22 +715,22 @@ def _find_learners(
 ) -> tuple[dict[str, TablePart], list[str]]:
     """Returns the part whose rows give each state again, bit for bit. If no part gives the state of an operator that
     depends on labels or times, its name is in the second result."""
-    found, lost = dict[str, TablePart](), []
-    for learned in part.spec.fitted:
+    found, unlearnable = dict[str, TablePart](), []
+    for fitted_op in part.spec.fitted:
         # A small state may equal an older version's by chance. So the part's own rows are tried first.
         learner = next(
             (
                 candidate
-                for candidate in _possible_learners(part, versions, learned.key)
-                if _learns_the_same(candidate, part, learned.key, count)
+                for candidate in _possible_learners(part, versions, fitted_op.key)
+                if _learns_the_same(candidate, part, fitted_op.key, count)
             ),
             None,
         )
         if learner is not None:
-            found[learned.key] = learner
-        elif "time" in learned.op.needs or _uses_label(learned, part.spec):
-            lost.append(f"{learned.op.name} of column {learned.users[0][0].name!r}")
-    return found, lost
+            found[fitted_op.key] = learner
+        elif "time" in fitted_op.op.needs or _uses_label(fitted_op, part.spec):
+            unlearnable.append(f"{fitted_op.op.name} of column {fitted_op.users[0][0].name!r}")
+    return found, unlearnable
 
 
 def _possible_learners(part: TablePart, versions: _Versions, key: str) -> Iterator[TablePart]:
@@ -746,21 +757,22 @@ def _audit_part(
     part: TablePart,
     versions: _Versions,
     audit: Audit,
-    places: pa.Table,
+    origins: pa.Table,
     changes: Sequence[Change],
 ) -> list[str]:
     """Adds the leaks of one part to `audit`. Returns the operators that cannot be audited."""
-    learners, lost = _find_learners(part, versions, len(places))
+    learners, unlearnable = _find_learners(part, versions, len(origins))
     if saw_others(part.state, part.spec):
         holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
         audit.leaks += [
-            Leak(column=learned.users[0][0].name, operator=learned.op.name, holds=holds)
-            for learned in part.spec.fitted
-            if not learned.op.of_all_splits
+            Leak(column=fitted_op.users[0][0].name, operator=fitted_op.op.name, holds=holds)
+            for fitted_op in part.spec.fitted
+            if not fitted_op.op.of_all_splits
         ]
     features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
     parts, original = list({part, *learners.values()}), (part.columns, part.state)
     values = part.compute(*original, features)
+    # Each part yields its columns after the first change, then after the second, and so on.
     for change, *columns in zip(
         changes, *(one.apply_changes(changes) for one in parts), strict=True
     ):
@@ -776,7 +788,7 @@ def _audit_part(
             if not len(rows):
                 continue
             operator, *seen = part.find_cause(column, int(rows[0]), original, after)
-            place = int(part.row_numbers[part.made_from[rows[0]]])
+            row_number = int(part.row_numbers[part.made_from[rows[0]]])
             audit.leaks.append(
                 Leak(
                     column=column.name,
@@ -784,17 +796,21 @@ def _audit_part(
                     holds=change.leak,
                     before=seen[0],
                     after=seen[1],
-                    file=places[_FILE][place].as_py(),
-                    line=places[_LINE][place].as_py(),
+                    file=origins[_FILE][row_number].as_py(),
+                    line=origins[_LINE][row_number].as_py(),
                 )
             )
-        for learned in part.spec.fitted if change.keeps_states else ():
-            name = learned.users[0][0].name
-            if not audit.has(name, change.leak) and _digest(after[1][learned.key]) != _digest(
-                part.state[learned.key]
-            ):
-                audit.leaks.append(Leak(column=name, operator=learned.op.name, holds=change.leak))
-    return lost
+        if change.keeps_states:
+            _audit_states(part, after[1], audit, change.leak)
+    return unlearnable
+
+
+def _audit_states(part: TablePart, after: FittedState, audit: Audit, leak: str) -> None:
+    """Adds a leak for each operator that learned something else after a change."""
+    for fitted_op in part.spec.fitted:
+        name, key = fitted_op.users[0][0].name, fitted_op.key
+        if not audit.has(name, leak) and _digest(after[key]) != _digest(part.state[key]):
+            audit.leaks.append(Leak(column=name, operator=fitted_op.op.name, holds=leak))
 
 
 def _learn_again(
@@ -807,9 +823,9 @@ def _learn_again(
     tables = dict[str, Any](part.state.tables)
     for learner, columns in changed.items():
         keys = [
-            learned.key
-            for learned in part.spec.fitted
-            if learners.get(learned.key) is learner and change.learns_again(learned)
+            fitted_op.key
+            for fitted_op in part.spec.fitted
+            if learners.get(fitted_op.key) is learner and change.learns_again(fitted_op)
         ]
         tables |= learner.learn(columns, change.removed, keys)
     return FittedState(tables=tables)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from sluice.etl.jobs.job import Job
     from sluice.etl.jobs.progress import JobProgress
 
+    # A `Packing` gets the copy's size limit and a function that prints. It returns a function that packs a version.
     Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
+    # A `Placed` returns the job with the chosen placement, and what it reports about the choice.
     Placed = Callable[[Job, Callable[[Job], Engine], str, JobProgress], tuple[Job, dict[str, Any]]]
 
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 class JobInput:
     """The input, and the table to write."""
 
-    title = "what"
+    title = "input and table"
     spec: str = setting(help="feature spec, a TOML file", metavar="SPEC")
     input: tuple[str, ...] = setting(
         help="files, folders or globs, any URI that the engine reads", metavar="PATH", several=True
@@ -40,14 +42,14 @@ class JobInput:
     )
     engine: str | None = setting(
         None,
-        "local: this machine's threads, without Java; they cannot join rows with other rows. spark: Spark, always used "
-        "in spark-submit. Both make the same table (default: local if the spec allows it and no cluster is configured)",
+        "local: this machine's threads, without Java, for specs that join no rows. spark: Spark, which spark-submit "
+        "always uses. Both make the same table (default: local if the spec allows it and no cluster is configured)",
         choices=("local", "spark"),
     )
     place: str | None = setting(
         None,
-        "auto: choose for each column whether its operators are applied in the ETL or in the loader, instead of the "
-        "spec's choice, so that a run like that of --for is predicted to be fastest, with the smallest table",
+        "auto: for each column, apply operators in the ETL or in the loader, whichever is predicted to be faster for a "
+        "run like that of --for. If both are as fast, the smaller table wins. This replaces the spec's choice",
         choices=("auto",),
     )
     for_run: str | None = setting(
@@ -88,7 +90,7 @@ class LearningOptions:
     )
     worker_memory: int = setting(
         256,
-        "memory for fitted state in a Python worker; larger vocabularies are joined with the rows instead, and the "
+        "memory for learned state in a Python worker; larger vocabularies are joined with the rows instead, and the "
         "driver collects fewer of them",
         metavar="MIB",
         least=1,
@@ -98,9 +100,9 @@ class LearningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(JobInput, LearningOptions):
-    """A job's command line."""
+    """All options of a job."""
 
-    title = "rows that do not fit"
+    title = "rejected rows and changed columns"
     rejects: str | None = setting(
         None,
         "folder for rows that do not parse (default: _sluice/rejects/<job> in the table)",
@@ -115,8 +117,8 @@ class JobRequest(JobInput, LearningOptions):
     )
     accept_nulls: tuple[str, ...] = setting(
         (),
-        "publish although many more values of these columns are missing or cannot be read than in the version before "
-        "(twice the share, and 5 points more)",
+        "publish even if far more values of these columns are missing or unreadable than in the version before (more "
+        "than twice the share, and at least 5 percentage points more)",
         metavar="COLUMN",
         several=True,
     )
@@ -157,7 +159,7 @@ class JobRequest(JobInput, LearningOptions):
     def answer(
         self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing
     ) -> dict[str, Any]:
-        """Does the job, which was started with `argv`, or prints its plan. Returns the program's last line.
+        """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line.
 
         `placed` chooses where operators are applied, and `packing` makes a packed copy."""
         from sluice.etl.engines import choose, opened

@@ -1,8 +1,7 @@
 """The loader: stages from Parquet to training batches, in an exact order, resized while they run."""
 
-if (
-    __name__ == "ingest"
-):  # imported by its folder's name, as `python -m ingest` does in a checkout: still one module
+# In a checkout, `python -m ingest` imports the package by its folder's name. It stays one module.
+if __name__ == "ingest":
     import sys
     from importlib import import_module
 

@@ -81,9 +81,8 @@ class ColumnTransforms:
         for f in self._fields:
             kind = np.float32 if f.role == "dense" else id_kind(f.cardinality)
             empty = np.zeros(0 if f.name in self._bags else rows, kind)
-            found[f.name] = (
-                np.array(arrays[f.name], kind) if not f.made else empty
-            )  # a function may write into it
+            # The values are copied, because a function may write into them.
+            found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty
             if f.name in self._bags:
                 found[lengths_name(f.name)] = arrays.get(
                     lengths_name(f.name), np.zeros(rows, np.int32)

@@ -17,9 +17,8 @@ from sluice.ingest.knobs import nearest
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
-_GUESSED_BAG = (
-    8.0  # assumed ids in a bag; only used to reserve memory before the first bags are read
-)
+# The assumed ids in a bag. They only reserve memory before the first bags are read.
+_GUESSED_BAG = 8.0
 
 
 class ColumnError(LoadingError):

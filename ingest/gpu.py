@@ -94,9 +94,8 @@ class OnDevice:
         tensors: dict[str, Any] = {
             name: self._copy(getattr(batch, name), held) for name in TENSORS if name != "lengths"
         }
-        if (
-            self._constant is None or self._constant[0] is not batch.lengths
-        ):  # without bags, all batches share one tensor
+        # Without bags, all batches share one tensor.
+        if self._constant is None or self._constant[0] is not batch.lengths:
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()
         self._lent.append((mark, held))
@@ -156,9 +155,8 @@ class _CudaMark:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
         for tensor in tensors:
-            tensor.record_stream(
-                stream
-            )  # the memory is not reused while the consumer's work is queued
+            # The memory is not reused while the consumer's work is queued.
+            tensor.record_stream(stream)
 
 
 def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:

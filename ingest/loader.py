@@ -50,7 +50,7 @@ class EpochObserver(Protocol):
         """Called when an epoch starts."""
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:
-        """Called when the consumer has taken an epoch's last batch. `epoch` is the number of the next one."""
+        """Called when the consumer has taken an epoch's last batch. `epoch` is the number of the next epoch."""
 
 
 class BatchLoader(IterableDataset[Batch]):
@@ -61,8 +61,9 @@ class BatchLoader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    `sluice.Loader` tunes one of these, and documents the arguments and what has the same name here. `memory_limit` is
-    in bytes here. `before_read` runs in the reader before each row group, to imitate a store's latency.
+    `sluice.Loader` tunes a `BatchLoader`. Its documentation also holds for the arguments, methods and properties that
+    have the same names here, but `memory_limit` is in bytes here. `before_read` runs in the reader before each row
+    group, to imitate a store's latency.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._remote = None
         if workers:
             self._remote = _remote_reads(workers, self._input, f"{rank}/{ranks}")
-            weakref.finalize(self, self._remote.close)  # now, because the next lines may raise
+            weakref.finalize(self, self._remote.close)
         self._origins = Origins(self.plan, share)
         self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
         remote_stats = dict if self._remote is None else self._remote.stats
@@ -124,7 +125,7 @@ class BatchLoader(IterableDataset[Batch]):
         self.order_hash: str | None = None
         _open_pipelines.add(self._pipeline)
         for close in (self._pipeline.close, self._input.groups.close):
-            weakref.finalize(self, close).atexit = False  # `_close_all` does this at exit
+            weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
 
     def _pipeline_parts(self, share: RankShare, memory_limit: int | None) -> PipelineParts:
         groups = self._input.groups
@@ -238,9 +239,8 @@ class BatchLoader(IterableDataset[Batch]):
             if iteration == self._iteration:
                 if not sys.is_finalizing():
                     self._progress.enter("away")
-                if (
-                    self._in_epoch
-                ):  # the consumer stopped early, so the other batches are not needed
+                # The consumer stopped early, so the other batches are not needed.
+                if self._in_epoch:
                     self._ready = None
                     self._pipeline.close()
 
@@ -302,13 +302,13 @@ class BatchLoader(IterableDataset[Batch]):
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self.code:
-                what = (
+                described = (
                     repr(code)
                     if code
                     else "a function without an importable name, so give it again"
                 )
                 raise LoaderError(
-                    f"this state was made with the transform {name!r} ({what}), which is not among "
+                    f"this state was made with the transform {name!r} ({described}), which is not among "
                     f"transforms={list(self.code)}"
                 )
         own = self._input.identity
@@ -414,8 +414,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def minimum_memory(self) -> int:
-        """The memory limit that this loader needs: of the control group if that leaves less memory, otherwise of this
-        process."""
+        """The smallest sufficient memory limit in bytes. It is a limit of the control group if that leaves less memory
+        than this process's own limit."""
         return self._pipeline.least_limit
 
     @property
@@ -480,7 +480,7 @@ def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> No
 
 
 def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
-    """Connects to remote workers. Their code is an optional folder, which only this function imports."""
+    """Connects to remote workers. Their code, `ingest/remote`, is optional, and only this function imports it."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
     except ModuleNotFoundError as error:
@@ -496,6 +496,6 @@ def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
 
 @atexit.register
 def _close_all() -> None:
-    """Stops all pipelines, so that a program ends at once."""
+    """Stops all pipelines, so that a program ends immediately."""
     for pipeline in list(_open_pipelines):
         pipeline.stop()

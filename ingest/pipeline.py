@@ -71,6 +71,7 @@ class PipelineParts:
     plan: RowsPlan
     source: RowGroupSource
     describe: Callable[[Read], str]
+    """Returns a read's file and row group, for messages."""
     columns: Columns
     share: RankShare
     transforms: Sequence[Fused] = ()
@@ -79,7 +80,7 @@ class PipelineParts:
     machine: Machine
     decoding: Decoding
     converted: int = 0
-    """The number of columns whose values cannot be moved as they are stored in a file."""
+    """The number of columns whose values must be converted before they are moved."""
     epochs: int = 1
     """The loader reads ahead from one epoch into the next only within so many first epochs."""
     remote: RemoteWork | None = None
@@ -119,15 +120,15 @@ class Pipeline:
         self._specs = {spec.name: spec for spec in parts.stages}
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(parts.machine.cores()))
-        start = Knobs(
+        defaults = Knobs(
             workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
             fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
         )
         if parts.remote is not None:
-            start = replace(
-                start.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE}
+            defaults = replace(
+                defaults.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE}
             )
-        self.knobs = self._with_defaults(start, start if knobs is None else knobs)
+        self.knobs = self._with_defaults(defaults, defaults if knobs is None else knobs)
         self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(
@@ -147,8 +148,8 @@ class Pipeline:
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         largest = max(itertools.chain(*parts.plan.groups), default=0)
-        # Readers gather windows at most a few of these steps ahead of need. A step is as long as a row group, but not
-        # longer than four windows, because windows that are gathered early occupy memory of their batches.
+        # Readers gather windows at most a few of these steps before they are needed. A step is as long as a row group,
+        # but not longer than four windows, because windows that are gathered early take memory from batches.
         self._gather_step_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
@@ -190,7 +191,7 @@ class Pipeline:
 
     @property
     def _backends(self) -> tuple[str, ...]:
-        """The back ends for transforms. Processes are possible only if memory suffices for two on each core."""
+        """The back ends for transforms. Processes are possible only if memory suffices for two of them on each core."""
         free = self._memory_limit - self.base - self.minimum
         return BACKENDS if free >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
 
@@ -204,7 +205,7 @@ class Pipeline:
         )
 
     def apply(self, knobs: Knobs) -> None:
-        """Changes the stages and sizes that `knobs` name at once; the other stages keep their workers."""
+        """Changes the stages and sizes that `knobs` names, immediately. The other stages keep their workers."""
         knobs = self._with_defaults(self.knobs, knobs)
         self.limits.check(knobs)
         with self._lock:
@@ -218,7 +219,7 @@ class Pipeline:
                     stage.backend = knobs.backend.get(name, "thread")
 
     def _request_remote_workers(self) -> None:
-        """Announces to the remote workers how many requests will be under way at once."""
+        """Tells the remote workers how many requests run at the same time."""
         if self._parts.remote is not None and self._pools:
             self._parts.remote.use(
                 sum(
@@ -232,7 +233,7 @@ class Pipeline:
         return self.knobs.backend.get(READ.name, "thread")
 
     def _note_remote_memory(self, change: int) -> None:
-        """Charges memory that remote workers on this host take (+) or give back (-)."""
+        """Charges memory that remote workers on this host take (`change` above 0) or give back (below 0)."""
         with self._lock:
             self._remote_bytes += change
             self._governor.hold(change, outside=True)
@@ -262,18 +263,20 @@ class Pipeline:
     def _buffer_bytes(self, stage: str) -> int:
         """Returns how many bytes of results may wait after a stage."""
         limit = self._specs[stage].buffer_limit
-        if limit == "window":  # windows of all streams may become complete at the same time
+        if limit == "window":
+            # Windows of all streams may become complete at the same time.
             return len(self._streams) * self._largest_block_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
-        if limit == "series":  # these batches are also prefetched for the trainer
+        if limit == "series":
+            # These batches are also prefetched for the trainer.
             return min(self._longest_series_bytes, self.knobs.prefetch_bytes)
         return self.knobs.prefetch_bytes
 
     # ---- starting and stopping
 
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
-        """Yields batches from `position` to the end of epoch number `epochs - 1`. Stops an earlier run first."""
+        """Stops an earlier run. Then yields batches from `position` on, up to the end of epoch number `epochs - 1`."""
         self.stop()
         parts = self._parts
         columns = parts.columns
@@ -301,15 +304,15 @@ class Pipeline:
                     passes=functools.partial(_has_passed, number),
                 )
             collator = Collator(columns, parts.share.rows)
+
+            def collate(series: BatchSeries, charge: Charge) -> Ready:
+                return collator(parts.quarantine.replace_non_finite(series, columns), charge)
+
             self._request_remote_workers()
             return self._pool(
                 COLLATE.name,
                 series,
-                lambda _: (
-                    lambda one, charge: collator(
-                        parts.quarantine.replace_non_finite(one, columns), charge
-                    )
-                ),
+                lambda _: collate,
                 size=collator.size,
                 measure=lambda ready: (sum(batch.rows for batch in ready.batches), ready.nbytes),
             )
@@ -360,7 +363,7 @@ class Pipeline:
         return os.getpid() != self._pid
 
     def close(self) -> list[Pool[Any, Any]]:
-        """Tells all workers to stop. Returns the pools that still have workers. Does nothing in a fork."""
+        """Tells all workers to stop, and returns the pools that still have workers. Does nothing in a fork."""
         if self.forked:
             return []
         with self._lock:
@@ -416,7 +419,7 @@ class Pipeline:
     def _charge_to_gather(
         self, gathering: Gathering, windows: CompletedWindows, governor: Governor
     ) -> Charge | None:
-        """Returns a charge for a window if a reader should gather it now. None: a later stage gathers it.
+        """Returns a charge for a window if a reader should gather it now. None: the shuffle stage gathers it.
 
         A reader gathers a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
@@ -427,7 +430,7 @@ class Pipeline:
             return governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
 
     def _transform_step(self, fused: Fused) -> Step:
-        """Makes a transform stage for this run."""
+        """Makes the stage of a transform, or of transforms that run as one, for this run."""
         counters = self._counters[fused.name]
         governor = self._governor
         columns = self._parts.columns
@@ -467,11 +470,12 @@ class Pipeline:
         self, cutter: Cutter
     ) -> Callable[[WorkerClock], Callable[[Cut, Charge], BatchSeries]]:
         """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
-        return lambda _: (
-            lambda cut, charge: self._parts.quarantine.zero_lost_weights(
-                cutter(cut, charge), self._parts.columns
-            )
-        )
+        parts = self._parts
+
+        def cut_known(cut: Cut, charge: Charge) -> BatchSeries:
+            return parts.quarantine.zero_lost_weights(cutter(cut, charge), parts.columns)
+
+        return lambda _: cut_known
 
     def _free_for_processes(self) -> int:
         """Returns the bytes that further worker processes may take, beside those that start now."""
@@ -495,9 +499,9 @@ class Pipeline:
         return governor
 
     def _memory_growth(self) -> int:
-        """Returns how many bytes this process has taken since the start.
+        """Returns how many bytes of memory this process has taken since the start.
 
-        The charge of its control group counts instead if that has grown more, less what worker processes hold."""
+        If its control group has grown more, without the memory of worker processes, returns that growth."""
         own = self._parts.machine.memory_own() - self._own_bytes_at_start
         charged = self._control_group.charged() if self._control_group is not None else None
         return (
@@ -579,7 +583,7 @@ class Pipeline:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The parts of `least_limit`, in bytes."""
+        """The parts of `least_limit`, by name, in bytes."""
         return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
 
     @property
@@ -589,7 +593,7 @@ class Pipeline:
 
     @property
     def overhead(self) -> int:
-        """The bytes in use that are charged to no work."""
+        """The bytes of memory in use that belong to no item of work."""
         return self._governor.overhead
 
     @property
@@ -601,7 +605,7 @@ class Pipeline:
         return self._parts.plan.widest * self._parts.columns.row_bytes
 
     def _steps_a_series(self) -> int:
-        """Returns how many batches a series may have now."""
+        """Returns how many batches a series may have now, by the measured time of transforms."""
         plan = self._parts.plan
         share = self._parts.share
         counters = self._counters

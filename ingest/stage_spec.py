@@ -69,9 +69,8 @@ READ = StageSpec(
 )
 SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", buffer_limit="series")
-COLLATE = StageSpec(
-    name="collate", buffer_limit="prefetch_bytes", workers_a_core=0
-)  # it does almost no work
+# Collating does almost no work.
+COLLATE = StageSpec(name="collate", buffer_limit="prefetch_bytes", workers_a_core=0)
 
 
 def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:

@@ -58,7 +58,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "errors": (Errors, "Errors(on_error='quarantine')"),
     "reading": (Reading, "Reading(reader='arrow')"),
 }
-"""What some arguments must be, with an example of each."""
+"""The types that some arguments must have, with an example of each."""
 
 
 class Loader(IterableDataset[Any]):
@@ -76,10 +76,10 @@ class Loader(IterableDataset[Any]):
     batches in this process.
 
     The agent is a thread that reads the counters once a second. It starts with the first batch and stops when the
-    loader is closed, garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend
-    on the knobs: each rank tunes its own loader within its part of the host's cores and memory. torchrun's
-    LOCAL_WORLD_SIZE says how many ranks share the host; without it, all `ranks` do. `dlrm.train` has one agent for all
-    ranks of a host.
+    loader is closed, garbage-collected or the interpreter exits. Each rank tunes its own loader within its part of the
+    host's cores and memory. Ranks need not agree, because the order does not depend on the knobs. The ranks that share
+    a host are torchrun's LOCAL_WORLD_SIZE, or all `ranks` if it is not set. `dlrm.train` has one agent for all ranks of
+    a host.
 
     Rows: `source` is a feature table or any Parquet: a folder, a glob or a list of files.
 
@@ -92,18 +92,19 @@ class Loader(IterableDataset[Any]):
     Columns:
 
     - `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
-      "label=click;dense=I*;sparse=user%1000000". Without it they are guessed, and printed once.
-    - `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on, just
-      as the operator `hash` of a feature table does. Id 1 is for missing values.
-    - `spec` declares all this for plain Parquet, and how rows are split. It is a file such as `sluice guess` writes.
+      "label=click;dense=I*;sparse=user%1000000". Without `roles`, Sluice guesses them and prints them once.
+    - `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over 1,000,000 ids, from 2 on, as
+      the operator `hash` of a feature table does. Id 1 is for missing values.
+    - `spec` declares roles, ids and splits for plain Parquet. It is a file such as `sluice guess` writes.
       `sluice etl --spec` takes the same file.
     - `fill` replaces a missing number, for all columns or by name. `errors` says what happens to bad rows.
     - `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
       a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
-      processes. Closures, lambdas, notebook functions and functions with a name of their own run in threads. A state
-      records these without code: pass them again on resuming. Sluice cannot check that they still do the same thing.
+      processes. Closures, lambdas and notebook functions run in threads, and so do functions with a name of their own.
+      A state does not record their code: pass them again on resuming. Sluice cannot check that they still do the same
+      thing.
     - `as_` is the form of a batch: `batch`; `dict`, tensors by column; `numpy`, arrays by column; `pandas`, a frame;
-      or `kjt`, TorchRec's batch, which has no weights. All but the frame are views.
+      or `kjt`, TorchRec's batch, which has no weights. All except the frame are views of the same memory.
     - `allow_code` names the modules whose functions a table's spec may import (`sluice.etl.spec.permission`).
 
     Reading and resources: `reading` says how files are read.
@@ -179,7 +180,7 @@ class Loader(IterableDataset[Any]):
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
         mode = policy_of(tuning).name
-        self._form = _form_named(as_, order, errors)
+        self._convert = _converter_of(as_, order, errors)
         table = table_of(
             source,
             roles,
@@ -212,7 +213,7 @@ class Loader(IterableDataset[Any]):
             machine=machine,
             allow_code=allow_code,
         )
-        self._page = ExitStack()
+        self._live_page = ExitStack()
         settings = {
             "batch_size": batch_size,
             "split": split,
@@ -224,7 +225,7 @@ class Loader(IterableDataset[Any]):
             "memory_limit": limit,
         }
         try:
-            self._page.enter_context(
+            self._live_page.enter_context(
                 shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
             )
             if knobs is None and mode == "fixed":
@@ -232,7 +233,7 @@ class Loader(IterableDataset[Any]):
             self._tuned = self._tune(tuning, table, None if rank else run_dir, settings)
         except BaseException:
             self._batches.close()
-            self._page.close()
+            self._live_page.close()
             raise
         if rank == 0:
             _report_skipped_rows(table.uri, self.plan)
@@ -285,7 +286,7 @@ class Loader(IterableDataset[Any]):
         """Yields batches in the requested form. It keeps no reference to a batch, because the batch's memory is
         reused."""
         try:
-            yield from (batches if self._form is None else map(self._form, batches))
+            yield from (batches if self._convert is None else map(self._convert, batches))
         finally:
             batches.close()  # type: ignore[attr-defined] # an epoch is a generator
 
@@ -314,8 +315,8 @@ class Loader(IterableDataset[Any]):
         return self._batches.snapshot()
 
     def resting(self) -> AbstractContextManager[None]:
-        """Returns a context for work between two batches that is not training, such as a validation or a checkpoint.
-        Its time counts neither as waiting nor as computing, and the agent ignores it."""
+        """Returns a context that pauses the measurements, for work that is not training, such as a validation or a
+        checkpoint. Its time counts neither as waiting nor as computing, and the agent ignores it."""
         return self._batches.resting()
 
     # ---- the rows
@@ -332,8 +333,8 @@ class Loader(IterableDataset[Any]):
 
     @property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
-        the largest id, if the footers have it."""
+        """The number of rows that an embedding of each column of ids needs. For plain files it is one more than the
+        largest id, if the files' footers record that."""
         return self._batches.cardinalities
 
     @property
@@ -399,7 +400,7 @@ class Loader(IterableDataset[Any]):
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
         quarantined = self.quarantined
         was_open = not self._batches.closed
-        with self._page:
+        with self._live_page:
             try:
                 self._tuned.close()
             finally:
@@ -427,9 +428,9 @@ def _last_events(
     yield {"kind": "end", **progress.outcome()}
 
 
-def _form_named(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:
-    """Returns the function that converts a batch to this form; None for `batch`. Raises LoaderError if weights are
-    needed and the form has none."""
+def _converter_of(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:
+    """Returns the function that converts a batch to this form, or None for `batch`. Raises LoaderError if rows need
+    weights and the form has none."""
     if name not in FORMS:
         raise LoaderError(f"as_={name!r} is none of {', '.join(FORMS)}{nearest(str(name), FORMS)}")
     if name == "kjt" and errors.on_error == "quarantine":

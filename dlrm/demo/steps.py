@@ -67,9 +67,8 @@ def step(
         with open(read) as lines:
             for line in lines:
                 if last:
-                    say(
-                        last
-                    )  # only the last line is the result; what comes before it is for people
+                    # Only the last line is the result. The lines before it are for people.
+                    say(last)
                 last = line.rstrip()
         codes = [process.wait() for process in running]
     except BaseException:
@@ -88,9 +87,8 @@ def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subproce
         with _uninterrupted():
             running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
-        for child in psutil.Process(
-            running[0].pid
-        ).children():  # torchrun itself would answer with a traceback
+        # The children are ended one by one, because torchrun itself would print a traceback.
+        for child in psutil.Process(running[0].pid).children():
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
         with suppress(subprocess.TimeoutExpired):

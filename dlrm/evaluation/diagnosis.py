@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
 FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
-CALIBRATED = (
-    0.5,
-    2.0,
-)  # predicted over observed positives; beyond it, bids and thresholds are far off
+# Predicted over observed positives. Outside this range, bids and thresholds are far off.
+CALIBRATED = (0.5, 2.0)
 TELLING = 0.98  # the AUC of one column alone, above which it most likely was written with the label
 TOO_GOOD = 0.999  # the AUC of a model, from which on its features most likely hold the label
 FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning

@@ -115,9 +115,8 @@ class Binned:
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:
     """Returns the sums of loss, expected positives, positives, weights, and rows."""
     # −log p(label), stable for large logits: log(1 + e^z) − y·z.
-    with np.errstate(
-        invalid="ignore"
-    ):  # a logit that is no number makes the sums NaN, which is what they should be
+    # A logit that is not a number makes the sums NaN, as it should.
+    with np.errstate(invalid="ignore"):
         loss = (weights * (np.logaddexp(0, logits) - labels * logits)).sum()
         expected = (weights * np.exp(-np.logaddexp(0, -logits))).sum()
     return np.array([loss, expected, (weights * labels).sum(), weights.sum(), (weights > 0).sum()])

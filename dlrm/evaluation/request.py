@@ -93,9 +93,8 @@ class EvaluationRequest:
             )
         )
         meta.check(table, same_version=False)
-        table.files_of(
-            self.split
-        )  # Raises an error with the table's splits if this one is unknown.
+        # Raises an error with the table's splits if this one is unknown.
+        table.files_of(self.split)
         if self.split != TRAIN and (
             seen := seen_in(table, meta, self.split_moved, split=self.split)
         ):

@@ -92,9 +92,8 @@ def _rows(
         yield TensorBox(key, value)
         return
     if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
-        states = mean_row_states(
-            stored.tensors([key])[key], rows
-        )  # the table is, or was, cut by columns
+        # The table is, or was, cut by columns.
+        states = mean_row_states(stored.tensors([key])[key], rows)
         for first, part in local_parts(value):
             top = first[0] % new_rows
             values = states[top : top + len(part)]

@@ -183,9 +183,8 @@ class Activity:
         """Returns a report of what this rank is doing now."""
         with self._lock:
             count, work = self._count, self._work
-        work_done = (
-            work() if work is not None else None
-        )  # not under the lock, which the main thread takes
+        # This runs without the lock, which the main thread takes.
+        work_done = work() if work is not None else None
         with self._lock:
             now = self._clock()
             if work is not None and count == self._count and work_done != self._last_work:

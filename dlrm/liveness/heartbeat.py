@@ -75,9 +75,8 @@ class Heartbeat:
         faulthandler.unregister(signal.SIGUSR2)
 
     def _run(self) -> None:
-        with suppress(
-            Exception
-        ):  # the store is gone: whoever had it ended, and the ranks hear of it otherwise
+        # If the store is gone, its owner has ended. The ranks learn that in another way.
+        with suppress(Exception):
             while not self._ended.wait(self._every_s):
                 self.step()
             self._report(over=True)

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from sluice.etl.spec.columns import ColumnSpec
     from sluice.etl.table.table import FeatureTable
 
-_FACTORS = (
-    0x1E3779B97F4A7C15,
-    0x3F58476D1CE4E5B9,
-    0x14D049BB133111EB,
-)  # large odd numbers, below 2⁶³
+# Large odd numbers, below 2⁶³.
+_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
 
 
 def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:

@@ -46,9 +46,8 @@ class XDeepFm(WideDeep):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
         self.cin = Cin(columns, config.cin_layers)
-        self.found = nn.Linear(
-            sum(config.cin_layers), 1, bias=False
-        )  # the deep part's bias is the model's
+        # The deep part has the model's bias.
+        self.found = nn.Linear(sum(config.cin_layers), 1, bias=False)
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
         logits: Tensor = super().forward(dense, pooled, wide)

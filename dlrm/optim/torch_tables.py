@@ -27,11 +27,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-_FACTORS = (
-    0x1E3779B97F4A7C15,
-    0x3F58476D1CE4E5B9,
-    0x14D049BB133111EB,
-)  # large odd numbers, below 2⁶³
+# Large odd numbers, below 2⁶³.
+_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
 _LARGEST_INT64 = 2**63 - 1
 _DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}
 """How many bits of a float32's fraction each type drops."""

@@ -119,10 +119,8 @@ class Decoder:
                     )
                 else:
                     arrays[name] = _make_array(values, kind)
-            except (
-                ValueError,
-                OverflowError,
-            ):  # such as a lone surrogate, or an integer beyond any float
+            except (ValueError, OverflowError):
+                # The value is for example a lone surrogate, or an integer beyond any float.
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
         return arrays
 
@@ -393,8 +391,6 @@ def _field(message: bytes, table: int, number: int) -> int:
 def _make_array(values: Sequence[Any], kind: str) -> pa.Array:
     try:
         return pa.array(values, ARROW_TYPES[kind])
-    except (
-        pa.ArrowTypeError,
-        pa.ArrowInvalid,
-    ):  # booleans among integers, or integers beyond 64 bits
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        # There are booleans among integers, or integers beyond 64 bits.
         return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])

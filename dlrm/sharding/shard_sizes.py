@@ -167,6 +167,7 @@ def part(
     """Returns a part with what it costs; `lookups` are those that fall on its rows."""
     vector = storage.weights(1, width)
     device, host = split(storage.total(rows, width), kernel)
+    # Sums are made, and sent, in float32.
     return TableShard(
         rank=rank,
         rows=rows,
@@ -175,7 +176,7 @@ def part(
         host_bytes=host,
         reads=lookups * vector,
         sends=4 * width if rows else 0,
-    )  # sums are made, and sent, in float32
+    )
 
 
 def gb(count: float) -> str:

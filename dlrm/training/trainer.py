@@ -36,7 +36,7 @@ class Timing:
     compute_s: float = 0.0
     """The time in steps: forward, backward, the optimisers, and waiting for other ranks."""
     seconds: float = 0.0
-    """The sum of both, as the mean over ranks."""
+    """The time in the loader and in steps, as the mean over ranks."""
 
     def add(self, rows: float, wait_s: float, compute_s: float, ranks: int) -> None:
         self.rows += rows
@@ -79,8 +79,10 @@ class _TrainingProgress:
     """The step of the last checkpoint."""
     loss: torch.Tensor
     """The sum of loss times rows since the last report. It stays on its device, so that no step waits for it."""
-    sums: torch.Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    """Sums since the last report: loss times rows, rows, seconds of waiting, seconds of computing."""
+    rows: int = 0
+    """The rows of this rank since the last report."""
+    wait_s: float = 0.0
+    compute_s: float = 0.0
     timing: Timing = field(default_factory=Timing)
     first_batch_s: float | None = None
     finished: FinishedStep | None = None
@@ -90,12 +92,17 @@ class _TrainingProgress:
 
     def start_epoch(self) -> None:
         self.finished = None
-        self.sums.zero_()
+        self.start_interval()
+
+    def start_interval(self) -> None:
+        """Resets the sums, after a report."""
+        self.rows = 0
+        self.wait_s = self.compute_s = 0.0
         self.loss.zero_()
 
     def add(self, finished: FinishedStep, step_s: float, ranks: int) -> None:
-        """Counts a step that took `step_s` seconds. The wait for the first batch counts neither as waiting nor as
-        computing."""
+        """Counts a step that took `step_s` seconds, with its wait. The wait for the first batch counts neither as
+        waiting nor as computing."""
         wait_s = finished.wait_s
         if self.first_batch_s is None:
             self.first_batch_s = wait_s
@@ -109,9 +116,9 @@ class _TrainingProgress:
             rows=self.meta.rows + finished.rows,
             skipped=self.meta.skipped + finished.skipped,
         )
-        self.sums[1] += finished.rank_rows
-        self.sums[2] += wait_s
-        self.sums[3] += step_s - wait_s
+        self.rows += finished.rank_rows
+        self.wait_s += wait_s
+        self.compute_s += step_s - wait_s
 
 
 @dataclass(kw_only=True)
@@ -144,7 +151,8 @@ class Trainer:
         self._peak_bytes = 0
         self._has_first_bias = False
         self._overlapped_steps: OverlappedSteps | None = None
-        if self.ahead if self.ahead is not None else self.world.device.type == "cuda":
+        on_gpu = self.world.device.type == "cuda"
+        if on_gpu if self.ahead is None else self.ahead:
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
 
             self._overlapped_steps = OverlappedSteps(
@@ -177,6 +185,7 @@ class Trainer:
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
         step = progress.meta.step
+        # A model that has trained keeps its bias.
         self._has_first_bias = step > 0
         batches = self.synced_batches.batches(feed, self.guard)
         if self._overlapped_steps is None:
@@ -221,7 +230,7 @@ class Trainer:
             yield FinishedStep.of(fetched, self._step(fetched, number), fetched.wait_s)
 
     def _check(self, batch: Batch) -> None:
-        """Checks each batch before the model gets it."""
+        """Checks a batch before the model gets it. The first batch of a run also sets the model's bias."""
         if not self._has_first_bias:
             self._has_first_bias = True
             self._set_first_bias(batch)
@@ -238,14 +247,15 @@ class Trainer:
         device = self.world.device
         parts = self.parts
         batch = fetched.batch
-        rows = fetched.rows / self.world.ranks
+        mean_rows = fetched.rows / self.world.ranks
         parts.rates.set_step(step)
         parts.dense.zero_grad()
-        logits = parts.model(*parts.layout.features(batch, device), rows)
-        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), rows)
+        logits = parts.model(*parts.layout.features(batch, device), mean_rows)
+        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), mean_rows)
         if self.guard.skips and not self.guard.admits(step + 1, (batch.epoch, batch.step), loss):
             return None
-        torch.autograd.backward(loss)  # this also updates the tables
+        # This also updates the tables.
+        torch.autograd.backward(loss)
         self._update()
         return loss.detach()
 
@@ -253,9 +263,8 @@ class Trainer:
         if self.config.optim.clip:
             try:
                 clip(self.parts.dense_parameters.items(), self.config.optim.clip)
-            except (
-                GradientError
-            ) as error:  # raised on all ranks, because their mean gradient is the same
+            except GradientError as error:
+                # All ranks raise this error, because their mean gradient is the same.
                 raise self.guard.error(str(error)) from None
         self.parts.update()
 
@@ -270,16 +279,17 @@ class Trainer:
     def _report(self, progress: _TrainingProgress) -> None:
         """Reports the sums over all ranks since the last report, and resets them."""
         self._peak_bytes = max(self._peak_bytes, self.memory_used())
-        progress.sums[0] = progress.loss.item()
-        loss, rows, wait_s, compute_s = self.world.sum(progress.sums).tolist()
-        progress.sums.zero_()
-        progress.loss.zero_()
+        own = (progress.loss.item(), progress.rows, progress.wait_s, progress.compute_s)
+        sums = self.world.sum(torch.tensor(own, dtype=torch.float64))
+        loss, rows, wait_s, compute_s = sums.tolist()
+        progress.start_interval()
         if not math.isfinite(loss):
             self.guard.end()
         interval = Timing()
         interval.add(rows, wait_s, compute_s, self.world.ranks)
         progress.timing.add(rows, wait_s, compute_s, self.world.ranks)
-        if not rows:  # all batches were skipped
+        # Without rows, all batches were skipped.
+        if not rows:
             return
         self.observe(
             {
@@ -293,7 +303,8 @@ class Trainer:
         )
 
     def _save(self, progress: _TrainingProgress, finished: FinishedStep) -> None:
-        """Writes a checkpoint with the position of the next batch. So its epoch is the number of finished epochs."""
+        """Writes a checkpoint with the position of the next batch. The epoch of that batch is the number of finished
+        epochs."""
         position = finished.position
         progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
         progress.saved_at = progress.meta.step

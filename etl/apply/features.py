@@ -82,8 +82,8 @@ class Features:
         folds: Keys | None = None,
     ) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them, without the columns in `but`. Rows
-        that `late_unfit` names must not be stored. `split` and `folds` are given for rows whose keys do not decide
-        them, such as drawn negatives.
+        that `rejected_after_learning` names must not be stored. `split` and `folds` are given for rows whose keys do
+        not decide them, such as drawn negatives.
 
         Without `keys`, as in serving, rows belong to no fold, and labels may be missing. Rows outside the training
         split belong to no fold either, because nothing was learned from them. They are treated as a server treats them.
@@ -95,7 +95,7 @@ class Features:
             if column.name not in but and (column.sources[0] in columns or column.role != "label")
         ]
 
-    def late_unfit(
+    def rejected_after_learning(
         self,
         columns: Mapping[str, pa.Array],
         keys: Keys,

@@ -107,7 +107,7 @@ class RejectFinder:
         keys = row_keys(columns, self._spec) if keys is None else keys
         found: dict[int, str] = {}
         split, folds = split_of(columns, keys, self._spec), fold_keys(columns, keys, self._spec)
-        flags = self._features.late_unfit(columns, keys, split, folds, but=self._but)
+        flags = self._features.rejected_after_learning(columns, keys, split, folds, but=self._but)
         for reason, bad in flags.items():
             for number in kept[bad].tolist():
                 found.setdefault(number, reason)

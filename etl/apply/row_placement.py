@@ -114,7 +114,7 @@ class RowPlacement:
     ) -> tuple[Rows, list[pa.Array]]:
         """Returns the rows that may be published, and their columns of these names as `made`. Sketches collect only
         these rows."""
-        flags = self._features.late_unfit(
+        flags = self._features.rejected_after_learning(
             rows.columns,
             rows.keys,
             rows.split,

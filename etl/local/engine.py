@@ -93,7 +93,7 @@ class LocalEngine(Engine):
             # A row's place depends on the number of rows in earlier pieces, so all rows are counted first.
             self._before = rows_before(
                 dict(
-                    self._threads.over(
+                    self._threads.map(
                         lambda piece: (
                             (piece.file.name, piece.number),
                             sum(batch.num_rows for batch in piece.batches(self._headers)),
@@ -145,7 +145,7 @@ class LocalEngine(Engine):
         place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
         there = self._kept.pop(place, None) if last else self._kept.get(place)
         for ticket in there or ():
-            self._threads.wanted()
+            self._threads.check_wanted()
             batch = parsed_rows.get(ticket)
             yield (
                 dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)),
@@ -157,7 +157,7 @@ class LocalEngine(Engine):
         kept = list[Ticket | None]()
         number = 0
         for batch in piece.batches(self._headers):
-            self._threads.wanted()
+            self._threads.check_wanted()
             number += batch.num_rows
             parsed = parser.parse(batch, self._places(place, number, batch.num_rows))
             columns, keys = selected(self.spec, parsed)
@@ -197,7 +197,7 @@ class LocalEngine(Engine):
                     f"{piece.file.name}: {failure}; nothing was published"
                 ) from failure
 
-        deque(self._threads.over(counted, self._input.pieces()), 0)
+        deque(self._threads.map(counted, self._input.pieces()), 0)
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         assert isinstance(new, pa.Table)  # this engine writes no fitted table to files
@@ -223,7 +223,7 @@ class LocalEngine(Engine):
         before: dict[str, int] = defaultdict(int)
         files = {file for file, _ in self._bad}
         pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
-        for piece, lines, found in self._threads.over(partial(self._rejects_of, features), pieces):
+        for piece, lines, found in self._threads.map(partial(self._rejects_of, features), pieces):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
                 line = before[name] + number + 1 if numbered else None
@@ -246,7 +246,7 @@ class LocalEngine(Engine):
 
         # Lines are numbered with the headers, so no header is left out.
         for batch in piece.batches(()):
-            self._threads.wanted()
+            self._threads.check_wanted()
             if place in self._bad:
                 found += [(lines + n, *rest) for n, *rest in finder.of(batch, places)]
             lines += batch.num_rows
@@ -296,11 +296,11 @@ class LocalEngine(Engine):
         # A sort has three copies of a file's rows in memory: unsorted, sorted, and as they are written.
         largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
         ahead = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
-        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), ahead), 0)
+        deque(self._threads.map(finish, np.flatnonzero(runs.rows).tolist(), ahead), 0)
         return look.bounds.sketches(seen)
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        return list(self._threads.over(function, paths))
+        return list(self._threads.map(function, paths))
 
     def close(self) -> None:
         self._threads.close()

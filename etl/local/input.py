@@ -97,7 +97,7 @@ class LocalInput:
             schemas = dict(
                 zip(
                     [f.name for f in self._files],
-                    self._threads.over(_schema, self._files),
+                    self._threads.map(_schema, self._files),
                     strict=True,
                 )
             )
@@ -110,11 +110,9 @@ class LocalInput:
             self._groups = list(row_groups_of(self._files, self._source, self._constants))
             return
         packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
-        refuse_faults(
-            zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True)
-        )
+        refuse_faults(zip([f.name for f in packed], self._threads.map(_fault, packed), strict=True))
         first = partial(first_line, encoding=self._source.encoding)
-        for file, line in zip(self._files, self._threads.over(first, self._files), strict=True):
+        for file, line in zip(self._files, self._threads.map(first, self._files), strict=True):
             if self._source.header:
                 refuse_header(file.name, line, self._source)
 

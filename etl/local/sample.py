@@ -38,7 +38,8 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
                 good = np.delete(
                     np.arange(batch.num_rows), [number for number, _ in parsed.rejected]
                 )
-                lines = good + seen[name] + (2 if spec.input.header else 1)
+                first_line = seen[name] + (2 if spec.input.header else 1)
+                lines = good + first_line
                 names = pa.array([name]).take(pa.array(np.zeros(len(good), np.int64)))
                 tables.append(pa.table({**parsed.columns, file: names, line: lines}))
                 places.append(good + total)
@@ -53,8 +54,8 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
 def cut_sample(
     source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int
 ) -> tuple[int, float] | None:
-    """Writes about `rows` rows to `parts` files. Returns their number, and their share of the input's bytes. None for a
-    Delta table, which has values outside its files."""
+    """Writes about `rows` rows to `parts` files. Returns the number of rows, and their share of the input's bytes.
+    Returns None for a Delta table, which has values outside its files."""
     if source.format == "delta":
         return None
     files = files_of(paths)
@@ -72,10 +73,10 @@ def cut_sample(
     lines = pa.table(next(piece.batches(()))).column("line").chunk(0)
     some = lines.slice(0, rows)
     share = piece.size / total * len(some) / len(lines)
-    head = lines[0].as_py() if source.header else b""
+    header = lines[0].as_py() if source.header else b""
     for number in range(parts):
         step = -(-len(some) // parts)
         (folder / f"{number}.txt").write_bytes(
-            (head if number else b"") + b"".join(some.slice(number * step, step).to_pylist())
+            (header if number else b"") + b"".join(some.slice(number * step, step).to_pylist())
         )
     return len(some), share

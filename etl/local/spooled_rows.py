@@ -161,7 +161,7 @@ class FileWriter:
         """Sorts a file's rows and writes them with the options of `etl.spark.write.parquet_options`. Returns their
         number."""
         rows, spec = self.runs.of(file), self.placement.spec
-        self.threads.wanted()
+        self.threads.check_wanted()
         by = [
             rows[name].to_numpy()
             for name in ("_row", "_key", "_first")
@@ -183,7 +183,7 @@ class FileWriter:
             ) as writer,
         ):
             for start in range(0, len(order), group):
-                self.threads.wanted()
+                self.threads.check_wanted()
                 writer.write_table(
                     rows.take(pa.array(order[start : start + group])).cast(schema),
                     row_group_size=group,

@@ -63,7 +63,7 @@ class CountSums:
     def total(self, max_rows: int) -> pa.Table | None:
         """Returns all sums, as rows of (key, value, count). None: more than `max_rows` rows would be kept."""
         found, rows = [COUNTS.empty_table()], 0
-        for table in self._threads.over(self._sum_piece, self._pieces()):
+        for table in self._threads.map(self._sum_piece, self._pieces()):
             found.append(table)
             if (rows := rows + table.num_rows) > max_rows:
                 return None

@@ -21,25 +21,26 @@ class JobEnded(Exception):
 
 
 class Threads:
-    """Threads that stop at their next call of `wanted` after `close`."""
+    """Threads that stop at their next call of `check_wanted` after `close`."""
 
     def __init__(self, count: int) -> None:
         self.count, self._stopped = count, threading.Event()
         self._pool = ThreadPoolExecutor(count, "sluice-etl")
         self._running: set[Future[Any]] = set()
 
-    def wanted(self) -> None:
+    def check_wanted(self) -> None:
         """Raises `JobEnded` if the job has ended. A thread calls it between short steps of its work."""
         if self._stopped.is_set():
             raise JobEnded
 
-    def over(
+    def map(
         self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
     ) -> Iterator[R]:
         """Calls a function on each item, and yields the results in order. At most `ahead` calls wait or run."""
-        most, waiting = ahead or 2 * self.count, deque[Future[R]]()
+        most = ahead or 2 * self.count
+        waiting = deque[Future[R]]()
         for item in items:
-            self.wanted()
+            self.check_wanted()
             waiting.append(self._pool.submit(self._call, function, item))
             self._running.add(waiting[-1])
             waiting[-1].add_done_callback(self._running.discard)
@@ -49,7 +50,7 @@ class Threads:
             yield waiting.popleft().result()
 
     def _call(self, function: Callable[[T], R], item: T) -> R:
-        self.wanted()
+        self.check_wanted()
         try:
             return function(item)
         except (JobFailure, InputError, OSError, MemoryError, JobEnded):
@@ -61,7 +62,8 @@ class Threads:
             ) from error
 
     def close(self) -> None:
-        """Ends the threads. Waiting work never begins, and running work ends at its next step."""
+        """Ends the threads, and waits at most a second for them. Waiting calls never begin. Running calls end at their
+        next step."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(CancelledError):

@@ -58,9 +58,8 @@ def _hash_texts(column: pa.Array, salt: int) -> U64:
     ].astype(np.int64, copy=False)
     start, length = offsets[:-1], offsets[1:] - offsets[:-1]
     first, last = int(offsets[0]) & ~7, int(offsets[-1])
-    words = np.zeros(
-        (last - first + 7) // 8 + 2, np.uint64
-    )  # aligned, and padded so that no gather goes beyond it
+    # The words are aligned and padded, so that no gather goes beyond them.
+    words = np.zeros((last - first + 7) // 8 + 2, np.uint64)
     if last > first:
         words.view(np.uint8)[: last - first] = np.frombuffer(data, np.uint8)[first:last]
     h: U64 = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
@@ -97,9 +96,8 @@ def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.
 def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
     """Hashes each value of an integer or floating array; equal numbers of one type have equal hashes."""
     if pa.types.is_floating(column.type):
-        values = (
-            column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
-        )  # -0.0 is 0.0
+        # Adding 0.0 makes 0.0 of -0.0.
+        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
     else:
         bits = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)

@@ -1,4 +1,4 @@
-"""Operators that replace a value by a statistic of all its rows: count (and share), target, group statistics.
+"""Operators that replace a value by a statistic of the rows that have it: `count`, `target` and `group`.
 
 With `past = true` a row of the training split only gets what was known before it: see `sluice.etl.ops.past_values`.
 """
@@ -40,9 +40,10 @@ def _keys(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded(Fitted):
-    """The parameters of all operators here: whether a row sees only earlier rows."""
+    """The parameters of all operators here."""
 
     past: bool = False
+    """Whether a training row gets only what was known before it."""
     past_step: float = 0.0
     """The length of a moment. With longer moments the state holds fewer of them."""
 
@@ -55,8 +56,8 @@ class _Encoded(Fitted):
 
     @property
     def described(self) -> dict[str, Any]:
-        """The description, without the parameters of `past` if it is false. Fitted states are identified by its
-        hash."""
+        """The description of the operator. Its hash identifies fitted states, so parameters of `past` are left out if
+        `past` is false."""
         whole = super().described
         return (
             whole
@@ -97,9 +98,8 @@ class Count(_Encoded):
         counts = state["count"].to_numpy().astype(np.float64)
         if self.share:
             counts = counts / max(1.0, float(counts.sum()))
-        return Lookup.of(_one(state["value"])), np.append(
-            counts, 0.0
-        )  # the last count is for place -1
+        # The last count is for place -1.
+        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         if self.past:
@@ -126,7 +126,8 @@ class Count(_Encoded):
 
 @dataclass(frozen=True, kw_only=True)
 class Target(_Encoded):
-    """The share of clicks among rows with the value, drawn towards that of all rows by `smoothing` rows.
+    """The share of clicks among the rows with the value. It is smoothed as if `smoothing` more rows had the share of
+    all rows.
 
     A training row is encoded from the other `folds` - 1 folds, or with `past = true` from earlier rows. So its own
     label is not in its feature. Other rows and the server use the whole training split. A row's fold depends on its
@@ -150,7 +151,8 @@ class Target(_Encoded):
             raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
 
     def _folds(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Returns the fold of each row. A row without a key gets `folds`, a fold without fitted rows."""
+        """Returns the fold of each row. A row without a key gets the number `folds`: no row was learned from in that
+        fold."""
         raw = keys.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         fold = (mix(raw ^ _FOLD) % np.uint64(self.folds)).astype(np.int64)
         fold[pc.is_null(keys).to_numpy(zero_copy_only=False)] = self.folds
@@ -164,6 +166,7 @@ class Target(_Encoded):
                 pc.binary_join_element_wise(label.cast(pa.string()), stamp, "")
             )
             return counted.field("values"), counted.field("counts")
+        # The fold and the label in one number, which `learn` takes apart.
         cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
         counted = pc.value_counts(
             pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), "")
@@ -198,18 +201,14 @@ class Target(_Encoded):
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
-        """Returns the encodings by the value's place and the fold that is left out. The last row is for unseen values,
-        the last column for rows without a fold. With `past`, returns what was known at each time."""
+        """Returns an array of encodings, with a row for each value and a column for the fold that is left out. The last
+        row is for unseen values, the last column for rows without a fold. With `past`, returns what was known at each
+        time."""
         if self.past:
-            timeline, both = (
-                Timeline.of(state),
-                [state[name].to_numpy() for name in ("clicks", "count")],
-            )
-            return (
-                timeline,
-                [np.append(known, 0) for known in both],
-                [timeline.totals(known) for known in both],
-            )
+            timeline = Timeline.of(state)
+            both = [state[name].to_numpy() for name in ("clicks", "count")]
+            totals = [timeline.totals(known) for known in both]
+            return timeline, [np.append(known, 0) for known in both], totals
         values = pc.unique(_one(state["value"]))
         place = pc.index_in(_one(state["value"]), values).to_numpy(zero_copy_only=False)
         sums = np.zeros((2, len(values) + 1, self.folds + 1))
@@ -239,8 +238,8 @@ class Target(_Encoded):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(_Encoded):
-    """A statistic of the second column's numbers over all rows that have the first column's value: `mean`, `sum`,
-    `std`, `count`, `min` or `max`. Null where there are none."""
+    """A statistic of the second column's numbers over all rows that have the first column's value. `of` is `mean`,
+    `sum`, `std`, `count`, `min` or `max`. The feature is null if these rows have no numbers."""
 
     name = "group"
     takes = ("row",)
@@ -257,11 +256,11 @@ class Group(_Encoded):
         if self.past:
             keys = add_moments(column.flatten()[-1], self.past_step, keys)
         values, nulls = values_of(numbers)
-        there = np.flatnonzero(
+        finite = np.flatnonzero(
             np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls
         )
-        coded = keys.take(pa.array(there)).dictionary_encode()
-        values = values[there]
+        coded = keys.take(pa.array(finite)).dictionary_encode()
+        values = values[finite]
         place = coded.indices.to_numpy(zero_copy_only=False)
         kinds = coded.dictionary
         if self.of in ("min", "max"):
@@ -275,17 +274,17 @@ class Group(_Encoded):
         )
         for power in (1, 2):
             for scale, whole in parts(values, power).items():
-                of_group = np.zeros(len(kinds), np.int64)
-                np.add.at(of_group, place, whole.astype(np.int64))
+                group_sums = np.zeros(len(kinds), np.int64)
+                np.add.at(group_sums, place, whole.astype(np.int64))
                 names.append(pc.binary_join_element_wise(f"{power},{scale}:", kinds, ""))
-                sums.append(of_group)
+                sums.append(group_sums)
         return pa.concat_arrays(names), pa.array(np.concatenate(sums).astype(np.int64))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         return self._extremes(counted) if self.of in ("min", "max") else self._moments(counted)
 
     def _extremes(self, kept: pa.Table) -> pa.Table:
-        """Returns the least or the largest number of each key, from those of all batches."""
+        """Returns the least or the largest number of each key, from the least or largest numbers of all batches."""
         cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
         found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
         ends = (
@@ -338,7 +337,8 @@ class Group(_Encoded):
         )
 
     def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
-        """Returns the same statistics for each key and moment, over the rows up to that moment. The sums are exact."""
+        """Returns the statistics of `_moments` for each key and moment, over the rows up to that moment. The sums are
+        exact."""
         names, times = split_moments(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
         scales = (
@@ -350,20 +350,21 @@ class Group(_Encoded):
         first = 0
         second = 0
         for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
-            rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
+            if key != last:
+                rows = first = second = 0
             last, found = key, sums[stamp]
             rows += found["n"][0][1]
             first, second = (
                 known + sum(count << (scale + finest) for scale, count in found.get(power, ()))
                 for known, power in ((first, "1"), (second, "2"))
             )
-            spread = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
+            deviation = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
             for name, value in (
                 ("value", key),
                 ("at", at),
                 ("count", rows),
                 ("sum", quotient(first, 1 << finest)),
-                ("std", spread),
+                ("std", deviation),
             ):
                 table[name].append(value)
         kinds = {"value": pa.string(), "count": pa.int64()}

@@ -15,11 +15,12 @@ from sluice.etl.ops.lists import flat, relisted
 
 _BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
+# The marks are escaped, so that no text is taken for one of them.
 _ESCAPED = {
     "\x1b": "\x1b0",
     _BETWEEN: "\x1b1",
     _NO_VALUE: "\x1b2",
-}  # so that no text is taken for one of these
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,11 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Python(Operator):
-    """Calls `function` ("module:function") with one Arrow array for each input, of the kinds in `inputs`; it returns
-    one array of the kind `output`, one value for each row, from those values alone. `size` bounds the ids it gives.
-    `apply` gets the function as its state; making the operator imports nothing."""
+    """Calls a user's function with one Arrow array for each input, of the kinds in `inputs`. The function returns one
+    array of the kind `output`, with a value for each row. A value depends on its row's inputs alone.
+
+    `function` is "module:function". If `output` is ids, they are below `size`. The operator does not import the
+    function: `apply` gets it as its state."""
 
     name = "python"
     takes = KINDS
@@ -42,7 +44,7 @@ class Python(Operator):
         for key, kinds in (("inputs", self.inputs), ("output", (self.output,))):
             for kind in kinds:
                 if kind not in _TYPES:
-                    raise OperatorError(f"{key} = {kind!r}: must be of {', '.join(_TYPES)}")
+                    raise OperatorError(f"{key} = {kind!r}: must be one of {', '.join(_TYPES)}")
         if self.output in ("id", "ids") and self.size < 1:
             raise OperatorError("size: must say how many ids there are, as output is ids")
 
@@ -63,16 +65,16 @@ class Python(Operator):
         return self.output
 
     def apply(self, column: pa.Array, state: Callable[..., Any]) -> pa.Array:
-        given = column.flatten() if pa.types.is_struct(column.type) else [column]
-        if len(given) != len(self.inputs):
+        arrays = column.flatten() if pa.types.is_struct(column.type) else [column]
+        if len(arrays) != len(self.inputs):
             raise OperatorError(
-                f"{self.function} takes {len(self.inputs)} columns, but has {len(given)} here"
+                f"{self.function} takes {len(self.inputs)} columns, but has {len(arrays)} here"
             )
         # A whole number beyond 2^53 becomes the nearest float, as it does for every other operator.
         result = state(
             *[
-                c.cast(_TYPES[kind], safe=not kind.startswith("number"))
-                for c, kind in zip(given, self.inputs, strict=True)
+                array.cast(_TYPES[kind], safe=not kind.startswith("number"))
+                for array, kind in zip(arrays, self.inputs, strict=True)
             ]
         )
         if not isinstance(result, pa.Array) or len(result) != len(column):

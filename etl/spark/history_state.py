@@ -64,9 +64,8 @@ def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, s
         sql.sort_array(sql.collect_list(make_entry(history))).alias("entries")
     )
     if history.name in earlier:
-        kind = now.schema[
-            "entries"
-        ].dataType.simpleString()  # a type in which everything may be null
+        # In this type everything may be null.
+        kind = now.schema["entries"].dataType.simpleString()
         before = rows.sparkSession.read.parquet(earlier[history.name]).select(
             "key", sql.col("entries").cast(kind).alias("_earlier")
         )

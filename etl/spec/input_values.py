@@ -75,9 +75,8 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
         seconds = _seconds(values)
         return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
     if have == want or pa.types.is_null(have) or name in _READ[kind]:
-        return values.cast(
-            want, safe=not kind.startswith("float")
-        ), None  # a float rounds large whole numbers
+        # A float rounds large whole numbers.
+        return values.cast(want, safe=not kind.startswith("float")), None
     raise pa.ArrowInvalid(f"{name} is not read as {kind}")
 
 
@@ -91,9 +90,8 @@ def _floats(values: pa.Array) -> pa.Array:
         and kind.scale >= 0
     ):
         return values.cast(pa.string()).cast(pa.float64())
-    whole = np.frombuffer(values.buffers()[1], np.int64)[
-        2 * values.offset : 2 * end : 2
-    ]  # the lower halves of 128 bits
+    # These are the lower halves of 128 bits.
+    whole = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset : 2 * end : 2]
     return pa.array(whole / 10.0**kind.scale, mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -107,9 +105,8 @@ def _seconds(values: pa.Array) -> pa.Array:
         return pc.divide(
             values.cast(pa.int64()).cast(pa.float64(), safe=False), {"s": 1.0, "ms": 1e3}[unit]
         )
-    return pc.divide(
-        micros.cast(pa.float64(), safe=False), 1e6
-    )  # from the year 2255 on, the nearest float
+    # From the year 2255 on, this is the nearest float.
+    return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
 
 
 def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:

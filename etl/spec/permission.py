@@ -53,7 +53,7 @@ class Permission:
         if function not in self.functions and module not in self.modules:
             raise OperatorError(
                 f"{named_by} names the function {function!r}, which must run here. A table is data, so "
-                f"its functions are imported only if you allow it: {_how(module)}"
+                f"its functions are imported only if you allow it: {_how_to_allow(module)}"
             )
         try:
             found = getattr(importlib.import_module(module), name)
@@ -65,14 +65,15 @@ class Permission:
         if function not in self.functions and home not in self.modules:
             raise OperatorError(
                 f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
-                f"module is not allowed: {_how(home)}"
+                f"module is not allowed: {_how_to_allow(home)}"
             )
         loaded: Callable[..., Any] = found
         return loaded
 
 
 def function_name(text: str) -> str:
-    """Checks the name of a function in a command line. Finds its module as `python -m` does."""
+    """Checks the name of a function in a command line, and makes modules of the current folder importable. Returns the
+    name."""
     _parts(text)
     find_modules_here()
     return text
@@ -91,7 +92,7 @@ def _parts(function: str) -> tuple[str, str]:
     return module, name
 
 
-def _how(module: str) -> str:
+def _how_to_allow(module: str) -> str:
     return (
         f"if you trust this code, pass --allow-code {module} (in Python: allow_code=({module!r},)), or --spec FILE "
         "with your own spec that names it"

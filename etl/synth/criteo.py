@@ -247,9 +247,8 @@ class Clicks:
         places: dict[str, Any] = {}
         for name in dict.fromkeys((*_MAIN_EFFECTS, *(c for pair in _CROSSES for c in pair))):
             size = min(_VALUES[name][0], _FREQUENT)
-            place = np.where(
-                ranks[name] < size, ranks[name], size + 1
-            )  # the last row has no effect
+            # The last row has no effect.
+            place = np.where(ranks[name] < size, ranks[name], size + 1)
             places[name] = np.where(nulls[name], size, place) if name in nulls else place
         for name in _MAIN_EFFECTS:
             logit += self.effects[name][places[name]]
@@ -296,9 +295,8 @@ class BestAUC:
 
     def add(self, probability: Floats) -> None:
         bin_of = np.minimum((probability * _AUC_BINS).astype(np.int64), _AUC_BINS - 1)
-        weight = np.rint(
-            probability * 2**20
-        )  # whole numbers below 2**53 add up the same in any order
+        # Whole numbers below 2**53 have the same sum in any order.
+        weight = np.rint(probability * 2**20)
         clicks = np.bincount(bin_of, weight, _AUC_BINS).astype(np.int64)
         self.clicks += clicks
         self.others += np.bincount(bin_of, minlength=_AUC_BINS) * 2**20 - clicks

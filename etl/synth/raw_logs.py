@@ -162,9 +162,8 @@ def _text(rows: SyntheticRows, form: str) -> bytes:
             )
         field = np.hstack([_constant(before, len(rows)), value, _constant(after, len(rows))])
         if name in rows.nulls:
-            keep = (
-                0 if form == "json" else len(before)
-            )  # in JSON a null is left out together with its name
+            # In JSON a null is left out together with its name.
+            keep = 0 if form == "json" else len(before)
             field[rows.nulls[name], keep:] = 0
         pieces.append(field)
     pieces.append(_constant(b"}\n" if form == "json" else b"\n", len(rows)))

@@ -106,9 +106,8 @@ class FeatureTable:
 
     def _spec_transforms(self) -> tuple[TableTransform, ...]:
         text = self.record.spec if self.records else ""
-        return (
-            self.spec().transforms if "transform" in text else ()
-        )  # most tables are opened without parsing a spec
+        # Most tables are opened without parsing a spec.
+        return self.spec().transforms if "transform" in text else ()
 
     @property
     def stored(self) -> tuple[Field, ...]:

@@ -253,9 +253,8 @@ def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
 
     def act(fault: Fault) -> str:
         held = bytearray(int(fault.strength))
-        held[::_SPIKE_PAGE] = b"\1" * len(
-            range(0, len(held), _SPIKE_PAGE)
-        )  # writing makes the kernel allocate the pages
+        # Writing makes the kernel allocate the pages.
+        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))
         later(held.clear)
         return f"took {format_bytes(fault.strength)}"
 

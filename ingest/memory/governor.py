@@ -26,12 +26,10 @@ _LONGEST_WAIT_S = 0.25
 _PRESSURE_EVERY_S = 1.0
 _OVERHEAD_DECAY = 0.95  # the share of the peak overhead that is kept after each measurement
 _FREE_PARTS = 16  # early work leaves 1/16 of the limit free, because measurements lag behind
-_START_TOLERANCE = (
-    256  # a limit may be 1/256 of the start memory too small, because that varies between runs
-)
-_PRESSURE_LIMIT = (
-    20.0  # early work stops if something waits for memory in more than 20 % of the time
-)
+# A limit may be 1/256 of the start memory too small, because that varies between runs.
+_START_TOLERANCE = 256
+# Early work stops if something waits for memory in more than 20 % of the time.
+_PRESSURE_LIMIT = 20.0
 
 
 class MemoryLimitError(UsageError):

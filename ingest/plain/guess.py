@@ -58,10 +58,8 @@ _UNIQUE, _MANY = 0.95, 1000
 """If this share of at least so many values is distinct, a column identifies rows."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
 _IDS = 2**31
-_SWAPPED = (
-    "%m/%d/%Y",
-    "%d/%m/%Y",
-)  # a column can only use one of these, because dates would be ambiguous
+# A column can only use one of these, because dates would be ambiguous.
+_SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")
 _CLOCKS = (
     " %H:%M:%S",
     "T%H:%M:%S",

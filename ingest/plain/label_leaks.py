@@ -102,9 +102,8 @@ def _values_tell(
     counts = np.bincount(codes[learned], minlength=codes.max() + 1)
     positives = np.bincount(codes[learned], label[learned], minlength=codes.max() + 1)
     rate = label[learned].mean()
-    scores = (positives + rate) / (
-        counts + 1
-    )  # a value that is not in the first half gets the mean rate
+    # A value that is not in the first half gets the mean rate.
+    scores = (positives + rate) / (counts + 1)
     found = auc(scores[codes[judged]], label[judged])
     return (
         f"its values alone tell the label (AUC {found:.3f} on {len(judged):,} rows)"

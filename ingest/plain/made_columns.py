@@ -19,9 +19,8 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Making, Recipe
 from sluice.ingest.plain.row_selection import RowSelection
 
-_FEW_BYTES = (
-    4  # texts with at most so many stored bytes a value repeat, so they are read as a dictionary
-)
+# Texts with at most this many stored bytes a value repeat, so they are read as a dictionary.
+_FEW_BYTES = 4
 
 
 class MadeColumns:
@@ -108,8 +107,7 @@ class MadeColumns:
             except (pa.ArrowException, TypeError, ValueError) as error:
                 why = f"column {recipe.name!r}: {error}"
                 raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
-            if (
-                recipe.role == "label" and self._unlabelled
-            ):  # rows without a label have 0, as in a feature table
+            # Rows without a label get 0, as in a feature table.
+            if recipe.role == "label" and self._unlabelled:
                 made[recipe.name] = made[recipe.name].fill_null(0)
         return pa.table(made)

@@ -34,12 +34,10 @@ _CELLS, _LEAST_ROWS = 4_000_000, 1_000
 """Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
 _IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
 _CHECKED_ROWS = 10_000  # rows of a file that `unreadable` checks
-_WARNED_SHARE = (
-    0.05  # the share of unreadable values that causes a warning, as in a job for a first version
-)
-_REFUSED_SHARE = (
-    0.5  # above this share the column is rejected, because its format is probably wrong
-)
+# This share of unreadable values causes a warning, as in a job for a first version.
+_WARNED_SHARE = 0.05
+# Above this share the column is rejected, because its format is probably wrong.
+_REFUSED_SHARE = 0.5
 _QUOTED = 100  # characters of a value to quote
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
@@ -204,9 +202,8 @@ class _FileLook:
                     and known.null_count
                     and not pa.types.is_nested(one.type)
                 ):
-                    one.nulls[self._path, group] = (
-                        known.null_count
-                    )  # not for lists, whose count includes empty ones
+                    # Lists are not counted, because their count includes empty ones.
+                    one.nulls[self._path, group] = known.null_count
                 if known is not None and known.has_min_max:
                     one.widen(_plain(known.min), _plain(known.max), (self._path, group))
 
@@ -402,9 +399,8 @@ def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]
 def _first_rows(path: str, names: list[str]) -> pa.Table:
     batches: list[pa.RecordBatch] = []
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(
-            _CHECKED_ROWS, columns=names, use_threads=False
-        ):  # a batch does not cross row groups
+        # A batch does not cross row groups.
+        for batch in file.iter_batches(_CHECKED_ROWS, columns=names, use_threads=False):
             batches.append(batch)
             if sum(one.num_rows for one in batches) >= _CHECKED_ROWS:
                 break

@@ -116,9 +116,8 @@ def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
     """Returns the smallest and the largest value of a column in a row group, by its footer. None if the footer has
     none, or if values are missing."""
     at = file.schema_arrow.get_field_index(name)
-    if at < 0 or pa.types.is_floating(
-        kind := file.schema_arrow.field(at).type
-    ):  # footers do not show NaN
+    # Footers do not show NaN.
+    if at < 0 or pa.types.is_floating(kind := file.schema_arrow.field(at).type):
         return None
     group = file.metadata.row_group(number)
     known = next(

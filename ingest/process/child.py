@@ -105,9 +105,8 @@ class Child:
         while True:
             left = None if end is None else max(0.0, end - self._clock())
             events = dict(self._poll.poll(None if left is None else left * 1000))
-            if (
-                self._sock.fileno() in events
-            ):  # checked first, because a message that was sent before the worker died counts
+            # Messages are checked first, because one that was sent before the worker died counts.
+            if self._sock.fileno() in events:
                 try:
                     return protocol.receive(self._sock)[0]
                 except protocol.Gone:

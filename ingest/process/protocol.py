@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
-_TEXT, _TRACE = (
-    2_000,
-    12_000,
-)  # characters of an error's text and of its traceback that are sent
+# The number of characters of an error's text and of its traceback that are sent.
+_TEXT, _TRACE = 2_000, 12_000
 
 Columns = Mapping[str, npt.NDArray[Any]]
 

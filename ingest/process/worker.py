@@ -188,10 +188,8 @@ class WorkerProcess:
                     self._lost = f"{label}: {how}"
                     stack = stack or (self._child.trace() if self._child else "")
                     self._forget()
-                except (
-                    KeyboardInterrupt,
-                    SystemExit,
-                ):  # the process may be working on the item; it is ended with it
+                except (KeyboardInterrupt, SystemExit):
+                    # The process may be working on the item, so it is ended too.
                     self._forget()
                     raise
                 if self._closed:

@@ -230,9 +230,8 @@ class FileCache:
                 for path in list(folder.iterdir()):
                     if _OUR_FILES.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                         path.unlink()
-                with contextlib.suppress(
-                    OSError
-                ):  # fails if the folder has a file that is not ours
+                # This fails if the folder has a file that is not ours.
+                with contextlib.suppress(OSError):
                     folder.rmdir()
             finally:
                 os.close(users)

@@ -201,9 +201,8 @@ def _write_remembered(root: str, footers: Mapping[str, Footer]) -> None:
         for name, f in footers.items()
     }
     target = Path(root, REMEMBERED)
-    new = target.with_name(
-        f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}"
-    )  # `doctor` finds left-over drafts by the pid
+    # `doctor` finds left-over drafts by the pid.
+    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")
     with contextlib.suppress(OSError):
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:

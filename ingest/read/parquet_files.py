@@ -623,9 +623,8 @@ def table_of(
     """Opens a loader's source: a feature table by its folder or URI, or plain Parquet files. Row groups of plain files
     go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
-        from sluice.etl.table.table import (
-            FeatureTable,
-        )  # needs delta-rs, which plain Parquet does not
+        # This needs delta-rs, which plain Parquet does not.
+        from sluice.etl.table.table import FeatureTable
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):

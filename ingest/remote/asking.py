@@ -36,10 +36,8 @@ _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
 working workers are lost in a row with the same unit, the unit is to blame."""
 _TIMEOUT_S, _LOOK_S = 60.0, 0.25
 _NOBODY_S = 20.0  # how long requests wait while no worker answers
-_QUIET_S, _PING_S = (
-    0.5,
-    0.75,
-)  # a worker that was silent for so long is pinged, and has so long to answer
+# A worker that was silent for `_QUIET_S` is pinged, and has `_PING_S` to answer.
+_QUIET_S, _PING_S = 0.5, 0.75
 _TELL = 3  # unanswered pings in a row before the user is told; a busy host may miss one
 
 
@@ -155,9 +153,8 @@ class Asking:
                     if self._is_alone:
                         raise NoWorkerAnswers
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
-                    if (
-                        wait_s > 0
-                    ):  # only the answer wakes this thread early; all else is seen at the next look
+                    # Only the answer wakes this thread early. Everything else is seen at the next look.
+                    if wait_s > 0:
                         race.changed.wait(min(_LOOK_S, wait_s))
                         continue
                     worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(
@@ -306,9 +303,8 @@ class Asking:
             race.slow_at = float("-inf")
         elif kind not in (WorkerLost, WrongAnswer):
             race.error = error
-        elif (
-            kind is WrongAnswer or not race.asked
-        ):  # other workers that were asked may still answer
+        elif kind is WrongAnswer or not race.asked:
+            # Other workers that were asked may still answer.
             race.error = RemoteError(
                 f"worker {worker.connection.address}: {unit.description} was asked for "
                 f"{race.failures[kind]} times in vain; the last error: {error}"

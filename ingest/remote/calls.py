@@ -75,9 +75,8 @@ class Functions:
 
     def __init__(self, permission: Permission):
         self._known = cache(lambda name: (permission.load(name, "a loader"), source_digest(name)))
-        for name in (
-            permission.functions
-        ):  # importing may take seconds; the first call should not wait for it
+        # Importing may take seconds, and the first call should not wait for it.
+        for name in permission.functions:
             with contextlib.suppress(Exception):  # a call of the function raises the error
                 self._known(name)
 

@@ -367,9 +367,8 @@ def started(given: dict[str, Any]) -> subprocess.Popen[bytes]:
         process_group=0,
     )
     assert process.stdin is not None
-    with contextlib.suppress(
-        BrokenPipeError
-    ):  # the process has ended; reading its output shows that
+    # This fails if the process has ended. Reading its output shows that.
+    with contextlib.suppress(BrokenPipeError):
         process.stdin.write(json.dumps(given).encode() + b"\n")
         process.stdin.flush()
     return process

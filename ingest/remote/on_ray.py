@@ -86,9 +86,8 @@ class RayCluster:
             raise RemoteError(f"{named}: Ray is not installed here: {install_command('ray')}")
         host, _, port = self._address.rpartition(":")
         try:
-            with socket.create_connection(
-                (host, int(port)), _CONNECT_S
-            ):  # Ray itself would retry for minutes
+            # Ray itself would retry for minutes.
+            with socket.create_connection((host, int(port)), _CONNECT_S):
                 pass
             child = subprocess.Popen(
                 interpreter.command(

@@ -125,9 +125,8 @@ def local(_owner: str) -> None:
 def open_maker(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
     """Opens the table for a job and returns what makes the job's units."""
     if isinstance(table, str) and is_table(table):
-        from sluice.etl.table.table import (
-            FeatureTable,
-        )  # needs delta-rs, which plain Parquet does not
+        # This needs delta-rs, which plain Parquet does not.
+        from sluice.etl.table.table import FeatureTable
 
         if not job.version.isdigit():
             raise RemoteError(

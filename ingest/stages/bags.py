@@ -36,11 +36,12 @@ class BagError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`. Without `offsets`, every row has `each` ids. Ids beyond
-    int32 are stored as the same 32 bits."""
+    """The ids of a column. Row n has the ids `values[offsets[n]:offsets[n + 1]]`. Ids beyond int32 are stored as the
+    same 32 bits."""
 
     values: npt.NDArray[np.int32]
     offsets: npt.NDArray[Any] | None
+    """None: every row has `each` ids."""
     each: int = 0
 
     def lengths(self, start: int, stop: int) -> npt.NDArray[Any] | int:
@@ -74,15 +75,17 @@ class Bags:
 
 @dataclass(frozen=True, slots=True)
 class PackedBags:
-    """The bags of `rows` rows of a packed column, starting with row `start`. They are unpacked when they are moved."""
+    """The bags of `rows` rows of a packed column, starting with row `start`. Their ids are unpacked when the bags are
+    moved."""
 
     stored: int
+    """The address of the packed data."""
     ids: np.void
-    """The address of the packed data, and the description of the ids' part, for `unpack_words`."""
-    each: int
-    """The bytes of every bag. Below 0: they differ."""
+    """The description of the ids' part of the packed data, for `unpack_words`."""
+    bag_bytes: int
+    """The bytes of every bag. Below 0: the bags' sizes differ."""
     ends: npt.NDArray[Any] | None
-    """If the bags' sizes differ: where each bag begins, and the last one ends, in units of `unit` bytes."""
+    """If the bags' sizes differ: where each bag begins, and where the last bag ends, in units of `unit` bytes."""
     unit: int
     start: int
     rows: int
@@ -91,12 +94,11 @@ class PackedBags:
         return self.rows
 
     def offsets(self, same_size: bool) -> npt.NDArray[Any]:
-        """Returns where the bags start and end, relative to the first of these rows, in units of `unit` bytes. If all
-        bags have one size (`same_size`), returns only the first and the last offset."""
+        """Returns where each bag starts and where the last bag ends, in units of `unit` bytes from the first of these
+        rows. With `same_size`, all bags have one size, and only the first and the last offset are returned."""
         if self.ends is None:
-            return np.arange(0, self.rows + 1, max(1, self.rows if same_size else 1)) * (
-                self.each // self.unit
-            )
+            step = max(1, self.rows) if same_size else 1
+            return np.arange(0, self.rows + 1, step) * (self.bag_bytes // self.unit)
         found: npt.NDArray[Any] = (
             self.ends[self.start : self.start + self.rows + 1] - self.ends[self.start]
         )
@@ -105,7 +107,9 @@ class PackedBags:
     def unpack(self, into: npt.NDArray[np.int32]) -> None:
         """Unpacks all ids of these rows."""
         first = (
-            self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
+            self.start * self.bag_bytes
+            if self.ends is None
+            else int(self.ends[self.start]) * self.unit
         )
         unpack_words(np.uint64(self.stored), self.ids, first // _ID_BYTES, into)
 
@@ -125,8 +129,8 @@ def shuffle_bags(
     buffers: Buffers,
     kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32,
 ) -> dict[str, Bags]:
-    """Puts the bags of a window's columns in `order`. None: in the stored order. Each id is moved once, out of Arrow's
-    pieces. A missing bag becomes an empty one. `kind` returns the type of a column's ids."""
+    """Puts the bags of a window's columns in `order`. If `order` is None, they keep the stored order. Each id is moved
+    once, out of Arrow's pieces. A missing bag becomes an empty one. `kind` returns the type of a column's ids."""
     if not columns:
         return {}
     stored = {name: _Column(name, arrays, kind(name)) for name, arrays in columns.items()}
@@ -150,10 +154,10 @@ def shuffle_bags(
     for (name, column), count in zip(stored.items(), ids, strict=True):
         values = all_ids[start : start + count]
         start += count
-        of_pieces = column.values(scratch)
+        piece_ids = column.values(scratch)
         if name in ends:
             copy_bags(
-                _addresses(of_pieces) - column.bytes_before_first(),
+                _addresses(piece_ids) - column.bytes_before_first(),
                 *column.offsets,
                 pieces,
                 rows,
@@ -163,11 +167,12 @@ def shuffle_bags(
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                copy_equal_bags(_addresses(of_pieces), column.size, pieces, rows, _address(values))
+                copy_equal_bags(_addresses(piece_ids), column.size, pieces, rows, _address(values))
             found[name] = Bags(values, None, column.size // _ID_BYTES)
     return found
 
 
+# The offsets of a piece's bags, their ids, and the bytes that one unit of an offset stands for.
 _Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32] | PackedBags, int]
 
 
@@ -177,7 +182,7 @@ class _Column:
     def __init__(
         self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]
     ):
-        sizes = {array.each if isinstance(array, PackedBags) else -1 for array in arrays}
+        sizes = {array.bag_bytes if isinstance(array, PackedBags) else -1 for array in arrays}
         same_size = len(sizes) == 1 and min(sizes) >= 0
         self._parts = list[_Part]()
         for piece, array in enumerate(arrays):
@@ -200,7 +205,7 @@ class _Column:
             if same_size
             else bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
         )
-        """The bytes of every bag. Below 0: they differ."""
+        """The bytes of every bag. -1: the sizes differ. -2: bag `row` of `piece` does not consist of whole ids."""
         if self.size < -1:
             start, end = self._parts[piece][0][row : row + 2]
             raise BagError(
@@ -218,7 +223,7 @@ class _Column:
             for (first, last), (_, stored, _) in zip(self._id_ranges, self._parts, strict=True)
             if self._copied_first or isinstance(stored, PackedBags)
         )
-        """How many ids are copied or unpacked into scratch memory before they are moved."""
+        """The number of ids that are copied or unpacked into scratch memory before they are moved."""
 
     def values(self, scratch: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
         """Returns the ids of each piece, from its first bag to its last. Packed ids and small bags are first put into
@@ -261,7 +266,7 @@ class _Column:
     def ends(
         self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
-        """Returns where each bag's ids start in the result, and where the last bag's ids end."""
+        """Returns where each bag's ids start in the shuffled column, and where the last bag's ids end."""
         ends = np.empty(len(rows) + 1, np.int64)
         bag_ends(*self.offsets, pieces, rows, ends)
         return ends
@@ -295,9 +300,9 @@ def _parts_of(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
     ends, numbers = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
     if numbers.dtype != kind:
         numbers, ends = numbers[ends[0] : ends[-1]], ends - ends[0]
-        fit = np.iinfo(kind)
-        if len(numbers) and not fit.min <= numbers.min() <= numbers.max() <= fit.max:
+        limits = np.iinfo(kind)
+        if len(numbers) and not limits.min <= numbers.min() <= numbers.max() <= limits.max:
             raise BagError(
-                f"ids from {numbers.min()} to {numbers.max()}, which do not fit {fit.dtype}"
+                f"ids from {numbers.min()} to {numbers.max()}, which do not fit {limits.dtype}"
             )
     return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID_BYTES

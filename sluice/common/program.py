@@ -124,12 +124,10 @@ def _interrupts_answered() -> Iterator[None]:
         os.close(read)
 
     def interrupted(_signum: int, _frame: object) -> None:
-        signal.signal(
-            signal.SIGINT, lambda *_: os._exit(INTERRUPTED)
-        )  # a second interrupt does not wait
-        os.write(
-            write, bytes([signal.SIGINT])
-        )  # a part of the program may have all signals reported to itself
+        # A second interrupt does not wait.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        # A part of the program may have all signals reported to itself.
+        os.write(write, bytes([signal.SIGINT]))
         raise KeyboardInterrupt
 
     handled_before = signal.signal(signal.SIGINT, interrupted)
@@ -138,9 +136,8 @@ def _interrupts_answered() -> Iterator[None]:
     try:
         yield
     finally:
-        if (
-            signal.getsignal(signal.SIGINT) is interrupted
-        ):  # no interrupt came, so that no moment is counted
+        # The handler is restored unless an interrupt came, so that no moment is counted.
+        if signal.getsignal(signal.SIGINT) is interrupted:
             signal.signal(signal.SIGINT, handled_before)
             signal.set_wakeup_fd(reported_before)
             over.set()

@@ -276,9 +276,8 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif option.several:
         how["nargs"] = "+" if required or not option.positional else "*"
         if not option.positional:
-            how["action"] = (
-                "extend"  # an option that is given again would else replace what came before it
-            )
+            # Otherwise an option that is given again would replace its earlier values.
+            how["action"] = "extend"
     elif option.positional and not required:
         how["nargs"] = "?"
     if required and not option.positional:

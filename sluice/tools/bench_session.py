@@ -273,9 +273,8 @@ class BenchSession:
         with on_signal(loader.stacks), self._conditions.inject_faults(loader, self._record):
             found = consume(loader, self._options.seconds, self._step, epochs=self._options.epochs)
         controller.stop()
-        peak_bytes = (
-            peak.bytes
-        )  # taken before the decoder is measured alone, to which the limit does not apply
+        # The peak is read before the decoder is measured alone, to which the limit does not apply.
+        peak_bytes = peak.bytes
         knobs = loader.knobs
         record = None if self._run is None else partial(self._write, "event")
         self._knob_memory.finish(

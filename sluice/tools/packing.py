@@ -52,9 +52,8 @@ def _packed_bytes(
     paths = [local_path(file.path) for file in files]
     there = parts(pq.read_schema(paths[0])) if paths and paths[0] is not None else ()
     texts = {part.name for part in there if pa.types.is_string(part.type)}
-    dictionaries = [
-        name for name in columns if name in texts
-    ]  # for operators that are left to the loader
+    # The dictionaries are for operators that are left to the loader.
+    dictionaries = [name for name in columns if name in texts]
     groups = PackedRowGroups(how, paths, columns, dictionaries)
 
     def decoded(number: int, group: int) -> pa.Table:

@@ -17,7 +17,7 @@ from sluice.common.program import run as run_program
 from sluice.etl import ops
 from sluice.etl.__main__ import main
 from sluice.etl.apply import counts
-from sluice.etl.audit import LABEL, audit_spec, audit_table
+from sluice.etl.audit import LABEL, Leak, audit_spec, audit_table
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.ops.statistics import Target
@@ -202,6 +202,18 @@ MIXED = (
 
 def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
     return pc.add(price, click)
+
+
+@pytest.mark.parametrize(
+    ("operator", "advice"),
+    [
+        ("mine.features:mixed", "this function sees the label"),
+        ("[[join]] s3://bucket/users", "order rows by another column"),
+        ("[[join]] /data/users", "order rows by another column"),
+    ],
+)
+def test_the_advice_tells_a_rule_from_a_function_although_both_may_have_a_colon(operator, advice):
+    assert advice in Leak(column="age", operator=operator, holds="its own label").advice
 
 
 def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):

@@ -246,8 +246,8 @@ def test_ids_are_hashed_after_the_transform_spec(clicks, tmp_path):
 @pytest.mark.parametrize(
     ("function", "edits", "facts"),
     [
-        (lambda frame: frame[frame["row"] > 3], None, ("116 rows", 120, "predicate")),
-        (lambda frame: pd.concat([frame, frame]), None, ("240 rows", 120)),
+        (lambda frame: frame[frame["row"] > 3], None, ("returned 116 rows", 120, "predicate")),
+        (lambda frame: pd.concat([frame, frame]), None, ("returned 240 rows", 120)),
         (lambda frame: frame["row"], None, ("Series", "DataFrame")),
         (lambda frame: frame.drop(columns="row"), None, ("result columns", "number", "schema")),
         (lambda frame: frame.assign(more=1), None, ("more", "schema")),

@@ -170,9 +170,8 @@ class PetastormLocalFiles:
     )
 
     def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
-        return pa.OSFile(
-            path, mode
-        )  # Petastorm leaves files open, and Python's own file class would warn about that
+        # Petastorm leaves files open, and Python's own file class would warn about that.
+        return pa.OSFile(path, mode)
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         with os.scandir(path) as entries:

@@ -304,9 +304,8 @@ class _PoolOfReader:
 
             def decode(read: Read) -> pa.Table:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
-                table = (
-                    published.pop() if published else empty
-                )  # a worker publishes nothing if no rows are left
+                # A worker publishes nothing if no rows are left.
+                table = published.pop() if published else empty
                 if not isinstance(table, dict) and table.num_rows != read.rows:
                     raise ValueError(
                         f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "

@@ -366,13 +366,13 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
         begun.wait(60)
         try:
             while True:
-                threads.wanted()
+                threads.check_wanted()
         finally:
             ended.wait(60)
 
     def wait() -> None:
         with pytest.raises(JobEnded):
-            list(threads.over(work, range(9)))
+            list(threads.map(work, range(9)))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -384,4 +384,4 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     waiting.join(60)
     assert not waiting.is_alive()
     with pytest.raises(JobEnded):
-        list(threads.over(work, [1]))
+        list(threads.map(work, [1]))
