@@ -91,6 +91,7 @@ def _tuned_run(path, ticks=40, end=True):
         "bayes_auc": 0.81,
         "plan": plan,
         "note": "<script>alert(1)</script> & more",
+        "<b>bold</b>": 1,
     }
     pipeline.advance(1.0)  # its first rows have come
     with RunFolder.create(path, config, clock=lambda: pipeline.now) as folder:
@@ -152,6 +153,7 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
     assert "read is the bottleneck" in text
     assert "row_wise" in text
     assert "&lt;script&gt;" in text
+    assert "<b>bold" not in text
     assert "NaN" not in text
 
 

@@ -80,6 +80,7 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
         (changed(["changes"], {}), ["changes", "list"]),
         (changed(["changes", 0], {"set": {"machine.cores": 2}}), ["changes[0].at", "missing"]),
         (changed(["changes", 0, "at"], -2), ["changes[0].at", "below 0"]),
+        (changed(["changes", 0, "over"], -2), ["changes[0]", "over", "below 0"]),
         (changed(["changes", 0, "when"], 2), ["changes[0].when", "unknown"]),
         (
             changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}),

@@ -243,6 +243,13 @@ def test_a_missing_run_is_distinguished_from_one_without_a_checkpoint(tmp_path):
             find_checkpoint(tmp_path / "nope" / "checkpoints", take_best=take_best)
 
 
+@pytest.mark.parametrize("name", ["..", ".", "../step-000000001", ""])
+def test_a_pointer_leads_to_no_other_folder(saved, name):
+    (saved.folder / "LATEST").write_text(f"{name}\n")
+    with raises(CheckpointError, saved.folder / "LATEST", "names no checkpoint"):
+        latest(saved.folder)
+
+
 def test_a_half_written_folder_is_no_checkpoint(saved):
     (saved.folder / "step-000000004").mkdir()
     with pytest.raises(CheckpointError, match="nothing to go on from"):

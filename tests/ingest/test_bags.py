@@ -71,6 +71,7 @@ def test_rows_come_in_order_with_their_ids(window):
         (pa.array([b"1234", b"12345"], pa.binary()), ("5 bytes",)),
         (pa.array([[1], [None]], pa.list_(pa.int32())), ("1 empty",)),
         (pa.array([[1], [2**31]], pa.list_(pa.int64())), (1, 2147483648, "int32")),
+        (pa.array([[1], [-(2**31) - 1]], pa.list_(pa.int64())), ("-2147483649", "int32")),
         (pa.array(["x", "y"]), ("string",)),
     ],
 )

@@ -117,6 +117,7 @@ def test_knobs_cannot_be_changed_behind_their_owner():
         ("collate=2", ("'collate'", 2, "1 to 1")),
         ("read.backend=process", ("backend", "'read'", "'process'")),
         ("prefetch_bytes=1", ("prefetch_bytes", 1)),
+        ("prefetch_bytes=2GiB", ("prefetch_bytes", 2**31)),
         ("secnd.fused=yes", ("'secnd'", "'second'")),
         ("transform.fused=yes", ("fused", "'transform'", "known: second")),
         (

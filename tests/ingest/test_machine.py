@@ -54,6 +54,7 @@ def test_without_groups_the_machine_and_the_affinity_count(root):
     assert machine.cores() == 8
     assert machine.memory_limit() == 16 * GIB
     assert machine.memory_limit(GIB) == GIB
+    assert machine.memory_limit(17 * GIB) == 16 * GIB
 
 
 @pytest.mark.parametrize(

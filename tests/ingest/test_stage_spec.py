@@ -52,6 +52,7 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
         ({"workers_a_core": -1}, ("a: workers", 1, "-1 a core")),
         ({"name": ""}, ("name", "''")),
         ({"backends": ("fibre",)}, ("a: backends", "'fibre'", "'thread'")),
+        ({"backends": ()}, ("a: backends", "'thread'")),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused_by_name(given, facts):
