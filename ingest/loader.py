@@ -414,8 +414,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def minimum_memory(self) -> int:
-        """The smallest sufficient memory limit in bytes. It is a limit of the control group if that leaves less memory
-        than this process's own limit."""
+        """The smallest sufficient memory limit in bytes. If the control group leaves less memory than this process's
+        own limit, the number counts all memory of the group."""
         return self._pipeline.least_limit
 
     @property

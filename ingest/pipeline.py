@@ -148,8 +148,8 @@ class Pipeline:
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         largest = max(itertools.chain(*parts.plan.groups), default=0)
-        # Readers gather windows at most a few of these steps before they are needed. A step is as long as a row group,
-        # but not longer than four windows, because windows that are gathered early take memory from batches.
+        # This step limits how early readers gather windows: two steps, and more if there are many readers.
+        # It is as long as a row group, but at most four windows, because early windows take memory from batches.
         self._gather_step_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}

@@ -49,7 +49,7 @@ class AutoState:
 
     planner: PlannerState
     begun: Snapshot | None = None
-    """The snapshot at which the first look begins."""
+    """The snapshot at which the first measured interval begins."""
     settled_before: bool = False
     """Whether an earlier run has settled on knobs for this schema."""
     record: OpeningRecord | None = None
@@ -310,8 +310,8 @@ def _keep_own_choice(state: AutoState, look: _FirstLook, text: str) -> _Decision
 def _own_promise(look: _FirstLook, fitting: Knobs) -> tuple[Knobs, float] | None:
     """Returns the planner's choice and the rate that it promises; None if it has other back ends than the setting.
 
-    A promise does not know of locks, so no stage changes its back end for a promise. If the planner's choice has
-    another shape than the present knobs, its promise is hardly more than a guess: the present knobs count instead.
+    The forecast ignores locks, so it is wrong for settings with other back ends. If the planner's choice changes back
+    ends or fused stages, the forecast for the present knobs is used.
     """
     knobs = look.knobs
     now = look.before.knobs

@@ -22,7 +22,7 @@ class ChangeDetector:
         self._costs: dict[str, StageCost] = {}
         self._last: Snapshot | None = None
         self._looks_since_knobs_changed = 0
-        # The number of restarts before those that have no event yet.
+        # The restart count when the unreported restarts began. None: all are reported.
         self._reported_restarts: int | None = None
 
     def look(self, snapshot: Snapshot, rates: PipelineRates | None) -> list[dict[str, Any]]:

@@ -216,6 +216,7 @@ class Trainer:
             if progress.meta.step % self.config.log_every:
                 self._report(progress)
             if progress.meta.step != progress.saved_at:
+                # After a whole epoch, the position is the start of the next one; after a stop, the last step.
                 if not stopped:
                     finished = replace(finished, position=feed.state_dict())
                 self._save(progress, finished)

@@ -3,11 +3,11 @@
     Glimpse ──observe──▶ Inputs ──answer──▶ Answers ──setting──▶ Setting ──▶ InitialSetting
 
 The code follows this order. Arrays are pipeline × stage, or have one value for each pipeline. A run has one pipeline;
-the teacher (`sluice.agent.learn.opening_teacher`) passes thousands at once.
+the teacher (`sluice.agent.learn.opening_teacher`) passes hundreds at once.
 
 All stages share one network. Each stage receives the mean and the maximum of all stages, and the state of its
-neighbours. The network corrects a plain estimate by adding to its logarithm, so a pipeline that is a thousand times
-faster looks similar. This module does not import torch.
+neighbours. First a formula estimates each stage's workers. The network multiplies this plain estimate by a factor, so a
+pipeline that is a thousand times faster looks similar. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTERS = {
     "in_s": "wait_input_s",
     "out_s": "wait_output_s",
 }
-"""A field of `Glimpse` → the counter of a stage whose increase it is."""
+"""Field of `Glimpse` → counter of a stage. Each field is the increase of its counter."""
 
 STAGE_INPUTS = (
     "share of its workers busy",
@@ -331,7 +331,9 @@ def answer(weights: Mapping[str, ndarray], inputs: Inputs, real: ndarray) -> Ans
 
     def mean_and_maximum(state: ndarray) -> tuple[ndarray, ndarray]:
         mean = (state * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True)
-        return mean, (state * mask).max(axis=1, keepdims=True)  # states are never below 0
+        return mean, (state * mask).max(
+            axis=1, keepdims=True
+        )  # no state is below 0, so a masked one never wins
 
     mask = real[..., None].astype(np.float32)
     wide = np.broadcast_to(inputs.pipelines[:, None], (*real.shape, inputs.pipelines.shape[-1]))

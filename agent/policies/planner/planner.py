@@ -15,7 +15,9 @@ Words of this folder:
 
 - A look is one snapshot with the decision on it. Ticks count time: one a second (`PlannerSettings`).
 - `latest` are the rates since the last look, `recent` those since the last change, over six ticks at most.
-- A trial is a change whose effect is being measured. A cap limits a stage's workers after a change that failed.
+- A trial is a change whose effect is being measured.
+- A cap is the fewest and the most workers that a stage may have for a while, because a change failed.
+- A drift is a change of a stage's cost. It is a leap if no change of knobs explains it. A trend came in small steps.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ from sluice.ingest.stats import Snapshot
 
 
 class Planner(Policy):
-    """Predicts rates from measured costs, and changes knobs step by step. `auto` uses it for each change after the
-    first one, which a learned policy may choose."""
+    """Predicts rates from measured costs, and changes knobs step by step.
+
+    In `auto`, a learned policy may choose the first change, and the planner chooses all later ones."""
 
     def __init__(self, settings: PlannerSettings = DEFAULT, *, name: str = "planner") -> None:
         self.name, self.settings = name, settings
@@ -129,7 +132,7 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             state = _keep(state, state.trial, recent)
-        # After a change its ticks count. Before the first one, each look counts, however short it was.
+        # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
         settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
         if settled < settings.settle_ticks:
             return state.knobs, state, Reason(text="measuring the present knobs")
@@ -165,7 +168,7 @@ class Planner(Policy):
 
 
 def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapshot, PlannerState]:
-    """Returns the snapshot with the work of remote workers as that of their stages."""
+    """Adds the work of remote workers to the counters of their stages."""
     if not snapshot.elsewhere:
         return snapshot, state
     counted = snapshot
@@ -191,7 +194,8 @@ def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
 
 
 def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state with this look. If the workload or the machine has changed, the state forgets the rest."""
+    """Returns the state with this look. If the workload or the machine has changed, it has no failed changes, caps or
+    pauses any more."""
     assert state.last is not None, "the first look has come"
     learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
     changed = {
@@ -237,7 +241,7 @@ def _switch_instead(
         return None
     undone = replace(state, knobs=trial.before, trial=None)
     forecast = forecast_of(undone, latest)
-    # If an initial setting made the rate fall, coming back to the earlier rate is no gain.
+    # After an initial setting, compare with the better of two rates, because only recovering is no gain.
     before = trial.rows_per_s if trial.kind == "opening" else 0.0
     return reshape(
         undone,
@@ -295,8 +299,8 @@ def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
 
 
 def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state while workers that a change has requested are starting. Measurements taken during that time
-    are ignored."""
+    """Postpones the judgement of a trial while the workers that it has requested start. What is measured meanwhile is
+    ignored."""
     starting = snapshot.elsewhere.get("starting") or any(s.starting for s in snapshot.stages)
     if state.trial is None or not starting or state.age >= state.settings.start_ticks:
         return state
@@ -353,7 +357,7 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
         f"the {what} brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is undone: "
         f"{moves(state.knobs, trial.before)}"
     )
-    # A trial of these kinds was expected to fail now and then.
+    # Only a failed growth or removal has a penalty. Other trials for more rows are experiments.
     if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
     else:
