@@ -82,7 +82,7 @@ class PlannerSettings:
     start_up_ticks: int = 3
     """Ticks added for workers that must first start and import."""
     quick_look_s: float = 0.25
-    """Seconds between two looks while the first process of a stage starts."""
+    """Seconds between two looks before the first change, and while an initial setting is judged."""
     start_ticks: int = 120
     """Ticks that requested workers may take to start before their change is judged without them."""
 

@@ -403,7 +403,8 @@ class Forecast:
     def _process_bytes(self, name: str) -> float:
         """Returns the bytes of a worker's processes. A worker has one process for each stage whose work it does.
 
-        The value is a lower bound while a process has not been measured. The planner then starts no second one."""
+        The value is a lower bound while a process has not been measured. The pipeline then starts others only in
+        memory that is free for them."""
         return (
             sum(
                 cost.process_bytes or WORKER_PROCESS_BYTES

@@ -123,8 +123,7 @@ def _stack(looks: Sequence[Glimpse]) -> Glimpse:
         if values.ndim == 1:
             return values
         empty = 1 if name in ("workers", "most") else 0
-        missing = width - values.shape[1]
-        return np.pad(values, [(0, 0), (missing, 0)], constant_values=empty)
+        return np.pad(values, [(0, 0), (width - values.shape[1], 0)], constant_values=empty)
 
     arrays: dict[str, Any] = {
         field.name: np.concatenate([wide(getattr(look, field.name), field.name) for look in looks])

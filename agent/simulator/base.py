@@ -364,6 +364,11 @@ class SimulatedPipeline:
             self.truth.machine.cores * 0.5,
         )
 
+    def _start_times(self) -> list[float]:
+        """Returns the times at which starting workers are ready."""
+        moving = [at for at, _ in self._moving.values()]
+        return moving + [entry[0] for entry in self._starting]
+
     def _move(self, i: int, free: float) -> float:
         """Moves a stage to its processes, and returns the memory that they take of what is free.
 

@@ -107,10 +107,7 @@ class Simulator(SimulatedPipeline):
     ) -> float:
         """Returns the seconds until the next event, or until `end`. `events` counts those of this chunk so far."""
         seconds = end - self.now
-        for at in (
-            *(entry[0] for entry in self._starting),
-            *(at for at, _ in self._moving.values()),
-        ):
+        for at in self._start_times():
             seconds = min(seconds, max(1e-6, at - self.now))
         for i in self._uncapped():
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s

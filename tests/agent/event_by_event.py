@@ -84,7 +84,7 @@ class EventSimulator(SimulatedPipeline):
             ]
             step_pace = current.rates[-1] / load.batch
             seconds = end - self.now
-            for at in (*(e[0] for e in self._starting), *(at for at, _ in self._moving.values())):
+            for at in self._start_times():
                 seconds = min(seconds, max(1e-9, at - self.now))
             for i, items in enumerate(self._items):
                 for item in items:

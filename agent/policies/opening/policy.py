@@ -401,7 +401,7 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     ]
     workers = np.clip(np.rint(np.exp(inputs.workers + near[0])), 1, look.most)
     ahead, fetch = buffers(look, workers)
-    # A move is expensive, because other moves wait for the first process.
+    # A move needs memory and time for processes, so the network has to be sure of it.
     moving = answers.process > np.where(look.process, -SURE, SURE)
     more = [np.exp(np.maximum(0.0, each)) for each in near[1:3]]  # buffers never get smaller
     return Setting(

@@ -120,8 +120,7 @@ class Planner(Policy):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
         if recent is None or recent.rows_per_s == 0:
-            starting = state.trial is not None and state.age < state.trial.start_up
-            missing = "workers to start" if starting else "rows to arrive"
+            missing = "workers to start" if state.is_starting else "rows to arrive"
             return state.knobs, state, Reason(text=f"waiting for {missing}")
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
@@ -310,9 +309,8 @@ def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
     settings, saturated = state.settings, latest.saturated(state.settings.saturated_share)
-    starting = state.trial is not None and state.age < state.trial.start_up
     services = {
-        s.name: state.services[s.name].observe(s, saturated, starting)
+        s.name: state.services[s.name].observe(s, saturated, state.is_starting)
         for s in snapshot.stages
         if s.name in state.services
     }

@@ -124,6 +124,11 @@ class PlannerState:
         return self.age == self.tick
 
     @property
+    def is_starting(self) -> bool:
+        """Whether workers of the last change may still be starting."""
+        return self.trial is not None and self.age < self.trial.start_up
+
+    @property
     def other_cpu_s(self) -> float:
         """Processor seconds a row that no stage accounts for."""
         return self.other_cpu / self.average_rows_per_s if self.average_rows_per_s > 0 else 0.0
