@@ -20,7 +20,6 @@ NOT_A_USERS_MISTAKE = {
     "CommitConflict",
     "DamagedCopy",
     "DeliveryError",
-    "DeviceError",
     "Died",
     "Elsewhere",
     "FeatureError",

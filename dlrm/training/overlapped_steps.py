@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torchrec.streamable import Pipelineable
 
 from sluice.dlrm.model.ranker import loss_of
 from sluice.dlrm.training.steps import FinishedStep
+from sluice.ingest.gpu import PinnedStaging, staging_for
 
 if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
@@ -38,15 +39,36 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
     weight: Tensor
     rows: float
     """The mean number of rows of a rank, without padding."""
+    staging: PinnedStaging | None
+    """The way to the device. None: the batch stays where it is."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        return ModelInput(
-            *(
-                tensor.to(device, non_blocking=non_blocking)
-                for tensor in (self.dense, self.sparse, self.label, self.weight)
-            ),
-            self.rows,
+        """Sends the batch to the device. TorchRec calls this on its stream for copies."""
+        if self.staging is None:
+            return self
+        # The lengths per key are computed here. Otherwise the host would wait for the device to compute them.
+        sparse = self.sparse.sync()
+        weights = sparse.weights_or_none()
+        dense, label, weight, values, lengths, *sent_weights = self.staging.send(
+            [
+                self.dense,
+                self.label,
+                self.weight,
+                sparse.values(),
+                sparse.lengths(),
+                *([] if weights is None else [weights]),
+            ]
         )
+        moved = KeyedJaggedTensor(
+            keys=sparse.keys(),
+            values=values,
+            lengths=lengths,
+            weights=sent_weights[0] if sent_weights else None,
+            stride=sparse.stride(),
+            length_per_key=sparse.length_per_key(),
+            offset_per_key=sparse.offset_per_key(),
+        )
+        return replace(self, dense=dense, sparse=moved, label=label, weight=weight)
 
     def record_stream(self, stream: torch.Stream) -> None:
         for tensor in (self.dense, self.sparse, self.label, self.weight):
@@ -79,6 +101,7 @@ class OverlappedSteps:
         self._step = 0
         self._skipped = False
         self._started: deque[Fetched] = deque()
+        self._staging = staging_for(world.device)
         # The pipeline uses this object as its optimiser, through `zero_grad` and `step`.
         self._pipeline: Any = TrainPipelineSparseDist(
             _Lookup(parts.model.module.tables), self, world.device, custom_model_fwd=self._forward
@@ -122,6 +145,7 @@ class OverlappedSteps:
                     batch.label,
                     batch.weight,
                     fetched.rows / self._ranks,
+                    self._staging,
                 )
 
         self._step, source = first, samples()
