@@ -11,7 +11,6 @@ from sluice.ingest.gpu import PinnedStaging
 from tests.dlrm.ranks import trained, whole_weights
 from tests.late_device import LateLane
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 

@@ -24,8 +24,8 @@ def drawn(random_: random.Random) -> list[torch.Tensor]:
 
 
 def sent_and_looked_at(staging: PinnedStaging, seed: int, *, steps: int = 60) -> list[bool]:
-    """Sends batches of changing sizes from memory that is used again at once. Looks at each batch after up to three more
-    were sent; whether it was what was sent."""
+    """Sends batches of changing sizes from memory that is used again at once. Looks at each batch after up to three
+    more were sent; whether it was what was sent."""
     random_ = random.Random(seed)
     torch.manual_seed(seed)
     under_way, found = deque(), []
