@@ -71,7 +71,7 @@ class CudaLane:
     def mark(self) -> Callable[[], bool]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return event.query  # type: ignore[no-any-return]
+        return event.query
 
 
 def staging_for(device: torch.device) -> PinnedStaging | None:
