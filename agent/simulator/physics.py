@@ -439,14 +439,15 @@ def _limit_by_queues(
 
 
 def _available_cores(load: Load, runnable: float, overhead_cores: float) -> float:
-    """Returns the cores for this pipeline's work, next to other programs and starting workers."""
+    """Returns the cores for this pipeline's work, next to other programs and starting workers.
+
+    They leave the cores that they cannot use, and at least our fair share."""
+    others = load.machine.neighbour_threads + overhead_cores
     cores = load.cores
-    neighbours = load.machine.neighbour_threads
-    if neighbours:
-        # Other programs leave the cores that they cannot use, and at least our fair share.
-        cores = max(cores - neighbours, cores * runnable / (runnable + neighbours))
+    if others:
+        cores = max(cores - others, cores * runnable / (runnable + others))
     switching = load.machine.switch_cost * max(0.0, runnable / load.cores - 1)
-    return max(0.02, cores - overhead_cores) / (1 + switching)
+    return max(0.02, cores) / (1 + switching)
 
 
 def _wanted_factors(

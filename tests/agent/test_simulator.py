@@ -11,10 +11,12 @@ from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import (
     Consumer,
+    Load,
     MechanismError,
     SimMachine,
     SimStage,
     TrueCosts,
+    flow,
     steady,
 )
 from sluice.agent.simulator.random_pipelines import pipeline as drawn
@@ -368,6 +370,16 @@ def test_threads_of_others_share_the_cores_with_ours_fairly(workers, cores):
     assert rate_of(simulator(stages(0.01), [min(workers, 4)], machine=idle)) == pytest.approx(
         min(workers, 4) * 100 * ROWS, rel=0.01
     ), "there are cores for all"
+
+
+def test_starting_workers_share_the_cores_fairly_with_those_at_work():
+    machine = SimMachine(cores=8, neighbour_threads=12, switch_cost=0, timer_noise=0)
+    truth = TrueCosts(
+        machine, (SimStage(name="stage", cost_s=0.01, rows_per_item=1000),), Consumer()
+    )
+    # Our 4 threads, 12 of others and 4 starting workers want 8 cores, so each gets 0.4 of one.
+    started = flow(Load(truth, [4], ["thread"]), [True], [False], 4.0)
+    assert started.rates[0] == pytest.approx(4 * 0.4 * 1000 / 0.01, rel=0.01)
 
 
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
