@@ -52,6 +52,10 @@ _MOST_TIMES_READ = 4
 """A rest ends at the latest when the consumer has taken so many times the rows that were read in it."""
 _MOST_HIDDEN_S = 30.0
 """The most seconds of work that rests may hide from an agent before it sees as many seconds again."""
+_DRAINED_SHARE = 0.1
+"""The waiting rows are not used up if they fall by at most this share of the rows that the consumer takes."""
+_ITEMS_BETWEEN_CHECKS = 4
+"""The consumer takes at least so many items before one looks whether the waiting rows have fallen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,8 @@ class Rests:
     other threads may read a state at any moment.
 
     In a rest the consumer takes no rows, and the pipeline fills its buffers. The next rows then come faster than the
-    pipeline makes them. So a rest lasts until no more rows wait in the pipeline than before it."""
+    pipeline makes them. So a rest lasts until no more rows wait in the pipeline than before it, or until the pipeline
+    makes rows as fast as the consumer takes them. In the second case, full buffers are their usual state."""
 
     left_out: Counters = field(default_factory=dict)
     """How much each counter rose in all finished rests."""
@@ -72,6 +77,8 @@ class Rests:
     """How much each counter rose in the finished pauses of the current rest."""
     read: int = 0
     """The number of rows that were read during the current rest."""
+    checked: Snapshot | None = None
+    """The snapshot at the end of the last pause, or at the last check whether the rest is over."""
     until_rows: int = 0
     """The number of rows at which the rest may be over."""
     hidden_s: float = 0.0
@@ -94,9 +101,13 @@ class Rests:
         if self.started is None or self.pause is None:
             return self
         read = now.stages[0].rows - self.started.stages[0].rows
-        paused = _sum(_rises(self.pause, now), self.paused)
         return replace(
-            self, pause=None, paused=paused, read=read, until_rows=self.started.rows + read
+            self,
+            pause=None,
+            paused=_sum(_rises(self.pause, now), self.paused),
+            read=read,
+            checked=now,
+            until_rows=now.rows + _rows_until_check(now, self.started.rows + read - now.rows),
         )
 
     def may_end(self, rows: int) -> bool:
@@ -107,14 +118,17 @@ class Rests:
         """Ends the current rest, or extends it until the surplus rows have been taken. New knobs may keep more rows
         under way for good, so `_MOST_TIMES_READ` and `_MOST_HIDDEN_S` limit a rest."""
         assert self.started is not None, "a rest has started"
+        assert self.checked is not None, "its pause has ended"
         too_many = _rows_ahead(now) - _rows_ahead(self.started)
-        an_item = now.stages[0].rows / max(1, now.stages[0].items)
+        fell = _rows_ahead(self.checked) - _rows_ahead(now)
         if (
-            too_many > an_item
+            too_many > _item_rows(now)
+            and fell > _DRAINED_SHARE * (now.rows - self.checked.rows)
             and now.rows - self.started.rows < _MOST_TIMES_READ * self.read
             and self._hidden_s(now) <= _MOST_HIDDEN_S
         ):
-            return replace(self, until_rows=now.rows + too_many)
+            until_rows = now.rows + _rows_until_check(now, too_many)
+            return replace(self, checked=now, until_rows=until_rows)
         return self._end(now)
 
     def _hidden_s(self, now: Snapshot) -> float:
@@ -143,6 +157,15 @@ class Rests:
         return _with_counters(
             now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()}
         )
+
+
+def _item_rows(snapshot: Snapshot) -> float:
+    return snapshot.stages[0].rows / max(1, snapshot.stages[0].items)
+
+
+def _rows_until_check(now: Snapshot, too_many: int) -> int:
+    """Returns the rows that the consumer takes before the next check: a quarter of the surplus, but some items."""
+    return min(too_many, max(too_many // 4, round(_ITEMS_BETWEEN_CHECKS * _item_rows(now))))
 
 
 def _rows_ahead(snapshot: Snapshot) -> int:

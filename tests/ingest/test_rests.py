@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,20 @@ def test_the_effect_of_a_change_is_that_of_the_time_without_rests(seed):
         if number in effects:
             steady = pipeline.rows_per_s(event["after"]["workers"])
             assert effects[number]["rows_per_s_after"] == pytest.approx(steady, rel=0.25)
+
+
+def test_a_rest_ends_if_the_pipeline_keeps_its_larger_buffers_full():
+    """The agent has just made the buffers larger. They stay full, because the pipeline is faster than the trainer."""
+    pipeline = RestingPipeline(*_stages(), step_s=0.01)
+    pipeline.advance(5.0)
+    knobs = replace(pipeline.knobs.with_workers(read=16), prefetch_bytes=32 * 2**20)
+    pipeline.apply(knobs)
+    pipeline.rest(7.0)
+    before = pipeline.snapshot()
+    pipeline.advance(6.0)
+    after = pipeline.snapshot()
+    assert after.at - before.at > 2.0, "the agent sees the run again"
+    assert rates(before, after).rows_per_s == pytest.approx(100_000, rel=0.1)
 
 
 @pytest.mark.parametrize("work_s", [0.1, 0.5])
