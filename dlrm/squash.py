@@ -1,7 +1,7 @@
-"""The demo's transforms: `squash`, and `levels`, which asks a service for the same and mostly waits for its answers.
+"""The demos' transforms: `squash`, and two that ask a service for the same and mostly wait for its answers.
 
-The service takes 16 ms to answer, and is asked about 64 rows at a time: one worker gets 4,000 rows a second, two get
-8,000.
+A service is asked about 64 rows at a time. That of `levels` takes 16 ms to answer: one worker gets 4,000 rows a second,
+two get 8,000. That of `quick_levels` takes 5 ms: one worker gets 12,800 rows a second.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROWS, ANSWER_S = 64, 0.016
+_QUICK_ANSWER_S = 0.005
 _LOW = -2.0
 _HIGH = 14.0
 _KNOTS = 32
@@ -31,7 +32,16 @@ def squash(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
 
 def levels(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Asks the service for the level of each count: it knows the curve of `squash`."""
+    return _ask(columns, ANSWER_S)
+
+
+def quick_levels(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Asks the faster service for the same."""
+    return _ask(columns, _QUICK_ANSWER_S)
+
+
+def _ask(columns: dict[str, npt.NDArray[Any]], answer_s: float) -> dict[str, npt.NDArray[Any]]:
     rows = len(next(iter(columns.values())))
     for _ in range(0, rows, ROWS):
-        time.sleep(ANSWER_S)
+        time.sleep(answer_s)
     return squash(columns)

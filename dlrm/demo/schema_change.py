@@ -38,7 +38,7 @@ _NEW = [f"I{number}" for number in range(7, 14)]
 _LOOKUP = f"""
 [[transform]]
 name = "levels"
-function = "{SERVICE}:levels"
+function = "{SERVICE}:quick_levels"
 inputs = {_NEW}
 outputs = {_NEW}
 """
@@ -122,7 +122,7 @@ def _follow(title: str, args: SchemaDemoOptions, name: str, tuning: str) -> Run:
         title,
         *torchrun(1, args.ranks),
         *(
-            f"-m dlrm.train --follow --allow-code {SERVICE} --epochs 1000 --seed {args.seed} --batch-size 2048 "
+            f"-m dlrm.train --follow --allow-code {SERVICE} --epochs 1000 --seed {args.seed} --batch-size 4096 "
             f"--width 8 --dense-layers 32 --over-layers 32 --lr 0.01 {tuning}"
         ).split(),
         "--data",
