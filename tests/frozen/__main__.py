@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
@@ -72,11 +73,12 @@ def _record_part(part: str, *folder: Path) -> Any:
 
 
 def _processor() -> str:
-    """Names the kind of processor, on which the last bits of a product depend."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return " ".join(
-        [platform.machine(), *(flag for flag in ("avx2", "avx512f") if f" {flag} " in flags)]
-    )
+    """Names the kind of processor, on which the last bits of a product depend: its flags and its model."""
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    flags = [flag for flag in ("avx2", "avx512f") if f" {flag} " in about]
+    first = about.partition("\n\n")[0]
+    model = re.findall(r"^(?:cpu family|model|stepping)\s*: (\d+)$", first, re.M)
+    return " ".join([platform.machine(), *flags, *model])
 
 
 def main(words: list[str]) -> int:
