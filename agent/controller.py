@@ -15,6 +15,7 @@ from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.planner_settings import DEFAULT
+from sluice.agent.report.looks import LookWriter
 from sluice.agent.runtime.change_detector import ChangeDetector
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.runtime_settings import RUNTIME
@@ -30,6 +31,7 @@ class Controller:
 
     `step()` is one tick. `start()` runs ticks in a thread. `record` gets the events: decision, effect, proposal,
     occasion (a change that no decision caused), opening, verdict, fault. `observe` gets each tick's loader metrics.
+    `looks` gets what the policy is asked, so that `sluice replay` can ask again.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
     policy is not asked while the pipeline starts up either, and starts again after that."""
@@ -41,6 +43,7 @@ class Controller:
         *,
         record: Callable[[dict[str, Any]], None],
         observe: Callable[[dict[str, Any]], None] | None = None,
+        looks: Callable[[Mapping[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = RUNTIME.interval_s,
         changes_a_minute: int = RUNTIME.changes_a_minute,
@@ -54,6 +57,7 @@ class Controller:
         self._clock = clock
         self._record = record
         self._observe = observe
+        self._looks = LookWriter(looks)
         self.interval_s = self.wait_s = interval_s
         """`interval_s` is the usual time between looks, and `wait_s` the time until the next one, in seconds."""
         self.ticks = 0
@@ -157,7 +161,12 @@ class Controller:
             and self._clock() - self._change_times[0] < _MINUTE_S
         ):
             return
-        after, self._state, reason = self._policy.decide(snapshot, self._state)
+        try:
+            after, self._state, reason = self._policy.decide(snapshot, self._state)
+        except Exception as error:
+            self._looks.failed(snapshot, before, error)
+            raise
+        self._looks.decided(snapshot, after, reason.proposal)
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
         recorded = next(
             (r for r in self._recorded_proposals if r.proposal == reason.proposal), None
@@ -227,6 +236,9 @@ class Controller:
                         f"ignored: {type(error).__name__}: {error}",
                     }
                 )
+        policy = self._policy
+        known = None if recalled is None else learned
+        self._looks.start(policy.name, policy.made_of, limits, knobs, known)
         self._state = state if recalled is None else recalled
         self._limits = limits
         self._restart_policy = False

@@ -70,6 +70,10 @@ class Policy(ABC):
         """Returns the seconds until the next decision, if sooner than usual. None: as usual."""
         return None
 
+    def made_of(self) -> Mapping[str, Any]:
+        """Returns what its decisions depend on besides snapshots and state, as plain data: weights, the machine."""
+        return {}
+
     def opened(self, state: Any) -> Mapping[str, Any] | None:
         """Returns the learned policy's initial setting and its result, for JSON. None if there was none.
 

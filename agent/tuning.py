@@ -108,7 +108,12 @@ class TunedRun:
         self._folder = folder
         self._last = last
         self._controller = Controller(
-            tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s
+            tunable,
+            policy,
+            record=self.record,
+            observe=self._observe,
+            looks=None if folder is None else folder.look,
+            interval_s=interval_s,
         )
         # The thread holds this lock while the controller looks and decides.
         self._mutex = threading.RLock()

@@ -229,6 +229,21 @@ class Limits:
         object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
         object.__setattr__(self, "fusable", MappingProxyType(dict(self.fusable)))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the limits as a dict for JSON. `from_dict` reads it back."""
+        mappings = {name: dict(getattr(self, name)) for name in ("workers", "backends", "fusable")}
+        return {**mappings, **{name: getattr(self, name) for name in SIZES}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Limits:
+        return cls(
+            workers={stage: (low, high) for stage, (low, high) in values["workers"].items()},
+            backends={stage: tuple(kinds) for stage, kinds in values["backends"].items()},
+            fusable=values["fusable"],
+            read_ahead_bytes=tuple(values["read_ahead_bytes"]),
+            prefetch_bytes=tuple(values["prefetch_bytes"]),
+        )
+
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))
 

@@ -100,6 +100,10 @@ class Auto(Policy):
     def initial(self, limits: Limits, knobs: Knobs) -> AutoState:
         return AutoState(planner=self._planner.initial(limits, knobs))
 
+    def made_of(self) -> dict[str, Any]:
+        parts = {"weights": self._learned.digest, "known": self._known.to_dict()}
+        return {**self._planner.made_of(), **parts}
+
     def learned(self, state: AutoState) -> Mapping[str, Any]:
         return self._planner.learned(state.planner)
 

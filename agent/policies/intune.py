@@ -26,14 +26,15 @@ import functools
 import math
 import timeit
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.policies.opening.weights import read
+from sluice.agent.policies.opening.weights import digest, read
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -185,6 +186,10 @@ class InTune(Policy):
         self._machine = machine or hardware()
         self._model_latency = model_latency
         self._rate = rate
+
+    def made_of(self) -> dict[str, Any]:
+        weights = digest(*(part for layer in self._layers for part in layer))
+        return {"weights": weights, "machine": asdict(self._machine)}
 
     def initial(self, limits: Limits, knobs: Knobs) -> IntuneState:
         return IntuneState(limits=limits, knobs=limits.clamp(knobs), layers=self._layers)

@@ -20,6 +20,9 @@ class Shadow(Policy):
     def __init__(self, settings: PlannerSettings = DEFAULT) -> None:
         self._planner = Planner(settings)
 
+    def made_of(self) -> dict[str, Any]:
+        return self._planner.made_of()
+
     def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
         return self._planner.initial(limits, knobs)
 

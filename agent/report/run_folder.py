@@ -3,6 +3,7 @@
 - config.json: the options of the run
 - events.jsonl: decisions, their effects, epochs, checkpoints, faults
 - metrics.jsonl: the measurements of the loader and the trainer
+- looks.jsonl: what the policy was asked, and its choices (`sluice.agent.report.looks`)
 - checkpoints/: the checkpoints of the trainer
 - report.html: the page made from the other files
 """
@@ -28,6 +29,9 @@ LOCK = "lock"
 FORMAT = 1
 _AWAY = 0.1
 """A look whose consumer was away for a larger share of the time does not count."""
+MOST_LOOK_BYTES = 100 * 10**6
+"""The size of looks.jsonl. A look a second takes some 5 MB an hour."""
+_FILES = ("events", "metrics", "looks")
 _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
@@ -53,7 +57,7 @@ class RunFolder:
         self._begun = begun
         self._clock = clock
         self._mutex = threading.Lock()
-        self._files = {name: _append_to(path / f"{name}.jsonl") for name in ("events", "metrics")}
+        self._files = {name: _append_to(path / f"{name}.jsonl") for name in _FILES}
 
     @classmethod
     def create(
@@ -81,7 +85,7 @@ class RunFolder:
                 raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
             if not resume:
                 # A run that failed early may have left these files.
-                for name in ("events", "metrics"):
+                for name in _FILES:
                     (path / f"{name}.jsonl").unlink(missing_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
             last = max(
@@ -117,6 +121,12 @@ class RunFolder:
     def metric(self, metric: Line) -> None:
         """Writes a line in metrics.jsonl, with `at` added."""
         self._write("metrics", metric)
+
+    def look(self, look: Line) -> None:
+        """Writes a line in looks.jsonl, with `at` added. Raises RunError once that file holds 100 MB."""
+        if os.fstat(self._files["looks"].fileno()).st_size > MOST_LOOK_BYTES:
+            raise RunError(f"{self.path / 'looks.jsonl'}: holds {MOST_LOOK_BYTES // 10**6} MB")
+        self._write("looks", look)
 
     def _write(self, name: str, line: Line) -> None:
         with self._mutex:

@@ -235,6 +235,7 @@ class VersionRun:
                 self._knob_memory,
                 record=journal.event,
                 observe=journal.metric,
+                looks=journal.looks,
                 agent=self._start.meta.agent,
             ) as controller,
             traced(config.profile if self._ranks.first else 0, self._start.run) as tick,

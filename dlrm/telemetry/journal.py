@@ -28,6 +28,8 @@ class Journal:
         from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
 
         self.folder, self.mllog = folder, mllog
+        self.looks = folder.look
+        """Takes what the agent's policy was asked (`sluice.agent.report.looks`)."""
         self._progress = progress
         self._listener: Callable[[Mapping[str, Any]], None] = _ignore
         self._tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
@@ -123,6 +125,8 @@ def _ignore(_line: Mapping[str, Any]) -> None: ...
 
 class Silence:
     """What the other ranks have instead of a journal: it writes nothing, and passes everything on to their endpoint."""
+
+    looks = None
 
     def __init__(self) -> None:
         self._listener: Callable[[Mapping[str, Any]], None] = _ignore

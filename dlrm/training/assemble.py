@@ -96,6 +96,7 @@ def tuned(
     *,
     record: Callable[[Mapping[str, Any]], None],
     observe: Callable[[Mapping[str, Any]], None],
+    looks: Callable[[Mapping[str, Any]], None] | None,
     agent: Mapping[str, Any],
 ) -> Iterator[Controller | None]:
     """Returns a context in which the host's agent tunes the loader. At its end it stores what the agent has learned.
@@ -132,6 +133,7 @@ def tuned(
             policy,
             record=knob_memory.observing(record),
             observe=knob_memory.observing(observe),
+            looks=looks,
             learned=earlier,
         ) as controller,
         member,

@@ -267,6 +267,7 @@ class BenchSession:
                 self._policy,
                 record=self._knob_memory.observing(self._record),
                 observe=self._knob_memory.observing(self._observe),
+                looks=None if self._run is None else self._run.look,
                 learned=self._knob_memory.learned,
             )
         )

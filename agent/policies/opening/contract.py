@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -68,6 +68,26 @@ class Foreknowledge:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(value)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as a dict for JSON. `from_dict` reads it back."""
+        columns, operators = self.columns, self.operators
+        return {
+            "columns": None
+            if columns is None
+            else {kind: asdict(group) for kind, group in columns.items()},
+            "operators": None if operators is None else dict(operators),
+            "store": self.store,
+            "row_group_rows": self.row_group_rows,
+            "row_group_bytes": self.row_group_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Foreknowledge:
+        columns = values["columns"]
+        if columns is not None:
+            columns = {kind: ColumnGroup(**group) for kind, group in columns.items()}
+        return cls(**{**values, "columns": columns})
 
     @property
     def row_bytes(self) -> float | None:
@@ -148,6 +168,10 @@ class InitialSetting:
 class LearnedPolicy(Protocol):
     """Chooses initial settings, such as `sluice.agent.policies.opening.policy.NetworkPolicy`. The same input always
     gives the same setting."""
+
+    @property
+    def digest(self) -> str:
+        """A short hash of its weights. Equal weights have equal digests."""
 
     def choose(self, given: PolicyInput) -> InitialSetting:
         """Returns the initial setting for this input."""

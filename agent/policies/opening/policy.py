@@ -21,7 +21,7 @@ import numpy as np
 from numpy import ndarray
 
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
-from sluice.agent.policies.opening.weights import in_use, read
+from sluice.agent.policies.opening.weights import digest, in_use, read
 from sluice.ingest.knobs import Knobs
 
 HIDDEN = 48
@@ -456,6 +456,10 @@ class NetworkPolicy:
         """Returns the policy that runs use. None if there are no weights."""
         path = in_use()
         return None if path is None else cls.load(path)
+
+    @property
+    def digest(self) -> str:
+        return digest(*(self._weights[name] for name in sorted(self._weights)))
 
     def choose(self, given: PolicyInput) -> InitialSetting:
         look = Glimpse.of(given)

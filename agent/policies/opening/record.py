@@ -5,15 +5,10 @@ It holds numbers only, no data and no names. Stages are numbered."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sluice.agent.policies.opening.contract import (
-    ColumnGroup,
-    Foreknowledge,
-    InitialSetting,
-    PolicyInput,
-)
+from sluice.agent.policies.opening.contract import Foreknowledge, InitialSetting, PolicyInput
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -69,22 +64,15 @@ class OpeningRecord:
             "begun": _renamed_snapshot(given.begun, names),
             "seen": _renamed_snapshot(given.seen, names),
             "knobs": _renamed_knobs(given.knobs, names),
-            "limits": {
-                "workers": _renamed(limits.workers, names),
-                "backends": _renamed(limits.backends, names),
-                "fusable": {names[n]: names[before] for n, before in limits.fusable.items()},
-                "read_ahead_bytes": limits.read_ahead_bytes,
-                "prefetch_bytes": limits.prefetch_bytes,
-            },
-            "known": {
-                "columns": None
-                if known.columns is None
-                else {kind: asdict(group) for kind, group in known.columns.items()},
-                "operators": None if operators is None else _renamed(operators, names),
-                "store": known.store,
-                "row_group_rows": known.row_group_rows,
-                "row_group_bytes": known.row_group_bytes,
-            },
+            "limits": replace(
+                limits,
+                workers=_renamed(limits.workers, names),
+                backends=_renamed(limits.backends, names),
+                fusable={names[n]: names[before] for n, before in limits.fusable.items()},
+            ).to_dict(),
+            "known": replace(
+                known, operators=None if operators is None else _renamed(operators, names)
+            ).to_dict(),
             "process_bytes": given.process_bytes,
             "opening": {
                 "knobs": _renamed_knobs(self.opening.knobs, names),
@@ -104,31 +92,15 @@ class OpeningRecord:
             raise ValueError(
                 f"format {values['format']!r} of a record of an initial setting is not {FORMAT}"
             )
-        known = values["known"]
-        limits = values["limits"]
         opening = values["opening"]
-        columns = known["columns"]
         return cls(
             given=PolicyInput(
                 begun=Snapshot.from_dict(values["begun"]),
                 seen=Snapshot.from_dict(values["seen"]),
                 knobs=Knobs.from_dict(values["knobs"]),
                 process_bytes=values["process_bytes"],
-                limits=Limits(
-                    workers={n: (low, high) for n, (low, high) in limits["workers"].items()},
-                    fusable=limits["fusable"],
-                    backends={n: tuple(kinds) for n, kinds in limits["backends"].items()},
-                    read_ahead_bytes=tuple(limits["read_ahead_bytes"]),
-                    prefetch_bytes=tuple(limits["prefetch_bytes"]),
-                ),
-                known=Foreknowledge(
-                    **{
-                        **known,
-                        "columns": None
-                        if columns is None
-                        else {kind: ColumnGroup(**group) for kind, group in columns.items()},
-                    }
-                ),
+                limits=Limits.from_dict(values["limits"]),
+                known=Foreknowledge.from_dict(values["known"]),
             ),
             opening=InitialSetting(
                 **{**opening, "knobs": Knobs.from_dict(opening["knobs"]), "reason": ""}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,11 @@ def _tensor(
     if dtype != "F32":
         raise ValueError(f"numbers of type {dtype}, not F32")
     return np.frombuffer(numbers[slice(*data_offsets)], "<f4").reshape(shape).copy()
+
+
+def digest(*tensors: np.ndarray) -> str:
+    """Returns a short hash of these weights."""
+    return hashlib.sha256(b"".join(tensor.tobytes() for tensor in tensors)).hexdigest()[:12]
 
 
 def write(path: Path, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:

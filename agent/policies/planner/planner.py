@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
@@ -72,6 +72,9 @@ class Planner(Policy):
             settings=self.settings,
             services={s: StageCost(name=s, settings=self.settings) for s in limits.workers},
         )
+
+    def made_of(self) -> dict[str, Any]:
+        return {"settings": asdict(self.settings)}
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
         """Returns the stages' costs as plain data, for `recall` in another process on a similar machine."""

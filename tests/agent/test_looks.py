@@ -1,0 +1,181 @@
+"""looks.jsonl: what a policy was asked is read back exactly, and a damaged or missing record is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sluice.agent.controller import Controller
+from sluice.agent.planner_settings import PlannerSettings
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies.shadow import Shadow
+from sluice.agent.report import run_folder
+from sluice.agent.report.looks import LookWriter, read
+from sluice.agent.report.run_folder import RunError, RunFolder
+from sluice.agent.tunable import Policy, Reason
+from sluice.ingest.knobs import Knobs, Limits
+from tests.agent.fake import FakePipeline, FakeStage
+from tests.raises import raises
+
+STAGES = [FakeStage(name="read", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
+
+
+def recorded(folder, policy: Policy, seconds: float = 12.0) -> FakePipeline:
+    """Records a simulated run of this policy. Returns its pipeline."""
+    pipeline = FakePipeline(STAGES)
+    with RunFolder.create(folder, {}, clock=lambda: pipeline.now) as run:
+        controller = Controller(
+            pipeline, policy, record=run.event, looks=run.look, clock=lambda: pipeline.now
+        )
+        while pipeline.now < seconds:
+            controller.step()
+            pipeline.advance(controller.wait_s)
+    return pipeline
+
+
+class Watched(Planner):
+    """The planner, with all that it was asked and all that it chose."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def decide(self, snapshot, state):
+        after = super().decide(snapshot, state)
+        self.asked.append((snapshot, after[0]))
+        return after
+
+
+def test_what_was_asked_is_read_back_exactly(tmp_path):
+    policy = Watched()
+    pipeline = recorded(tmp_path / "run", policy)
+    (start,) = read(tmp_path / "run")
+    assert [(one.snapshot, one.knobs) for one in start.looks] == policy.asked
+    assert len({one.knobs.text for one in start.looks}) > 1, "the planner changed something"
+    assert start.limits == pipeline.limits
+    assert start.policy == "planner"
+
+
+def rewritten(tmp_path, *snapshots):
+    """The snapshots as they are read back."""
+    lines = []
+    writer = LookWriter(lambda line: lines.append({"at": 0.0, **line}))
+    knobs, limits = Knobs(workers={"read": 1}), Limits(workers={"read": (1, 2)})
+    writer.start("fixed", dict, limits, knobs, None)
+    for one in snapshots:
+        writer.decided(one, knobs, None)
+    (tmp_path / "looks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return [one.snapshot for one in read(tmp_path)[0].looks]
+
+
+def test_a_stage_may_have_any_name(tmp_path):
+    one = FakePipeline([FakeStage(name="=")]).snapshot()
+    assert rewritten(tmp_path, one, one) == [one, one]
+
+
+@pytest.mark.parametrize("values", [(1, 1.0), (0.0, -0.0), (1.0, 1)])
+def test_equal_values_of_another_type_are_kept(tmp_path, values):
+    first = FakePipeline(STAGES).snapshot()
+    snapshots = [replace(first, cores_idle_s=value) for value in values]
+    back = rewritten(tmp_path, *snapshots)
+    assert [repr(one.cores_idle_s) for one in back] == [repr(value) for value in values]
+
+
+class Chooses:
+    """A learned policy without a digest."""
+
+    def choose(self, given):
+        return InitialSetting(knobs=given.knobs, inside=False, reason="not taught", rows_per_s=None)
+
+
+def test_a_learned_policy_without_a_digest_is_recorded(tmp_path, capsys):
+    recorded(tmp_path / "run", Auto(Chooses()))
+    (start,) = read(tmp_path / "run")
+    assert len(start.looks) > 10
+    assert "digest" in start.made_of["unknown"]
+    assert not capsys.readouterr().err
+
+
+class Fails(Policy):
+    name = "fails"
+
+    def initial(self, limits, knobs):
+        return 0
+
+    def decide(self, snapshot, state):
+        if state == 3:
+            raise ZeroDivisionError("by zero")
+        return Knobs(workers={"read": 1, "slow": 1}), state + 1, Reason(text="counting")
+
+
+def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
+    recorded(tmp_path / "run", Fails())
+    looks = read(tmp_path / "run")[0].looks
+    assert [one.error for one in looks] == [None] * 3 + ["ZeroDivisionError: by zero"]
+
+
+@pytest.mark.parametrize("kind", [Planner, Shadow])
+def test_the_settings_of_the_planner_are_recorded(kind):
+    settings = PlannerSettings(min_gain_ratio=1.5)
+    assert (
+        PlannerSettings(**json.loads(json.dumps(kind(settings).made_of()))["settings"]) == settings
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"chose": [None, None]},
+        {"chose": [3, None]},
+        {"chose": 3},
+        {"chose": [{"workers": 3}, None]},
+        {"seen": [[]]},
+        {"seen": 7},
+        {"at": None},
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, damage):
+    recorded(tmp_path / "run", Planner())
+    path = tmp_path / "run" / "looks.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = json.dumps(json.loads(lines[3]) | damage)
+    path.write_text("\n".join(lines) + "\n")
+    with raises(RunError, "line 4", "is damaged or of another version"):
+        read(tmp_path / "run")
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path):
+    recorded(tmp_path / "run", Planner())
+    path = tmp_path / "run" / "looks.jsonl"
+    whole = read(tmp_path / "run")[0].looks
+    path.write_text(path.read_text()[:-20])
+    assert read(tmp_path / "run")[0].looks == whole[:-1]
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_run_without_looks_says_so(tmp_path, text):
+    if text is not None:
+        (tmp_path / "looks.jsonl").write_text(text)
+    with raises(RunError, "holds no looks", "record it again"):
+        read(tmp_path)
+
+
+def test_the_record_ends_at_its_largest_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_folder, "MOST_LOOK_BYTES", 5_000)
+    recorded(tmp_path / "run", Planner())
+    assert 5_000 < (tmp_path / "run" / "looks.jsonl").stat().st_size < 6_000
+    assert "looks are no longer recorded" in capsys.readouterr().err
+    assert read(tmp_path / "run")[0].looks
+
+
+def test_what_is_known_before_the_first_row_is_read_back():
+    known = Foreknowledge(
+        columns={"dense": ColumnGroup(count=3, bytes_per_row=12.0)},
+        operators={"log": "python"},
+        store="local",
+    )
+    assert Foreknowledge.from_dict(json.loads(json.dumps(known.to_dict()))) == known
