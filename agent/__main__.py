@@ -1,18 +1,21 @@
-"""Shows runs (`sluice report`, `explain`, `live`), tries policies in the simulator (`sluice policies`, `simulate`) and
-trains them (`sluice teach`, `learn`)."""
+"""Shows runs (`sluice report`, `explain`, `replay`, `live`), tries policies in the simulator (`sluice policies`,
+`simulate`) and trains them (`sluice teach`, `learn`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
+from sluice.agent.evaluate.replay import USUAL
+from sluice.agent.evaluate.replay import replay as decide_again
 from sluice.agent.learn import own_runs, train
 from sluice.agent.report import narrative, page
 from sluice.agent.report.live import LivePages
 from sluice.agent.report.live_server import listening
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Run, replace_text
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
@@ -31,6 +34,7 @@ _USAGE = f"""usage: sluice COMMAND …
 commands:
   report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
+  replay     decide a recorded run again, by its own policy, by others, and in a fitted simulator
   live       serve the pages of runs while they grow, on 127.0.0.1
   policies   run every policy in every scenario of the simulator, and print a table of scores
   simulate   run one policy through one scenario, and print each change
@@ -44,9 +48,26 @@ commands:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """The option of `report` and `explain`."""
+    """The option of `report`, `explain` and `replay`."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(RunChoice):
+    """The options of `replay`."""
+
+    policy: tuple[str, ...] = setting(
+        (),
+        f"a policy to compare with the run's own (default: {', '.join(USUAL)})",
+        metavar="P",
+        again=True,
+    )
+    agent_weights: str = setting(
+        "",
+        "the learned policy's weights (default: those in use)",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +100,22 @@ def explain(argv: list[str]) -> dict[str, Any]:
     return _explain(_run("explain", explain.__doc__, argv))
 
 
+def replay(argv: list[str]) -> dict[str, Any]:
+    """Decides a recorded run again, offline: by its own policy, by others, and in a simulator fitted to the run."""
+    options = parse(
+        ReplayOptions,
+        argv=argv,
+        prog="sluice replay",
+        description=replay.__doc__,
+        epilog="example:\n  sluice replay runs/first --policy planner",
+    )
+    found = decide_again(options.run, options.policy, options.agent_weights)
+    print(found.text)
+    path = Path(options.run) / "replay.html"
+    replace_text(path, found.html)
+    return {**found.figures, "page": str(path)}
+
+
 def live(argv: list[str]) -> None:
     """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
     options = parse(LiveOptions, argv=argv, prog="sluice live", description=live.__doc__)
@@ -109,6 +146,7 @@ def _explain(path: str) -> dict[str, Any]:
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "report": report,
     "explain": explain,
+    "replay": replay,
     "live": live,
     "evaluate": simulated.main,
     "simulate": simulated.simulate,

@@ -70,8 +70,12 @@ class LookWriter:
 
     def failed(self, snapshot: Snapshot, knobs: Knobs, error: Exception) -> None:
         """Records a look on which the policy raised this error. `knobs` stay in force."""
-        told = f"{type(error).__name__}: {error}"
-        self._safely(lambda: {**self._look(snapshot, [knobs, None]), "error": told})
+        self._safely(
+            lambda: {
+                **self._look(snapshot, [knobs, None]),
+                "error": f"{type(error).__name__}: {error}",
+            }
+        )
 
     def _look(self, snapshot: Snapshot, chosen: list[Knobs | None]) -> dict[str, Any]:
         values = [getattr(snapshot, name) for name in _PIPELINE]

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.agent.simulator.calibration import CalibrationError, Sighting
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
-from sluice.benchmarks.calibration import Calibration, CalibrationError, Sighting
+from sluice.benchmarks.calibration import Calibration
 from sluice.ingest.knobs import Knobs, Limits
 from tests.raises import raises
 
