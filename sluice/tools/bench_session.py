@@ -267,7 +267,7 @@ class BenchSession:
                 self._policy,
                 record=self._knob_memory.observing(self._record),
                 observe=self._knob_memory.observing(self._observe),
-                looks=None if self._run is None else partial(self._write, "look"),
+                looks=partial(self._write, "look"),
                 learned=self._knob_memory.learned,
             )
         )
