@@ -165,6 +165,14 @@ class PlannerSettings:
     """The largest single surprise."""
     drift_alarm: float = 1.7
     """The sum of surprises at which the workload has changed."""
+    fall_share: float = 0.15
+    """A stage whose rate falls by this share is looked at again soon."""
+    rise_noise: float = 4.0
+    """Such a fall must exceed the standard deviation of the earlier observations this many times."""
+    rises_believed: int = 2
+    """So many observations in a row show that a cost has risen for good."""
+    doubt_look_s: float = 0.5
+    """Seconds until the next look after one that showed such a fall."""
     leap_ratio: float = 2.0
     """A cost that rises by this factor at the same number of workers was not caused by our change."""
     forget_factor: float = 0.99
@@ -268,6 +276,7 @@ _SHARES = {
     "fulfilled_share",
     "step_down",
     "mostly_share",
+    "fall_share",
     "remote_core_price",
 }
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}

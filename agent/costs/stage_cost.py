@@ -84,6 +84,8 @@ class StageCost:
     _observed_from: StageStats | None = None
     # The sum of unexpected relative errors of the last observations: above 0 if rows became dearer.
     _drift_sum: float = 0.0
+    rises: int = 0
+    """How many of the latest observations in a row showed a dearer row than noise explains."""
     # (workers, their point) when the whole curve was last moved with that point.
     _curve_moved_at: tuple[int, Point] | None = None
     # The logarithm of the factor by which the curve was moved since that last counted as a trend.
@@ -131,13 +133,16 @@ class StageCost:
             ),
             item_rows=rows / items,
             age=0,
+            rises=0,
             _drift_sum=0.0,
         )
         busy_s /= rows
         cpu_s /= rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
-        return observed._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum)
+        return observed._learn(
+            latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum, self.rises
+        )
 
     def _switch_backend(self, latest: StageStats) -> StageCost:
         """Returns the cost after a change of the back end, with the points that were measured there."""
@@ -149,16 +154,18 @@ class StageCost:
             backend=latest.backend,
             points=known.pop(latest.backend, {}),
             _observed_from=latest,
+            rises=0,
             _drift_sum=0.0,
             _curve_moved_at=None,
             other_backends=known,
         )
 
-    def _learn(self, workers: int, found: Point, drift_sum: float) -> StageCost:
-        """Returns the cost with the point `found` taken in.
+    def _learn(self, workers: int, found: Point, drift_sum: float, rises: int) -> StageCost:
+        """Returns the cost with the point `found` taken in. `drift_sum` and `rises` are those before it.
 
-        A small difference from the expected cost moves the point. Large differences add up in `drift_sum`. They change
-        the whole curve once the sum reaches the alarm."""
+        A small difference from the expected cost moves the point. A row that became dearer twice in a row, by more than
+        noise explains, changes the whole curve. Rows that become cheaper change it once their differences, summed up in
+        `drift_sum`, reach the alarm."""
         known = self.points.get(workers)
         ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
@@ -166,7 +173,8 @@ class StageCost:
         )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
-        if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio:
+        rose = self._is_rise(known, ratio)
+        if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio and not rose:
             nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
             learned = replace(self, residual=residual, points={**self.points, workers: nearer})
             return learned._move_curve(workers, known)
@@ -175,8 +183,9 @@ class StageCost:
             ratio - 1,
         )
         drift_sum = step if drift_sum * step < 0 else drift_sum + step
-        if abs(drift_sum) < self.settings.drift_alarm:
-            return replace(self, residual=residual, _drift_sum=drift_sum)
+        rises = rises + 1 if rose else 0
+        if rises < self.settings.rises_believed and abs(drift_sum) < self.settings.drift_alarm:
+            return replace(self, residual=residual, rises=rises, _drift_sum=drift_sum)
         # The curve keeps its shape, because the contention that bent it is still there.
         cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(
@@ -189,10 +198,21 @@ class StageCost:
             points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
         )
 
+    def _is_rise(self, known: Point, ratio: float) -> bool:
+        """Returns whether a row costs more than `known`, by more than the noise of a settled point explains."""
+        settings = self.settings
+        return known.seen >= settings.settled_observations and ratio - 1 >= max(
+            settings.fall_share / (1 - settings.fall_share),
+            settings.rise_noise * math.sqrt(known.variance),
+        )
+
     @property
     def doubtful(self) -> bool:
-        """Whether the last look showed a far dearer row. One or two more looks show whether the cost stays there."""
-        return self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
+        """Whether the last look showed a dearer row. The next look shows whether the cost stays there."""
+        return (
+            self.rises > 0
+            or self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
+        )
 
     def _move_curve(self, workers: int, known: Point) -> StageCost:
         """Returns the cost with the whole curve moved along, if its present point has drifted far.

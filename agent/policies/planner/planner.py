@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -117,7 +117,9 @@ class Planner(Policy):
             state = replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
             return state.knobs, state, Reason(text="no time has passed since the last look")
         unchanged = state.unchanged
+        drifts = sum(cost.drifts for cost in state.services.values())
         state = _take_in(state, snapshot, latest)
+        drifted = sum(cost.drifts for cost in state.services.values()) > drifts
         settings = state.settings
         if state.trial is not None and state.trial.crashed(state.age, latest):
             return _undo(state, state.trial, latest)
@@ -136,7 +138,7 @@ class Planner(Policy):
             state = _keep(state, state.trial, recent)
         # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
         settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
-        if settled < settings.settle_ticks:
+        if settled < settings.settle_ticks and not (drifted and len(state.window) > 1):
             return state.knobs, state, Reason(text="measuring the present knobs")
         planned = _plan(state, latest, recent)
         urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
@@ -148,6 +150,8 @@ class Planner(Policy):
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
+        if trial is None and any(cost.rises for cost in state.services.values()):
+            return self.settings.doubt_look_s
         if trial is not None:
             soon = trial.planner_choice is not None
         else:
@@ -196,8 +200,8 @@ def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
 
 
 def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    """Returns the state with this look. If the workload or the machine has changed, it has no failed changes, caps or
-    pauses any more."""
+    """Returns the state with this look. If the workload or the machine has changed, what failed before may be tried
+    again."""
     assert state.last is not None, "the first look has come"
     learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
     changed = {
@@ -212,18 +216,13 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
         or learned.services[n].leaps > state.services[n].leaps
         for n in changed
     )
-    if snapshot.cpu_quota != state.last.cpu_quota or (changed and other_workload):
-        learned = replace(
-            learned,
-            caps={},
-            tried=frozenset(),
-            quiet_until=0,
-            failures=0,
-            release_looks=state.settings.release_ticks,
-            trial=None,
-            window=(),
-            demands=(),
-        )
+    if snapshot.cpu_quota != state.last.cpu_quota:
+        learned = replace(_begun_again(learned, state.services), failures=0)
+    elif changed and other_workload:
+        learned = _begun_again(learned, changed)
+        if all(state.services[name].rises for name in changed):
+            # The looks since the costs were first doubted show the new workload.
+            learned = replace(learned, window=state.window[-1:])
     passed = ticks(latest.seconds)
     return replace(
         learned,
@@ -231,6 +230,21 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
         tick=state.tick + passed,
         age=state.age + passed,
         window=seen(learned.window, snapshot, state.tick + passed, state.settings),
+    )
+
+
+def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
+    """Returns the state without a trial, and without what failed in these stages. Their costs have changed. In all
+    other stages nothing speaks for another try."""
+    return replace(
+        state,
+        caps={name: cap for name, cap in state.caps.items() if name not in stages},
+        tried=frozenset(change for change in state.tried if change[0] not in stages),
+        quiet_until=0,
+        release_looks=state.settings.release_ticks,
+        trial=None,
+        window=(),
+        demands=(),
     )
 
 
