@@ -167,10 +167,8 @@ class PlannerSettings:
     """The sum of surprises at which the workload has changed."""
     fall_share: float = 0.15
     """A stage whose rate falls by this share is looked at again soon."""
-    rise_noise: float = 4.0
-    """Such a fall must exceed the standard deviation of the earlier observations this many times."""
-    rises_believed: int = 2
-    """So many observations in a row show that a cost has risen for good."""
+    passing_ratio: float = 2.0
+    """Such a fall must exceed the largest earlier rise of the cost that did not stay, this many times."""
     doubt_look_s: float = 0.5
     """Seconds until the next look after one that showed such a fall."""
     leap_ratio: float = 2.0

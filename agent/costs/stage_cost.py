@@ -84,8 +84,10 @@ class StageCost:
     _observed_from: StageStats | None = None
     # The sum of unexpected relative errors of the last observations: above 0 if rows became dearer.
     _drift_sum: float = 0.0
-    rises: int = 0
-    """How many of the latest observations in a row showed a dearer row than noise explains."""
+    rise: float = 0.0
+    """The share by which the latest observation was dearer, if noise does not explain it. Otherwise 0."""
+    passing_rise: float = 0.0
+    """The largest share by which a row was dearer once and not again. It is slowly forgotten."""
     # (workers, their point) when the whole curve was last moved with that point.
     _curve_moved_at: tuple[int, Point] | None = None
     # The logarithm of the factor by which the curve was moved since that last counted as a trend.
@@ -133,7 +135,7 @@ class StageCost:
             ),
             item_rows=rows / items,
             age=0,
-            rises=0,
+            rise=0.0,
             _drift_sum=0.0,
         )
         busy_s /= rows
@@ -141,7 +143,7 @@ class StageCost:
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
         return observed._learn(
-            latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum, self.rises
+            latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum, self.rise
         )
 
     def _switch_backend(self, latest: StageStats) -> StageCost:
@@ -154,18 +156,18 @@ class StageCost:
             backend=latest.backend,
             points=known.pop(latest.backend, {}),
             _observed_from=latest,
-            rises=0,
+            rise=0.0,
             _drift_sum=0.0,
             _curve_moved_at=None,
             other_backends=known,
         )
 
-    def _learn(self, workers: int, found: Point, drift_sum: float, rises: int) -> StageCost:
-        """Returns the cost with the point `found` taken in. `drift_sum` and `rises` are those before it.
+    def _learn(self, workers: int, found: Point, drift_sum: float, rise: float) -> StageCost:
+        """Returns the cost with the point `found` taken in. `drift_sum` and `rise` are those before it.
 
-        A small difference from the expected cost moves the point. A row that became dearer twice in a row, by more than
-        noise explains, changes the whole curve. Rows that become cheaper change it once their differences, summed up in
-        `drift_sum`, reach the alarm."""
+        A small difference from the expected cost moves the point. If a row is dearer twice in a row, by more than noise
+        explains, the whole curve changes. If it is dearer only once, that was noise. Other large differences are summed
+        up in `drift_sum`. The curve changes once their sum reaches the alarm."""
         known = self.points.get(workers)
         ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
@@ -174,6 +176,9 @@ class StageCost:
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
         rose = self._is_rise(known, ratio)
+        if not rose:
+            passing = max(self.settings.forget_factor * self.passing_rise, rise, ratio - 1)
+            self = replace(self, passing_rise=passing)
         if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio and not rose:
             nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
             learned = replace(self, residual=residual, points={**self.points, workers: nearer})
@@ -183,9 +188,14 @@ class StageCost:
             ratio - 1,
         )
         drift_sum = step if drift_sum * step < 0 else drift_sum + step
-        rises = rises + 1 if rose else 0
-        if rises < self.settings.rises_believed and abs(drift_sum) < self.settings.drift_alarm:
-            return replace(self, residual=residual, rises=rises, _drift_sum=drift_sum)
+        believed = (rise and rose) or abs(drift_sum) >= self.settings.drift_alarm
+        if not believed:
+            return replace(
+                self,
+                residual=residual,
+                rise=ratio - 1 if rose else 0.0,
+                _drift_sum=drift_sum,
+            )
         # The curve keeps its shape, because the contention that bent it is still there.
         cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(
@@ -199,19 +209,20 @@ class StageCost:
         )
 
     def _is_rise(self, known: Point, ratio: float) -> bool:
-        """Returns whether a row costs more than `known`, by more than the noise of a settled point explains."""
+        """Returns whether a row costs more than `known`, by more than the noise of a settled point explains.
+
+        Two looks in a row that both exceed all earlier noise are rare, whatever its distribution."""
         settings = self.settings
         return known.seen >= settings.settled_observations and ratio - 1 >= max(
             settings.fall_share / (1 - settings.fall_share),
-            settings.rise_noise * math.sqrt(known.variance),
+            settings.passing_ratio * self.passing_rise,
         )
 
     @property
     def doubtful(self) -> bool:
         """Whether the last look showed a dearer row. The next look shows whether the cost stays there."""
         return (
-            self.rises > 0
-            or self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
+            self.rise > 0 or self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
         )
 
     def _move_curve(self, workers: int, known: Point) -> StageCost:

@@ -29,6 +29,11 @@ class ChangeDetector:
         """Returns an event for each change since the last snapshot. `rates` are the rates since then."""
         before = self._last
         self._last = snapshot
+        if before is None:
+            self._costs = {
+                stage.name: StageCost(name=stage.name).observe(stage, False)
+                for stage in snapshot.stages
+            }
         if before is None or rates is None:
             return []
         events = []

@@ -310,6 +310,25 @@ def test_a_change_that_brings_nothing_is_undone_and_not_repeated():
     assert controller.decisions <= 8
 
 
+@pytest.mark.parametrize("factor", [1.6, 2.5, 4.0])
+def test_a_store_that_slows_down_is_answered_within_three_seconds(factor):
+    pipeline = _store_bound(step_s=0.004)
+    controller = Controller(
+        pipeline, make("planner"), record=lambda _: None, clock=lambda: pipeline.now
+    )
+    while pipeline.now < 60:
+        controller.step()
+        pipeline.advance(controller.wait_s)
+    read, decided = pipeline.stages[0], controller.decisions
+    pipeline.stages[0] = dataclasses.replace(read, wait_s=factor * read.wait_s)
+    slowed_at = pipeline.now
+    while controller.decisions == decided and pipeline.now < slowed_at + 20:
+        pipeline.advance(controller.wait_s)
+        controller.step()
+    assert pipeline.now - slowed_at <= 3.0
+    assert controller.frozen is None
+
+
 @pytest.mark.parametrize("scenario", shipped(), ids=lambda scenario: scenario.name)
 def test_no_scenario_exceeds_its_memory(scenario):
     """`sluice policies --missed` judges how fast they get."""
@@ -318,29 +337,27 @@ def test_no_scenario_exceeds_its_memory(scenario):
     assert outcome.peak_memory <= 1
 
 
-@pytest.mark.parametrize("seed", [2, 5])
-def test_noise_is_not_taken_for_change(seed):
+def test_noise_is_not_taken_for_change():
     """Costs that vary by 20 % from second to second, as on a shared machine: at most one change in 100 decisions."""
-    draw = random.Random(seed)
-    pipeline = _store_bound()
-    true = list(pipeline.stages)
-    controller = Controller(
-        pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now
-    )
-    settled = 0
-    for tick in range(340):
-        controller.step()
-        settled = controller.decisions if tick == 40 else settled
-        pipeline.stages = [
-            dataclasses.replace(
-                s,
-                cpu_s=s.cpu_s * draw.lognormvariate(0, 0.2),
-                wait_s=s.wait_s * draw.lognormvariate(0, 0.2),
-            )
-            for s in true
-        ]
-        pipeline.advance(1.0)
-    assert controller.decisions - settled <= 3
+    lives, changes = 20, 0
+    for seed in range(lives):
+        draw, pipeline = random.Random(seed), _store_bound()
+        true = list(pipeline.stages)
+        controller, _ = _tune(pipeline, 40)
+        changes -= controller.decisions
+        for _ in range(300):
+            controller.step()
+            pipeline.stages = [
+                dataclasses.replace(
+                    s,
+                    cpu_s=s.cpu_s * draw.lognormvariate(0, 0.2),
+                    wait_s=s.wait_s * draw.lognormvariate(0, 0.2),
+                )
+                for s in true
+            ]
+            pipeline.advance(1.0)
+        changes += controller.decisions
+    assert changes <= lives * 300 / 100
 
 
 def test_a_change_that_does_harm_is_taken_back_after_three_looks():

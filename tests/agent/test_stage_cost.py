@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
@@ -112,6 +114,43 @@ def test_a_row_that_was_far_dearer_once_is_in_doubt_until_one_or_two_more_looks(
     assert (stays.doubtful, stays.drifts, stays.leaps) == (False, 1, 1)
     slowly = _watch(*looks, *(_stats(30 + 10 * n, 15.0 + 8.5 * n, 3.0 + n) for n in range(1, 7)))
     assert (slowly.drifts, slowly.leaps) == (1, 0)
+
+
+def _costs(*factors):
+    """The cost of a stage after looks at which a row took so many times a tenth of a second."""
+    busy_s, service, seen = 0.0, StageCost(name="read").observe(_stats(0, 0.0), False), []
+    for items, factor in enumerate(factors, start=1):
+        busy_s += factor
+        service = service.observe(_stats(10 * items, 10 * busy_s), False)
+        seen.append(service)
+    return seen
+
+
+def test_a_row_that_is_dearer_by_a_quarter_is_believed_at_the_second_look():
+    *_, before, first, second = _costs(1, 1, 1, 1, 1.25, 1.25)
+    assert (before.drifts, first.drifts, second.drifts) == (0, 0, 1)
+    assert (before.doubtful, first.doubtful, second.doubtful) == (False, True, False)
+    assert first.busy_s(1) == pytest.approx(0.1)
+    assert second.busy_s(1) == pytest.approx(0.125)
+
+
+def test_a_rise_that_passed_is_noise_and_only_a_larger_one_is_believed():
+    noisy = [1, 1, 1, 1.3, 1, 1, 1]
+    assert _costs(*noisy, 1.4, 1.4)[-1].drifts == 0
+    assert _costs(*noisy, 1.7, 1.7)[-1].drifts == 1
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.2])
+def test_noise_is_taken_for_a_rise_at_most_once_in_ten_minutes_and_a_threefold_cost_is_seen(spread):
+    looks, lives, false, missed = 120, 40, 0, 0
+    for seed in range(lives):
+        draw = random.Random(seed)
+        noise = [draw.lognormvariate(0, spread) for _ in range(looks + 3)]
+        seen = _costs(*noise[:looks], *(3 * one for one in noise[looks:]))
+        false += seen[looks - 1].drifts
+        missed += seen[-1].drifts == seen[looks - 1].drifts
+    assert false <= lives * looks / 600
+    assert missed == 0
 
 
 def test_waits_for_a_core_that_are_counted_are_left_out():

@@ -249,4 +249,13 @@ def change(
         if kind
         else None
     )
-    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
+    changed = replace(
+        state,
+        knobs=knobs,
+        age=0,
+        window=(),
+        trial=trial,
+        demands=(),
+        unexplained=frozenset(),
+    )
+    return knobs, changed, reason

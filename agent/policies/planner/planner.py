@@ -150,7 +150,7 @@ class Planner(Policy):
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
-        if trial is None and any(cost.rises for cost in state.services.values()):
+        if trial is None and any(cost.rise for cost in state.services.values()):
             return self.settings.doubt_look_s
         if trial is not None:
             soon = trial.planner_choice is not None
@@ -204,23 +204,24 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     again."""
     assert state.last is not None, "the first look has come"
     learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
-    changed = {
+    moved = {n for n, stage in latest.stages.items() if _moved(state, learned, n, stage)}
+    # Costs that move soon after a change may have been moved by it. If no other change follows, they count afterwards.
+    if state.age > state.settings.own_effect_ticks:
+        changed, unexplained = moved | state.unexplained, frozenset[str]()
+    else:
+        changed = {n for n in moved if _by_itself(state.services[n], learned.services[n])}
+        unexplained = state.unexplained | moved - changed
+    well_known = {
         n: learned.services[n].known_well(stage.workers)
         for n, stage in latest.stages.items()
-        if n in state.services and _changed(state, learned, n, stage)
+        if n in changed
     }
-    learned = replace(learned, services={**learned.services, **changed})
-    # Costs that move soon after a change were moved by it. The trial shows whether that helped.
-    other_workload = state.age > state.settings.own_effect_ticks or any(
-        learned.services[n].trends > state.services[n].trends
-        or learned.services[n].leaps > state.services[n].leaps
-        for n in changed
-    )
+    learned = replace(learned, services={**learned.services, **well_known}, unexplained=unexplained)
     if snapshot.cpu_quota != state.last.cpu_quota:
         learned = replace(_begun_again(learned, state.services), failures=0)
-    elif changed and other_workload:
+    elif changed:
         learned = _begun_again(learned, changed)
-        if all(state.services[name].rises for name in changed):
+        if all(state.services[name].rise for name in changed):
             # The looks since the costs were first doubted show the new workload.
             learned = replace(learned, window=state.window[-1:])
     passed = ticks(latest.seconds)
@@ -283,15 +284,18 @@ def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Pla
     )
 
 
-def _changed(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
-    """Returns whether a stage's costs have changed by themselves. Soon after our change, only a leap counts."""
+def _moved(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
+    """Returns whether the costs of a busy stage have changed."""
+    if name not in state.services:
+        return False
     before, now = state.services[name], learned.services[name]
-    drifted = now.drifts > before.drifts and (
-        state.age > state.settings.own_effect_ticks or now.leaps > before.leaps
-    )
-    return (
-        drifted or now.trends > before.trends
-    ) and stage.busy >= state.settings.min_busy_share * stage.workers
+    moved = now.drifts > before.drifts or now.trends > before.trends
+    return moved and stage.busy >= state.settings.min_busy_share * stage.workers
+
+
+def _by_itself(before: StageCost, now: StageCost) -> bool:
+    """Returns whether costs changed in a way that a change of knobs does not explain: by a leap, or slowly."""
+    return now.leaps > before.leaps or now.trends > before.trends
 
 
 def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:

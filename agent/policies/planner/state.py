@@ -109,6 +109,8 @@ class PlannerState:
     tried: frozenset[tuple[str, int | str]] = (
         frozenset()
     )  # stages at so many workers, or on a back end
+    unexplained: frozenset[str] = frozenset()
+    """Stages whose costs changed soon after the last change of knobs, which may have been the cause."""
     quiet_until: float = 0
     failures: int = 0
     release_looks: float = 0
