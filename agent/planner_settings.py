@@ -158,19 +158,13 @@ class PlannerSettings:
     learning_weight: float = 0.25
     """Weight of a new observation once a point is settled."""
     drift_ratio: float = 1.5
-    """A cost that is this many times higher or lower than expected is a surprise. Surprises add up (CUSUM)."""
-    drift_slack: float = 0.1
-    """Change of the cost's logarithm that is no surprise."""
-    drift_clip: float = 0.8
-    """The largest single surprise."""
-    drift_alarm: float = 1.7
-    """The sum of surprises at which the workload has changed."""
-    fall_share: float = 0.15
-    """A stage whose rate falls by this share is looked at again soon."""
-    passing_ratio: float = 2.0
-    """Such a fall must exceed the largest earlier rise of the cost that did not stay, this many times."""
+    """A cost that is this many times higher or lower than expected is a surprise."""
+    rise_ratio: float = 1.18
+    """So is a cost that is this many times higher than a settled one. The rate of its stage falls by 15 %."""
+    noise_ratio: float = 2.0
+    """A surprise exceeds the largest earlier difference that did not stay, this many times, in logarithms."""
     doubt_look_s: float = 0.5
-    """Seconds until the next look after one that showed such a fall."""
+    """Seconds until the next look after one at which a row was dearer."""
     leap_ratio: float = 2.0
     """A cost that rises by this factor at the same number of workers was not caused by our change."""
     forget_factor: float = 0.99
@@ -198,7 +192,6 @@ class PlannerSettings:
         check_numbers(self, times=_TIMES, shares=_SHARES)
         for name, above in (
             ("settle_ticks", "patience_ticks"),
-            ("drift_slack", "drift_clip"),
             ("memory_target", "memory_alarm"),
         ):
             if getattr(self, name) > getattr(self, above):
@@ -237,6 +230,7 @@ _TIMES = {
     "held_item_ratio",
     "lean_gain_ratio",
     "drift_ratio",
+    "rise_ratio",
     "steep_ratio",
     "relieved_ratio",
     "locked_ratio",
@@ -274,7 +268,6 @@ _SHARES = {
     "fulfilled_share",
     "step_down",
     "mostly_share",
-    "fall_share",
     "remote_core_price",
 }
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}

@@ -82,12 +82,10 @@ class StageCost:
     settings: PlannerSettings = DEFAULT
     # The counters at the start of the present observation.
     _observed_from: StageStats | None = None
-    # The sum of unexpected relative errors of the last observations: above 0 if rows became dearer.
-    _drift_sum: float = 0.0
-    rise: float = 0.0
-    """The share by which the latest observation was dearer, if noise does not explain it. Otherwise 0."""
-    passing_rise: float = 0.0
-    """The largest share by which a row was dearer once and not again. It is slowly forgotten."""
+    surprise: float = 0.0
+    """The logarithm of how many times dearer a row was at the last look, if noise does not explain it. Otherwise 0."""
+    # The largest difference that did not stay. It is slowly forgotten.
+    _noise: float = 0.0
     # (workers, their point) when the whole curve was last moved with that point.
     _curve_moved_at: tuple[int, Point] | None = None
     # The logarithm of the factor by which the curve was moved since that last counted as a trend.
@@ -135,16 +133,13 @@ class StageCost:
             ),
             item_rows=rows / items,
             age=0,
-            rise=0.0,
-            _drift_sum=0.0,
+            surprise=0.0,
         )
         busy_s /= rows
         cpu_s /= rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
-        return observed._learn(
-            latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._drift_sum, self.rise
-        )
+        return observed._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self.surprise)
 
     def _switch_backend(self, latest: StageStats) -> StageCost:
         """Returns the cost after a change of the back end, with the points that were measured there."""
@@ -156,18 +151,16 @@ class StageCost:
             backend=latest.backend,
             points=known.pop(latest.backend, {}),
             _observed_from=latest,
-            rise=0.0,
-            _drift_sum=0.0,
+            surprise=0.0,
             _curve_moved_at=None,
             other_backends=known,
         )
 
-    def _learn(self, workers: int, found: Point, drift_sum: float, rise: float) -> StageCost:
-        """Returns the cost with the point `found` taken in. `drift_sum` and `rise` are those before it.
+    def _learn(self, workers: int, found: Point, last_surprise: float) -> StageCost:
+        """Returns the cost with the point `found` taken in.
 
-        A small difference from the expected cost moves the point. If a row is dearer twice in a row, by more than noise
-        explains, the whole curve changes. If it is dearer only once, that was noise. Other large differences are summed
-        up in `drift_sum`. The curve changes once their sum reaches the alarm."""
+        A difference that noise explains moves the point. A larger one is believed if the next look shows it too. It then
+        changes the whole curve."""
         known = self.points.get(workers)
         ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
@@ -175,55 +168,46 @@ class StageCost:
         )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
-        rose = self._is_rise(known, ratio)
-        if not rose:
-            passing = max(self.settings.forget_factor * self.passing_rise, rise, ratio - 1)
-            self = replace(self, passing_rise=passing)
-        if 1 / self.settings.drift_ratio < ratio < self.settings.drift_ratio and not rose:
-            nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
-            learned = replace(self, residual=residual, points={**self.points, workers: nearer})
-            return learned._move_curve(workers, known)
-        step = math.copysign(
-            min(abs(math.log(ratio)), self.settings.drift_clip) - self.settings.drift_slack,
-            ratio - 1,
-        )
-        drift_sum = step if drift_sum * step < 0 else drift_sum + step
-        believed = (rise and rose) or abs(drift_sum) >= self.settings.drift_alarm
-        if not believed:
+        surprise = self._surprise(known, ratio)
+        if surprise * last_surprise > 0:
+            # The curve keeps its shape, because the contention that bent it is still there.
+            cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
             return replace(
                 self,
+                drifts=self.drifts + 1,
+                leaps=self.leaps + (ratio >= self.settings.leap_ratio),
                 residual=residual,
-                rise=ratio - 1 if rose else 0.0,
-                _drift_sum=drift_sum,
+                other_backends={},
+                _curve_moved_at=None,
+                points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
             )
-        # The curve keeps its shape, because the contention that bent it is still there.
-        cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
-        return replace(
+        noise = max(self.settings.forget_factor * self._noise, abs(last_surprise))
+        if surprise:
+            return replace(self, residual=residual, surprise=surprise, _noise=noise)
+        nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
+        learned = replace(
             self,
-            drifts=self.drifts + 1,
-            leaps=self.leaps + (ratio >= self.settings.leap_ratio),
             residual=residual,
-            other_backends={},
-            _curve_moved_at=None,
-            points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
+            _noise=max(noise, abs(math.log(ratio))),
+            points={**self.points, workers: nearer},
         )
+        return learned._move_curve(workers, known)
 
-    def _is_rise(self, known: Point, ratio: float) -> bool:
-        """Returns whether a row costs more than `known`, by more than the noise of a settled point explains.
+    def _surprise(self, known: Point, ratio: float) -> float:
+        """Returns the logarithm of `ratio`, or 0 if noise explains it.
 
-        Two looks in a row that both exceed all earlier noise are rare, whatever its distribution."""
-        settings = self.settings
-        return known.seen >= settings.settled_observations and ratio - 1 >= max(
-            settings.fall_share / (1 - settings.fall_share),
-            settings.passing_ratio * self.passing_rise,
-        )
+        A settled stage that becomes dearer needs an answer soon, so a smaller difference counts there. Two looks in a
+        row that exceed all earlier noise are rare, whatever its distribution."""
+        settings, surprise = self.settings, math.log(ratio)
+        settled = known.seen >= settings.settled_observations
+        least = settings.rise_ratio if settled and ratio > 1 else settings.drift_ratio
+        clear = abs(surprise) >= max(math.log(least), settings.noise_ratio * self._noise)
+        return surprise if clear else 0.0
 
     @property
     def doubtful(self) -> bool:
         """Whether the last look showed a dearer row. The next look shows whether the cost stays there."""
-        return (
-            self.rise > 0 or self._drift_sum >= self.settings.drift_clip - self.settings.drift_slack
-        )
+        return self.surprise > 0
 
     def _move_curve(self, workers: int, known: Point) -> StageCost:
         """Returns the cost with the whole curve moved along, if its present point has drifted far.

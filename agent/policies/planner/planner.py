@@ -150,7 +150,7 @@ class Planner(Policy):
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
-        if trial is None and any(cost.rise for cost in state.services.values()):
+        if trial is None and any(cost.doubtful for cost in state.services.values()):
             return self.settings.doubt_look_s
         if trial is not None:
             soon = trial.planner_choice is not None
@@ -221,7 +221,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
         learned = replace(_begun_again(learned, state.services), failures=0)
     elif changed:
         learned = _begun_again(learned, changed)
-        if all(state.services[name].rise for name in changed):
+        if all(state.services[name].surprise for name in changed):
             # The looks since the costs were first doubted show the new workload.
             learned = replace(learned, window=state.window[-1:])
     passed = ticks(latest.seconds)
