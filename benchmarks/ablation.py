@@ -268,11 +268,11 @@ RULES = [
     _in(
         "_take_in",
         "a change begins everything anew",
-        "if snapshot.cpu_quota != state.last.cpu_quota or (changed and other_workload):",
-        "if False:",
+        "elif changed:",
+        "elif False:",
     ),
     _in("_take_in", "what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
-    Rule("a sudden change of cost", settings={"drift_alarm": 1e9}),
+    Rule("a sudden change of cost", settings={"drift_ratio": 1e9, "rise_ratio": 1e9}),
     Rule("slow drift moves the whole curve", settings={"trend_change": 1e9}),
     Rule(
         "costs while processes start are left out",

@@ -159,8 +159,8 @@ class StageCost:
     def _learn(self, workers: int, found: Point, last_surprise: float) -> StageCost:
         """Returns the cost with the point `found` taken in.
 
-        A difference that noise explains moves the point. A larger one is believed if the next look shows it too. It then
-        changes the whole curve."""
+        A difference that noise explains moves the point. A larger one changes the whole curve, if the next look shows it
+        too."""
         known = self.points.get(workers)
         ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
@@ -201,8 +201,8 @@ class StageCost:
         settings, surprise = self.settings, math.log(ratio)
         settled = known.seen >= settings.settled_observations
         least = settings.rise_ratio if settled and ratio > 1 else settings.drift_ratio
-        clear = abs(surprise) >= max(math.log(least), settings.noise_ratio * self._noise)
-        return surprise if clear else 0.0
+        noise = min(settings.noise_ratio * self._noise, math.log(settings.leap_ratio))
+        return surprise if abs(surprise) >= max(math.log(least), noise) else 0.0
 
     @property
     def doubtful(self) -> bool:

@@ -27,7 +27,7 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
         ({"patience_ticks": 4.5}, "whole number"),
         ({"window_ticks": 0}, "at least 1"),
         ({"handover_s": 0.0}, "above 0"),
-        ({"drift_alarm": float("nan")}, "above 0"),
+        ({"doubt_look_s": float("nan")}, "above 0"),
         ({"halvings": True}, "whole number"),
         ({"settle_ticks": 6}, "patience_ticks, 5"),
         ({"memory_target": 0.97}, "memory_alarm, 0.95"),

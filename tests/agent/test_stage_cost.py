@@ -84,7 +84,7 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
     assert service.unbent(2).capacity(2) == pytest.approx(200)
 
 
-def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curve():
+def test_outliers_are_noise_and_two_in_a_row_are_a_change_that_scales_the_curve():
     steady = _watch(
         _stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2)
     )
@@ -96,24 +96,22 @@ def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curv
         _stats(50, 10.2, workers=2), False
     )
     assert there_and_back.drifts == 0
-    changed = once.observe(_stats(40, 10.0, workers=2), False).observe(
-        _stats(50, 14.0, workers=2), False
-    )
+    changed = once.observe(_stats(40, 10.0, workers=2), False)
     assert changed.drifts == 1
     assert changed.busy_s(2) == pytest.approx(0.04)
     assert changed.busy_s(1) == pytest.approx(0.04)
 
 
-def test_a_row_that_was_far_dearer_once_is_in_doubt_until_one_or_two_more_looks():
+def test_a_row_that_was_dearer_once_is_in_doubt_until_the_next_look():
     looks = [_stats(10 * n, 5.0 * n, 1.0 * n) for n in range(4)]
     assert not _watch(*looks).doubtful
     once = [*looks, _stats(40, 30.0, 4.0)]
     assert _watch(*once).doubtful
     assert not _watch(*once, _stats(50, 35.0, 5.0)).doubtful, "it was as before"
-    stays = _watch(*once, _stats(50, 45.0, 5.0), _stats(60, 60.0, 6.0))
+    stays = _watch(*once, _stats(50, 45.0, 5.0))
     assert (stays.doubtful, stays.drifts, stays.leaps) == (False, 1, 1)
-    slowly = _watch(*looks, *(_stats(30 + 10 * n, 15.0 + 8.5 * n, 3.0 + n) for n in range(1, 7)))
-    assert (slowly.drifts, slowly.leaps) == (1, 0)
+    less = _watch(*looks, *(_stats(30 + 10 * n, 15.0 + 8.5 * n, 3.0 + n) for n in range(1, 3)))
+    assert (less.drifts, less.leaps) == (1, 0)
 
 
 def _costs(*factors):
@@ -145,7 +143,7 @@ def test_noise_is_taken_for_a_rise_at_most_once_in_ten_minutes_and_a_threefold_c
     looks, lives, false, missed = 120, 40, 0, 0
     for seed in range(lives):
         draw = random.Random(seed)
-        noise = [draw.lognormvariate(0, spread) for _ in range(looks + 3)]
+        noise = [draw.lognormvariate(0, spread) for _ in range(looks + 5)]
         seen = _costs(*noise[:looks], *(3 * one for one in noise[looks:]))
         false += seen[looks - 1].drifts
         missed += seen[-1].drifts == seen[looks - 1].drifts
@@ -163,7 +161,7 @@ def test_waits_for_a_core_that_are_counted_are_left_out():
     assert late.points[1].busy_s == pytest.approx(0.04)
 
 
-def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_three_looks():
+def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_two_looks():
     def looks(factor):
         service, busy_s = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.0)), 2.0
         for look in range(1, 30):
@@ -173,7 +171,7 @@ def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_three_
                 return look
         return None
 
-    assert looks(4.0) == looks(0.25) == 3
+    assert looks(4.0) == looks(0.25) == 2
     assert looks(1.6) in range(4, 8)
     assert looks(1.2) is None  # followed as it comes, without a fuss
 

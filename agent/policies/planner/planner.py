@@ -209,7 +209,10 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     if state.age > state.settings.own_effect_ticks:
         changed, unexplained = moved | state.unexplained, frozenset[str]()
     else:
-        changed = {n for n in moved if _by_itself(state.services[n], learned.services[n])}
+        judged = state.trial is None
+        changed = {
+            n for n in moved if judged and _by_itself(state.services[n], learned.services[n])
+        }
         unexplained = state.unexplained | moved - changed
     well_known = {
         n: learned.services[n].known_well(stage.workers)
