@@ -159,8 +159,8 @@ class StageCost:
     def _learn(self, workers: int, found: Point, last_surprise: float) -> StageCost:
         """Returns the cost with the point `found` taken in.
 
-        A difference that noise explains moves the point. A larger one changes the whole curve, if the next look shows it
-        too."""
+        A difference that noise explains moves the point. A larger one changes the whole curve once the next look shows
+        it too."""
         known = self.points.get(workers)
         ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
