@@ -1,6 +1,6 @@
 """`make demo-schema`: adds columns to a table while two ranks train on it, once with the agent and once without.
 
-    python -m dlrm.demo.schema_change --out demo-schema-out [--rows 160000] [--seconds 12]
+    python -m dlrm.demo.schema_change --out demo-schema-out [--rows 400000] [--seconds 12]
 
 The first version of the table has the counts I1 to I6. During a training with --follow, a job adds I7 to I13 and a
 transform that looks them up at a slow service. The loader applies their operators. The agent tunes the first run all
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sluice.agent.report import charts, tables
 from sluice.agent.report.charts import Panel, Points, Series
@@ -45,6 +47,7 @@ outputs = {_NEW}
 _LEAD_S = 8.0
 """Time before the change that the page shows of each run."""
 _LOOK_S, _LONGEST_S = 0.25, 300.0
+_BATCH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class SchemaDemoOptions:
         "folder for data, tables and runs; the demo empties a folder that it made before",
         metavar="DIR",
     )
-    rows: int = setting(160_000, "raw log lines to make", least=1)
+    rows: int = setting(400_000, "raw log lines to make", least=1)
     seconds: float = setting(12.0, "how long each run goes on after the change", above=0)
     ranks: int = setting(2, "training ranks", least=1)
     seed: int = setting(1, "seed of data and training")
@@ -95,6 +98,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 ── done in {minutes:.1f} minutes
 
   {both.headline}
+  {both.rows_told}
   {AGENT}: {both.incidents[AGENT].sentence}
   {FROZEN}: {both.incidents[FROZEN].sentence}
 
@@ -122,7 +126,7 @@ def _follow(title: str, args: SchemaDemoOptions, name: str, tuning: str) -> Run:
         title,
         *torchrun(1, args.ranks),
         *(
-            f"-m dlrm.train --follow --allow-code {SERVICE} --epochs 1000 --seed {args.seed} --batch-size 4096 "
+            f"-m dlrm.train --follow --allow-code {SERVICE} --epochs 1000 --seed {args.seed} --batch-size {_BATCH} "
             f"--width 8 --dense-layers 32 --over-layers 32 --lr 0.01 {tuning}"
         ).split(),
         "--data",
@@ -183,15 +187,30 @@ class Comparison:
             for name, one in self._runs.items()
         }
         self.headline = _headline(self.incidents)
+        self._compared_s = min(
+            _trained(one)[-1][0] - self._came[name] for name, one in self._runs.items()
+        )
+        self._rows = {
+            name: _rows_between(one, self._came[name], self._came[name] + self._compared_s)
+            for name, one in self._runs.items()
+        }
+        self.rows_told = (
+            f"Rows in the first {seconds(self._compared_s)} after the new columns came: "
+            f"{count(self._rows[FROZEN])} → {count(self._rows[AGENT])}, "
+            f"{self._rows[AGENT] / self._rows[FROZEN]:.2f} times."
+        )
 
     def figures(self) -> dict[str, Any]:
         return {
             key: {
+                "rows": round(self._rows[name]),
                 "rows_per_s": one.after,
                 "waiting": one.waited and one.waited[-1],
                 "settled_s": one.recovered_s,
             }
-            for key, one in zip(("with_agent", "without"), self.incidents.values(), strict=True)
+            for key, (name, one) in zip(
+                ("with_agent", "without"), self.incidents.items(), strict=True
+            )
         }
 
     def page(self) -> str:
@@ -212,8 +231,8 @@ class Comparison:
             name="demo-schema",
             headline=self.headline,
             rest=(
-                "Two trainings of the same table. A job adds columns and a slow lookup. The loader applies their "
-                "operators. Both trainings take up the new version at the end of an epoch. One run keeps its agent, "
+                f"{self.rows_told} Two trainings of the same table. A job adds columns and a slow lookup. The loader "
+                "applies their operators. Both trainings take up the new version at the end of an epoch. One run keeps its agent, "
                 "the other run keeps the knobs of that moment."
             ),
             charts=self._charts(story),
@@ -274,6 +293,19 @@ def _headline(incidents: Mapping[str, Incident]) -> str:
         f"({count(frozen.after)} → {count(agent.after)} rows/s), waiting for input "
         f"{percent(frozen.waited[-1])} → {percent(agent.waited[-1])}."
     )
+
+
+def _trained(one: Run) -> Points:
+    """Returns (time, steps) for each moment at which the trainer's steps were recorded."""
+    lines = [*one.of("train"), *one.of("epoch")]
+    return sorted((float(line["at"]), float(line["step"])) for line in lines)
+
+
+def _rows_between(one: Run, since: float, until: float) -> float:
+    """Returns the rows that all ranks trained on between two times."""
+    times, steps = zip(*_trained(one), strict=True)
+    first, last = np.interp([since, until], times, steps)
+    return float(last - first) * _BATCH
 
 
 def _at_change(tuned: Run) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -47,7 +48,8 @@ pytestmark = pytest.mark.slow
 
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
-CLIPPED = '[[transform]]\nname = "clipped"\ninputs = ["I1"]\nops = [{op = "log"}, {op = "clip", low = -2}]\n'
+SERVICE = "sluice.dlrm.squash"
+LOOKED_UP = f'[[transform]]\nname = "levels"\nfunction = "{SERVICE}:levels"\ninputs = ["I1"]\noutputs = ["I1"]\n'
 
 
 def columns(*without: str, **more: str) -> dict[str, str]:
@@ -505,10 +507,9 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert left[0].expires <= time.time() + LASTS_S
 
 
-def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_path):
-    """The first version leaves nothing to the loader. The second does, and more than one worker can do: the transform
-    does its work many times over, so that the agent has to act."""
-    folder, rows = tmp_path, 8000
+def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_workers(tmp_path):
+    """On two ranks. The second version's transform asks a slow service, so that one worker holds up the trainer."""
+    folder, rows = tmp_path, 20_000
     clicks_table.write(
         folder / "table",
         clicks_table.raw_rows(rows),
@@ -516,7 +517,7 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     )
     process = subprocess.Popen(
         command(
-            0,
+            2,
             "dlrm.train",
             "--run-dir",
             folder / "run",
@@ -524,12 +525,12 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
             "--follow",
             "--epochs",
             1000,
+            "--allow-code",
+            SERVICE,
             "--tuning",
-            "planner",
+            "auto",
             "--knobs",
             "read=1,shuffle=1",
-            "--inject",
-            "slow-transform=500@0s",
         ),
         cwd=ROOT,
         env=environment(folder),
@@ -542,18 +543,32 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
         folder / "table",
         with_c17(clicks_table.raw_rows(rows, first=rows)),
         mode="overwrite",
-        text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + CLIPPED)),
+        text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + LOOKED_UP)),
     )
     until(process.stderr, "version 0 of the table becomes 1")
-    until(process.stderr, "clipped is the bottleneck")
-    process.send_signal(signal.SIGTERM)
+    until(process.stderr, "levels 1 → ")
+    until(process.stderr, "validation after")
+    for child in psutil.Process(process.pid).children():
+        child.terminate()
     process.communicate(timeout=60)
-    (followed,) = (one for one in find_incidents(Run.read(folder / "run")) if one.what == "schema")
+    run = Run.read(folder / "run")
+    (follow,) = run.of("follow")
+    chosen = [event for event in run.of("opening") if event["at"] > follow["at"]]
+    assert len(chosen) == 1, "the policy was asked once at the new pipeline"
+    record = chosen[0]["record"]
+    stages = [stage["name"] for stage in record["seen"]["stages"]]
+    assert (
+        len(stages) == len(record["own"]["workers"]) == len(record["opening"]["knobs"]["workers"])
+    )
+    assert chosen[0]["text"], "why its setting was used or not"
+    (followed,) = (one for one in find_incidents(run) if one.what == "schema")
     assert_names(followed.text, "version 1", "C17", "I2", "I5")
-    assert any("clipped 1 → " in turned for turned in followed.did), followed
+    assert any("levels 1 → " in turned for turned in followed.did), followed
+    ended = [event["rows"] for event in run.of("epoch")]
+    taken_up = follow["epoch"]
+    assert len(ended) > taken_up, "an epoch of the new version has ended"
+    assert {after - before for before, after in itertools.pairwise([0, *ended])} == {rows * 8 // 10}
     report = (folder / "run" / "report.html").read_text()
-    assert f"{followed.label}. At " in report
-    assert f'"text":"{followed.label}. At ' in report, "in the charts"
     assert followed.text in report
 
 
