@@ -232,8 +232,8 @@ class Comparison:
             headline=self.headline,
             rest=(
                 f"{self.rows_told} Two trainings of the same table. A job adds columns and a slow lookup. The loader "
-                "applies their operators. Both trainings take up the new version at the end of an epoch. One run keeps its agent, "
-                "the other run keeps the knobs of that moment."
+                "applies their operators. Both trainings take up the new version at the end of an epoch. "
+                "One run keeps its agent, the other run keeps the knobs of that moment."
             ),
             charts=self._charts(story),
             occasions=f"<section><h2>What happened</h2>{table}</section>",
