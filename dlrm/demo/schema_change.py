@@ -188,22 +188,25 @@ class Comparison:
         }
         self.headline = _headline(self.incidents)
         self._compared_s = min(
-            _trained(one)[-1][0] - self._came[name] for name, one in self._runs.items()
+            _last_step_at(one) - self._came[name] for name, one in self._runs.items()
         )
-        self._rows = {
-            name: _rows_between(one, self._came[name], self._came[name] + self._compared_s)
-            for name, one in self._runs.items()
-        }
-        self.rows_told = (
-            f"Rows in the first {seconds(self._compared_s)} after the new columns came: "
-            f"{count(self._rows[FROZEN])} → {count(self._rows[AGENT])}, "
-            f"{self._rows[AGENT] / self._rows[FROZEN]:.2f} times."
-        )
+        self._rows: dict[str, float | None] = dict.fromkeys(self._runs)
+        self.rows_told = ""
+        if self._compared_s > 0:
+            tuned_rows, frozen_rows = (
+                _rows_between(one, self._came[name], self._came[name] + self._compared_s)
+                for name, one in self._runs.items()
+            )
+            self._rows = {AGENT: tuned_rows, FROZEN: frozen_rows}
+            self.rows_told = (
+                f"Rows in the first {seconds(self._compared_s)} after the new columns came: "
+                f"{count(frozen_rows)} → {count(tuned_rows)}."
+            )
 
     def figures(self) -> dict[str, Any]:
         return {
             key: {
-                "rows": round(self._rows[name]),
+                "rows": self._rows[name],
                 "rows_per_s": one.after,
                 "waiting": one.waited and one.waited[-1],
                 "settled_s": one.recovered_s,
@@ -301,11 +304,17 @@ def _trained(one: Run) -> Points:
     return sorted((float(line["at"]), float(line["step"])) for line in lines)
 
 
+def _last_step_at(one: Run) -> float:
+    """Returns the time of the last recorded step. Before the first one, it is the start of the run."""
+    trained = _trained(one)
+    return trained[-1][0] if trained else 0.0
+
+
 def _rows_between(one: Run, since: float, until: float) -> float:
     """Returns the rows that all ranks trained on between two times."""
     times, steps = zip(*_trained(one), strict=True)
     first, last = np.interp([since, until], times, steps)
-    return float(last - first) * _BATCH
+    return float(round((last - first) * _BATCH))
 
 
 def _at_change(tuned: Run) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from tests.agent.test_page_in_browser import OVERLAPS
 from tests.browser import CHROMIUM, WITHOUT, browser
 from tests.raises import assert_names
 
-RANKS = 2
+RANKS, BATCH = 2, 4096
 
 
 def _knobs(levels):
@@ -63,10 +63,14 @@ def _drawn(path, came, after, waiting, decides=False):
                 "reason": {"text": "levels is the bottleneck"},
             }
         )
+    trained, steps = 0.0, []
+    for look in looks:
+        trained += look["rows_per_s"] * RANKS / BATCH
+        steps.append({"at": look["at"], "kind": "train", "step": trained})
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"kind": "train", "ranks": RANKS}))
     (path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in looks))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [*looks, *steps]))
     return Run.read(path)
 
 
@@ -84,6 +88,9 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
     text, found = page
     assert_names(found["headline"], "4.5 times", "4 k → 18 k rows/s", "70 % → 1.0 %")
     assert found["headline"] in text
+    assert found["with_agent"]["rows"] == RANKS * (3.5e3 + 26 * 9e3)
+    assert found["without"]["rows"] == RANKS * (3.5e3 + 26 * 2e3)
+    assert "29.5 s after the new columns came: 111 k → 475 k." in text
     assert not re.search(r"""(src|href)=["']?https?:""", text), "the page must open offline"
     moments, chart = map(
         json.loads, re.findall(r'application/json" class="\w*">(.*?)</script>', text)
