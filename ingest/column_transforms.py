@@ -56,7 +56,14 @@ def bound(
                 why = "" if "--allow-code" in str(error) else f"transform {one.name!r}: "
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
             found.append(
-                Transform(one.name, one.function, columns=inputs, outputs=outputs, added=added)
+                Transform(
+                    one.name,
+                    one.function,
+                    columns=inputs,
+                    outputs=outputs,
+                    added=added,
+                    limit_s=one.limit_s,
+                )
             )
     return found
 

@@ -310,12 +310,14 @@ class Limits:
         )
 
     def clamp(self, knobs: Knobs) -> Knobs:
-        """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers."""
+        """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
+        A stage that cannot run in threads gets its first back end."""
         workers = {
             s: min(max(knobs.workers.get(s, low), low), high)
             for s, (low, high) in self.workers.items()
         }
-        backend = {
+        first = {s: kinds[0] for s, kinds in self.backends.items() if "thread" not in kinds}
+        backend = first | {
             s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)
         }
         sizes = {

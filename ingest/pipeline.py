@@ -101,7 +101,12 @@ class PipelineParts:
         remote = self.remote is not None
         return stage_spec.pipeline(
             [
-                stage_spec.transform(one.name, movable=one.movable, remote=remote and one.sendable)
+                stage_spec.transform(
+                    one.name,
+                    movable=one.movable,
+                    limited=one.limited,
+                    remote=remote and one.sendable,
+                )
                 for one in self.transforms
             ],
             remote=remote,
@@ -122,12 +127,15 @@ class Pipeline:
         self._cores = max(1, math.ceil(parts.machine.cores()))
         defaults = Knobs(
             workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
+            backend={
+                name: spec.backends[0]
+                for name, spec in self._specs.items()
+                if spec.backends[0] != "thread"
+            },
             fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
         )
         if parts.remote is not None:
-            defaults = replace(
-                defaults.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE}
-            )
+            defaults = defaults.with_workers(read=parts.remote.requests)
         self.knobs = self._with_defaults(defaults, defaults if knobs is None else knobs)
         self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()

@@ -73,15 +73,19 @@ BATCH = StageSpec(name="batch", buffer_limit="series")
 COLLATE = StageSpec(name="collate", buffer_limit="prefetch_bytes", workers_a_core=0)
 
 
-def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
-    """Returns a transform stage. `movable`: processes can do its work. `remote`: remote workers can."""
+def transform(
+    name: str, *, movable: bool, limited: bool = False, remote: bool = False
+) -> StageSpec:
+    """Returns a transform stage. `movable`: processes can do its work. `limited`: only processes can.
+    `remote`: remote workers can."""
+    here = BACKENDS if movable else ("thread",)
     return StageSpec(
         name=name,
         buffer_limit="series",
         workers=64 if remote else 16,
         workers_a_core=4,
         transforms=True,
-        backends=(*(BACKENDS if movable else ("thread",)), *((REMOTE,) if remote else ())),
+        backends=("process",) if limited else (*here, *((REMOTE,) if remote else ())),
     )
 
 
@@ -99,11 +103,12 @@ def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
-    """Returns the limits of the knobs on `cores` cores. `backends` are those that this machine can use."""
+    """Returns the limits of the knobs on `cores` cores. `backends` are those that this machine can use. A stage that
+    can use none of them keeps its own, because its limits need processes."""
     return Limits(
         workers={s.name: (1, s.most_workers(cores)) for s in stages},
         backends={
-            s.name: tuple(b for b in s.backends if b in (*backends, REMOTE))
+            s.name: tuple(b for b in s.backends if b in (*backends, REMOTE)) or s.backends
             for s in stages
             if s.backends != ("thread",)
         },

@@ -7,12 +7,18 @@ burst that begins. `tests.agent.event_by_event` is slower and moves every item. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
 from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
 from sluice.ingest.knobs import Knobs, Limits
+
+_MANY_EVENTS = 12
+"""After this many events in a chunk, queues alternate at their limits. The rest of the chunk has constant rates."""
+_SHORTEST_S = 1e-3
+"""The least time between two events."""
 
 
 class Simulator(SimulatedPipeline):
@@ -65,14 +71,13 @@ class Simulator(SimulatedPipeline):
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             current = self._flowing(load, empty, full, overhead)
-            self._account(
-                current,
-                load,
-                self._seconds_to_event(current, limits, end, events),
-                limits,
-                noise,
-                admitted,
-            )
+            seconds = self._seconds_to_start(current, end)
+            to_queue = self._seconds_to_queue(current, limits)
+            if events <= _MANY_EVENTS:
+                seconds = min(seconds, max(to_queue, _SHORTEST_S))
+            if to_queue < seconds:
+                current = self._flowing_on(load, empty, full, overhead, limits, seconds)
+            self._account(current, load, seconds, limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -102,10 +107,33 @@ class Simulator(SimulatedPipeline):
             self._guess = self._flow[1].factors
         return self._flow[1]
 
-    def _seconds_to_event(
-        self, current: Flow, limits: list[float], end: float, events: int
-    ) -> float:
-        """Returns the seconds until the next event, or until `end`. `events` counts those of this chunk so far."""
+    def _flowing_on(  # noqa: PLR0917
+        self,
+        load: Load,
+        empty: list[bool],
+        full: list[bool],
+        overhead: float,
+        limits: list[float],
+        seconds: float,
+    ) -> Flow:
+        """Returns a flow for all of these `seconds`, in which no queue passes its limit, or gives rows that it lacks.
+
+        A queue that would do so is taken as full, or as empty, from the beginning."""
+        while True:
+            current = self._flowing(load, empty, full, overhead)
+            after = [
+                waiting + (current.rates[i] - current.rates[i + 1]) * seconds
+                for i, waiting in enumerate(self.queue)
+            ]
+            now_empty = [e or rows < 0 for e, rows in zip(empty, after, strict=True)]
+            now_full = [f or a > most for f, a, most in zip(full, after, limits, strict=True)]
+            if now_empty == empty and now_full == full:
+                return current
+            empty = now_empty
+            full = now_full
+
+    def _seconds_to_start(self, current: Flow, end: float) -> float:
+        """Returns the seconds until a worker is ready, a store's credit is spent, or `end`."""
         seconds = end - self.now
         for at in self._start_times():
             seconds = min(seconds, max(1e-6, at - self.now))
@@ -113,16 +141,18 @@ class Simulator(SimulatedPipeline):
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        if events > 12:
-            # A queue alternates at its limit, so the chunk ends with these rates.
-            return seconds
+        return seconds
+
+    def _seconds_to_queue(self, current: Flow, limits: list[float]) -> float:
+        """Returns the seconds until a queue becomes full or empty."""
+        seconds = math.inf
         for i, waiting in enumerate(self.queue):
             gain = current.rates[i] - current.rates[i + 1]
             if gain > 1e-9 * current.rates[i] and waiting < limits[i]:
                 seconds = min(seconds, (limits[i] - waiting) / gain)
             elif gain < -1e-9 * current.rates[i] and waiting > 0:
                 seconds = min(seconds, -waiting / gain)
-        return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
+        return seconds
 
     def _account(  # noqa: PLR0917
         self,
@@ -140,7 +170,6 @@ class Simulator(SimulatedPipeline):
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)
-            # A queue may pass its limit by the rows of a millisecond. No row is lost.
             queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
             active = admitted[i] * shares[i]
             useful = active * seconds

@@ -95,9 +95,9 @@ class TransformOptions:
         (),
         "a function to apply after the table's own transforms; it takes a dict of numpy arrays, of all columns "
         "or of the named ones; an output that is no column becomes a dense column, or, with =SIZE, a column of ids "
-        "below SIZE; may be repeated",
+        "below SIZE; @10s at the end: a batch may take ten seconds, in a process; may be repeated",
         flags=("--transform",),
-        metavar="MODULE:FUNCTION[:IN,…>OUT,…]",
+        metavar="MODULE:FUNCTION[:IN,…>OUT,…][@10s]",
         parse=_transform,
         again=True,
     )

@@ -7,6 +7,7 @@ a function that it names (`sluice.etl.spec.permission`).
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +37,13 @@ _TYPES = {
     "sparse": ("int32", "scalar"),
     "id_list": ("binary", "bytes"),
 }
-_KEYS = ("name", "function", "op", "ops", "inputs", "outputs")
+_KEYS = ("name", "function", "op", "ops", "inputs", "outputs", "limit_s")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_SHORT = "write module:function, or module:function:inputs>outputs, for instance mine:ratio:I1,I2>ratio,C1xC2=1000"
+_SHORT = (
+    "write module:function, or module:function:inputs>outputs, for instance "
+    "mine:ratio:I1,I2>ratio,C1xC2=1000, and @10s at the end if a batch may take ten seconds"
+)
+_LIMIT = re.compile(r"@(\d+(?:\.\d+)?)s$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class TableTransform:
     """The columns that it gets. Empty: all inputs of a model."""
     outputs: tuple[TransformOutput, ...] = ()
     """The columns that it adds or changes. Empty: it may change any of its inputs."""
+    limit_s: float | None = None
+    """The seconds that a batch may take. The function then runs in processes, and one that takes longer is killed."""
 
     @property
     def described(self) -> dict[str, Any]:
@@ -121,7 +128,13 @@ def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
         function = read_value(entry, "function", str, "", path)
         if not _FUNCTION.fullmatch(function):
             raise SpecError(f"{path}.function = {function!r}: must be module:function")
-        return TableTransform(name=name, function=function, inputs=inputs, outputs=outputs)
+        limit_s = read_value(entry, "limit_s", float, None, path)
+        _check_limit(limit_s, f"{path}.limit_s")
+        return TableTransform(
+            name=name, function=function, inputs=inputs, outputs=outputs, limit_s=limit_s
+        )
+    if "limit_s" in entry:
+        raise SpecError(f"{path}.limit_s: only a function can have a limit")
     steps = [own] if ways == ["op"] else read_value(entry, "ops", list, [], path)
     ops = tuple(
         _read_operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
@@ -182,12 +195,20 @@ def _check_size(size: int | None, path: str) -> None:
         raise SpecError(f"{path} = {size}: must be from 1 to {2**31 - 1}")
 
 
+def _check_limit(limit_s: float | None, path: str) -> None:
+    if limit_s is not None and not 0 < limit_s < math.inf:
+        raise SpecError(f"{path} = {limit_s}: must be a number of seconds above 0")
+
+
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
-    """Reads transforms of a command line: "module:function:inputs>outputs". An output that is no column of the table
-    becomes a dense column, or with =SIZE a column of ids below SIZE."""
+    """Reads transforms of a command line: "module:function:inputs>outputs@10s". An output that is no column of the
+    table becomes a dense column, or with =SIZE a column of ids below SIZE. @ names the seconds of a batch at most."""
     found: list[TableTransform] = []
     for text in texts:
-        module, _, rest = text.partition(":")
+        limit = _LIMIT.search(text)
+        limit_s = float(limit[1]) if limit else None
+        _check_limit(limit_s, f"--transform {text!r}: the limit")
+        module, _, rest = _LIMIT.sub("", text).partition(":")
         attribute, colon, columns = rest.partition(":")
         if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (
             colon and ">" not in columns
@@ -203,6 +224,7 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
                 outputs=tuple(
                     _read_short_output(name, text) for name in outputs.split(",") if name
                 ),
+                limit_s=limit_s,
             )
         )
     return tuple(found)

@@ -56,9 +56,9 @@ class Transform:
     added: tuple[str, ...] = ()
     """The new columns among `outputs`. The function must return them and does not get them."""
     limit_s: float | None = None
-    """The time that a batch may take in a process. A worker that takes longer is killed."""
+    """The time that a batch may take. A worker that takes longer is killed. It then always runs in processes."""
     memory_limit: int | None = None
-    """The bytes that the function may take in a process, beyond the process's own."""
+    """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.function, str):
@@ -69,7 +69,7 @@ class Transform:
                     f"transform {self.name!r}: {self.function!r} is not module:function in a module "
                     "that can be imported"
                 )
-        elif self.limit_s is not None or self.memory_limit is not None:
+        elif self.limited:
             raise TransformError(
                 f"transform {self.name!r}: limit_s and memory_limit only work in processes; name the function as "
                 "module:function"
@@ -103,9 +103,14 @@ class Transform:
         return isinstance(self.function, str) and not self.arrow
 
     @property
+    def limited(self) -> bool:
+        """Whether a call of it has a limit, which only a process can enforce."""
+        return self.limit_s is not None or self.memory_limit is not None
+
+    @property
     def sendable(self) -> bool:
         """Whether remote workers can call it. They do not support limits of a single call."""
-        return self.movable and self.limit_s is None and self.memory_limit is None
+        return self.movable and not self.limited
 
     @property
     def code(self) -> str | None:
@@ -175,6 +180,10 @@ class Fused:
     def movable(self) -> bool:
         """Whether it can also run in processes."""
         return all(t.movable for t in self.transforms)
+
+    @property
+    def limited(self) -> bool:
+        return any(t.limited for t in self.transforms)
 
     @property
     def sendable(self) -> bool:

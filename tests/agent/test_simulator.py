@@ -200,6 +200,21 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
     assert bare.snapshot().rows == rows, "a killed run delivers nothing more"
 
 
+@pytest.mark.parametrize(
+    ("split", "number"),
+    [("hidden", 17018), ("hidden", 17102), *(("held out", n) for n in range(12))],
+)
+def test_no_queue_passes_its_limit(split, number):
+    """The first two have ten stages. Their queues become full one after the other within a millisecond."""
+    scenario = drawn(split, number, changing=False)
+    pipeline = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
+    for _ in range(40):
+        pipeline.advance(0.25)
+        for rows, limit in zip(pipeline.queue, pipeline.queue_limits, strict=True):
+            assert rows <= limit * 1.001
+    assert not pipeline.killed
+
+
 def test_freed_memory_goes_back_slowly():
     pipeline = simulator(
         stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10)

@@ -180,6 +180,26 @@ def test_a_short_form_names_a_function_its_inputs_and_its_outputs():
             short_transforms([wrong])
 
 
+def test_a_short_form_may_limit_the_seconds_of_a_batch():
+    one, two = short_transforms(["mine:a@2.5s", "mine:b:I1>x=9@10s"])
+    assert (one.function, one.limit_s) == ("mine:a", 2.5)
+    assert (two.outputs[0].cardinality, two.limit_s) == (9, 10)
+    with raises(SpecError, "'mine:a@0s'", "above 0"):
+        short_transforms(["mine:a@0s"])
+
+
+def test_a_function_may_have_a_limit_and_operators_may_not():
+    of_i1 = 'inputs = ["I1"]\noutputs = ["I1"]\n'
+    limited = Spec.parse(entry(f'{of_i1}function = "mine:f"\nlimit_s = 3.0'))
+    assert limited.transforms[0].limit_s == 3
+    for wrong, facts in (
+        ('function = "mine:f"\nlimit_s = -1.0', ("limit_s", "-1")),
+        ('ops = [{op = "log1p"}]\nlimit_s = 3.0', ("limit_s", "function")),
+    ):
+        with raises(SpecError, *facts):
+            Spec.parse(entry(f"{of_i1}{wrong}"))
+
+
 # ---- what is refused
 
 

@@ -339,6 +339,17 @@ class TestFaults:
             assert loader.worker_restarts == 1
         assert scene.attempts > 1
 
+    @pytest.mark.parametrize("limit", [{"limit_s": 5.0}, {"memory_limit": 2**26}])
+    def test_a_function_with_a_limit_never_runs_in_a_thread(self, table, limit):
+        limited = Transform("mine", NAME + "shifted", **limit)
+        with loading(table, limited, Knobs()) as loader:
+            assert loader.limits.backends["mine"] == ("process",)
+            assert not loader.limits.movable("mine", "process")
+            next(iter(loader))
+            assert loader.worker_pids
+            with raises(KnobError, "'mine'", "'thread'"):
+                loader.apply(Knobs(backend={"mine": "thread"}))
+
     def test_close_does_not_wait_for_a_hanging_worker(self, table, scene):
         loader = loading(table, NAME + "hold")
         failed = []
@@ -414,7 +425,8 @@ class TestMemory:
     def test_what_does_not_fit_even_alone_is_named_with_what_there_was(
         self, table, scene, backend, tmp_path
     ):
-        greedy = Transform("mine", NAME + "boundless", memory_limit=2**26)
+        limit = 2**26 if backend == "process" else None
+        greedy = Transform("mine", NAME + "boundless", memory_limit=limit)
         with (
             loading(
                 table,
