@@ -23,10 +23,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 
 from benchmarks.results import ROOT
 from benchmarks.spark_scale import submit
 from sluice.common.program import run, say
+from sluice.etl.table.fitted_state import digest_of
 from sluice.etl.table.table import FeatureTable
 
 
@@ -86,8 +88,18 @@ def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[
         "stages": job.seconds,
         "peak_mib": job.peak_mib["driver"],
         "joined": sum(way == "shuffle join" for way in result["ways"].values()),
-        "made": [result["fingerprint"], table.record.state, [file.content for file in table.files]],
+        "made": [result["fingerprint"], table.record.state, digest_files(table)],
     }
+
+
+def digest_files(table: FeatureTable) -> list[tuple[tuple[int, ...], str]]:
+    """Returns the row groups of each file, and the digest of its rows in their order. Footers of equal files may differ
+    in the order of their metadata."""
+    rows = [pq.read_table(file.path, partitioning=None) for file in table.files]
+    return [
+        (file.row_group_rows, digest_of(one.schema, one.to_batches()))
+        for file, one in zip(table.files, rows, strict=True)
+    ]
 
 
 def add_processor_seconds(root: int, spent: dict[int, float]) -> None:
