@@ -165,14 +165,16 @@ def _is_executor(one: psutil.Process) -> bool:
         return False
 
 
-def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
-    """Starts a job. `then` are the job's arguments, after those of spark-submit."""
+def submit(
+    place: Path, output: Path, *words: str, then: Sequence[str] = (), root: Path = ROOT
+) -> Submitted:
+    """Starts a job of the checkout `root`. `then` are the job's arguments, after those of spark-submit."""
     command = [
         _BIN / "spark-submit",
         "--properties-file",
-        ROOT / "spark-defaults.conf",
+        root / "spark-defaults.conf",
         *words,
-        ROOT / "etl/job.py",
+        root / "etl/job.py",
         "--spec",
         place / "spec.toml",
         "--input",

@@ -6,6 +6,7 @@ Both are arithmetic on Arrow arrays. Spark's workers, the tests' slow reference 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,12 @@ class Features:
                     )
                 if len(bad):
                     found[reason(column)] = bad
+        return found
+
+    def with_prepared(self, prepared: Mapping[str, Any]) -> Features:
+        """Returns the same operators, with other structures for the states of these keys."""
+        found = copy.copy(self)
+        found._prepared = {**self._prepared, **prepared}
         return found
 
     def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:

@@ -25,9 +25,9 @@ from sluice.etl.spark.joins import check_side_table, select_side_columns
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
+from sluice.etl.spark.vocabulary.join import PlacesFolder, VocabularyJoins
 from sluice.etl.spark.vocabulary.large import Large, extend_state
-from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
+from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit
 from sluice.etl.spark.workers.part_of_input import split_part
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
@@ -111,11 +111,7 @@ class SparkEngine(Engine):
 
     def _joins(self, state: FittedState) -> VocabularyJoins:
         met = choose_lookup(self.spec, state, self.job.worker_bytes)
-        return VocabularyJoins.of(
-            self.spec,
-            [key for key, way in met.items() if way == JOIN],
-            hot_values(self.job.worker_bytes),
-        )
+        return VocabularyJoins.of(self.spec, [key for key, way in met.items() if way == JOIN])
 
     def find_reject(self, folder: str, reason: str) -> Reject | None:
         return find_reject_of(self._spark, folder, reason)
@@ -135,6 +131,7 @@ class SparkEngine(Engine):
                 ),
                 job.store.spark_url(folder_of(job.name)),
                 joins,
+                folder=PlacesFolder(job.store, job.files_of_state),
                 rows=counted.rows,
                 before=job.rule_before,
             )

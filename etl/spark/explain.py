@@ -15,7 +15,6 @@ from sluice.etl.spark.vocabulary.strategy import (
     VALUE_BYTES,
     choose_lookup,
     driver_limit,
-    hot_values,
 )
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
@@ -104,8 +103,8 @@ def _ways(spec: Spec, known: dict[str, str], worker_bytes: int) -> list[str]:
     if may:
         lines.append(
             f"  beyond, the largest of {', '.join(may)} stay in files: held by each worker as long as all it "
-            f"holds is within {worker_bytes / 2**20:,.0f} MiB ({VALUE_BYTES} bytes a value), else met by a "
-            f"shuffle join, of which workers hold the {hot_values(worker_bytes):,} most frequent values"
+            f"holds is within {worker_bytes / 2**20:,.0f} MiB ({VALUE_BYTES} bytes a value), else met by one "
+            "shuffle join for all columns, of each task's distinct values alone"
         )
     return lines
 

@@ -1,7 +1,8 @@
 """`sum_counts`: counts with Spark what operators learn from, in one pass over the input's rows.
 
 Workers read parsed rows (`sluice.etl.spark.workers.parsed_rows`) and run the operators' own code. They return counts
-per batch. Spark adds them up, and the driver collects the sums unless they are too many.
+per batch. Spark adds them up once, and keeps the sums. The driver collects those of the vocabularies that are small
+enough. The others are written to files.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNT_ROWS, CountsOfRows, RowCounts, join_batches
 from sluice.etl.apply.parse import Batches, InputParser
@@ -23,7 +22,7 @@ from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import read_counts, read_rows, with_keys
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.spec import Learned, Spec
-from sluice.etl.table.fitted_state import FileBackedState, FittedState, Packed
+from sluice.etl.table.fitted_state import FittedState, Packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,26 +41,23 @@ def sum_counts(
     Vocabularies that are too large for the driver are written to files."""
     from pyspark import StorageLevel
 
-    storable = {
-        number: learned for number, learned in wanted.items() if may_be_stored(raw.spec, learned)
-    }
-    table = _collect(
-        _drop_small_sums(_count_rows(raw, level, state), wanted),
-        large.values if storable else MAX_VALUES,
+    counts = _drop_small_sums(_count_rows(raw, level, state), wanted).persist(
+        StorageLevel.DISK_ONLY
     )
-    stored: dict[int, FileBackedState] = {}
-    if table is None and storable:
-        kept = _drop_small_sums(_count_rows(raw, level, state), wanted).persist(
-            StorageLevel.DISK_ONLY
+    try:
+        of_keys = counts.groupBy("key").count().toArrow()
+        sizes = dict(zip(of_keys["key"].to_pylist(), of_keys["count"].to_pylist(), strict=True))
+        chosen = large.choose(
+            sizes, [key for key, learned in wanted.items() if may_be_stored(raw.spec, learned)]
         )
-        try:
-            ops = {number: learned.op for number, learned in storable.items()}
-            stored = large.of_level(level or 0).written(kept, ops)
-            table = _collect(kept.where(~kept["key"].isin(list(stored))), MAX_VALUES)
-        finally:
-            kept.unpersist()
-    if table is None:
-        raise too_many_values(raw.named, MAX_VALUES)
+        if sum(size for key, size in sizes.items() if key not in chosen) > MAX_VALUES:
+            raise too_many_values(raw.named, MAX_VALUES)
+        stored = large.of_level(level or 0).write(
+            counts, {key: wanted[key].op for key in chosen}, sum(sizes[key] for key in chosen)
+        )
+        table = counts.where(~counts["key"].isin(chosen)).toArrow().combine_chunks()
+    finally:
+        counts.unpersist(blocking=True)
     return Sums(
         table,
         stored,
@@ -81,12 +77,6 @@ def _drop_small_sums(counts: DataFrame, wanted: Mapping[int, Learned]) -> DataFr
         if learned.op.least > 1:
             least = sql.when(sql.col("key") == number, learned.op.least).otherwise(least)
     return counts.where(sql.col("count") >= least)
-
-
-def _collect(kept: DataFrame, most: int) -> pa.Table | None:
-    """Returns all rows on the driver. None if there are more than `most`."""
-    table: pa.Table = kept.limit(most + 1).toArrow().combine_chunks()
-    return table if table.num_rows <= most else None
 
 
 def _count_rows(raw: RawInput, level: int | None, state: FittedState) -> DataFrame:

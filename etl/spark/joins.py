@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import InputError
 from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spark.vocabulary.join import spread_missing_keys
 from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BROADCAST_BYTES = 32 * 2**20
+_SALTS = 4096
 SPARK_TYPES = {
     "int": "bigint",
     "float": "double",
@@ -163,6 +163,18 @@ def write_side_tables(join: Join, ends: Sequence[float | None], number: str, pat
             ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))
         )
     side.drop("_end").write.parquet(path)
+
+
+def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
+    """Adds a column `_salt`: 0 if a row has all keys, otherwise one of many numbers. A join or window by the keys and
+    the salt then does not put all rows without a key into one task."""
+    from pyspark.sql import functions as sql
+
+    missing = " or ".join(f"`{key}` is null" for key in keys)
+    return rows.withColumn(
+        "_salt",
+        sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0),
+    )
 
 
 def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:

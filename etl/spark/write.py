@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,19 +14,19 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
+from sluice.etl.spark.vocabulary.join import PlacesFolder, RequestedPlaces, VocabularyJoins
 from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
-from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import selected_rows
 from sluice.etl.spark.workers.part_of_input import name_part
+from sluice.etl.spark.workers.placed_rows import PlacedRows
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries
-from sluice.etl.table.fitted_state import FittedState, Packed
+from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.sketch import Gathered, Sketch, SketchSum
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
+    from pyspark.sql import DataFrame
 
 _SPARK_TYPES = {
     "int8": "tinyint",
@@ -48,22 +50,21 @@ def write(
     url: str,
     joins: VocabularyJoins,
     *,
+    folder: PlacesFolder,
     rows: int,
     before: Identity | None = None,
 ) -> dict[str, dict[str, Sketch]]:
     """Applies the operators, sorts the rows of each file, and writes Parquet. Returns sketches of the rows, by
     recognition and split: by this table's rule, and also by the rule `before`, if that is another one. There are about
-    `rows` rows.
+    `rows` rows. `folder` is for the places that values have in vocabularies in files.
     """
-    from pyspark.sql import functions as sql
-
     spec = raw.spec
     schema = arrow_schema(spec.fields({}))
     types = {
         f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]}{'' if f.nullable else ' not null'}"
         for f in schema
     }
-    columns = [*(kind for name, kind in types.items() if name not in joins.names), *joins.types]
+    columns = list(types.values())
     context = raw.spark.sparkContext
     order = [
         *(["_first"] if placement.sorted_by_value else []),
@@ -76,12 +77,24 @@ def write(
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
     look = SketchInputs.of(placement, rows, before)
     shipped = context.broadcast(joins.for_workers(state).packed())
-    worker = partial(_apply, placement, joins, (look, gathered), lambda: shipped.value)
+    placed_rows = PlacedRows(placement, look, lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
-    placed = joins.join_ids(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
+    with folder.found(raw.frame, placed_rows, joins, state) as places:
+        worker = partial(_apply, placed_rows, joins, places, gathered)
+        _write_files(raw.frame.mapInArrow(worker, ", ".join(columns)), placement, url, order)
+    shipped.unpersist(blocking=True)
+    return look.bounds.sketches(gathered.value)
+
+
+def _write_files(placed: DataFrame, placement: FileAssignment, url: str, order: list[str]) -> None:
+    """Sorts the rows of each file, and writes Parquet."""
+    from pyspark.sql import functions as sql
+
+    spec = placement.spec
+    schema = arrow_schema(spec.fields({}))
     # A file is in one split, so rows need no order by split, and a sort by one number is fastest. Spark's writer keeps
     # this order if it may have two files open. Otherwise it sorts by split first.
-    raw.spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
+    placed.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
     *others, last = zip(spec.table.split, placement.ends, strict=True)
     split = sql.lit(last[0])
     for name, bound in reversed(others):
@@ -98,8 +111,6 @@ def write(
     placed.write.partitionBy(*folders).options(
         **parquet_options(spec.table.row_group_rows, with_dictionaries(schema))
     ).parquet(url)
-    shipped.unpersist(blocking=True)
-    return look.bounds.sketches(gathered.value)
 
 
 def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str, str]:
@@ -118,24 +129,22 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
 
 @name_part
 def _apply(
-    placement: FileAssignment,
+    placed: PlacedRows,
     joins: VocabularyJoins,
-    sketching: tuple[SketchInputs, Accumulator[Gathered]],
-    packed: Callable[[], Packed],
+    places: RequestedPlaces | None,
+    gathered: Accumulator[Gathered],
     batches: Batches,
 ) -> Batches:
     """Yields the finished columns, the sort keys and the file of each good row. Runs in a worker."""
-    spec, (look, gathered) = placement.spec, sketching
-    state, features = load_features(spec, packed(), ahead=True)
-    placing = RowPlacement(placement, look, features, state)
-    made_here = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns]
-    names = [*made_here, *RowPlacement.order(placement), "_file"]
-    for columns, keys in selected_rows(spec, batches):
-        rows = placing.of(columns, keys)
-        made = [
-            *features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
-            *joins.look_up_head(features, rows.columns, rows.keys, rows.split, rows.folds),
-        ]
-        rows, made = placing.fit(rows, made, made_here, joins.names)
-        yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
+    placing, features = placed.load()
+    made_here = [column.name for column in placed.spec.columns]
+    names = [*made_here, *RowPlacement.order(placed.placement), "_file"]
+    for block, parts in itertools.groupby(placed.blocks(batches), itemgetter(0)):
+        of_block = features.with_prepared(places.of_block(block)) if places else features
+        for _, (columns, keys) in parts:
+            rows = placing.of(columns, keys)
+            made = of_block.apply(rows.columns, rows.keys, (), rows.split, rows.folds)
+            rows, made = placing.fit(rows, made, made_here, joins.names)
+            joins.check_numbers(dict(zip(made_here, made, strict=True)))
+            yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
     gathered.add(placing.seen)

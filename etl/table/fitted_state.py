@@ -44,7 +44,7 @@ class FileBackedState:
         found = cls(
             uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest=""
         )
-        return replace(found, digest=digest_of(SCHEMA, found._row_groups()))
+        return replace(found, digest=digest_of(SCHEMA, found.row_groups()))
 
     @property
     def num_rows(self) -> int:
@@ -53,7 +53,7 @@ class FileBackedState:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields all rows in batches of one size. Raises StateError after the last batch if the content has changed."""
         digest = hashlib.sha256(str(SCHEMA).encode())
-        for batch in _rebatch(self._row_groups()):
+        for batch in _rebatch(self.row_groups()):
             digest.update(batch.serialize())
             yield batch
         if self.digest and digest.hexdigest() != self.digest:
@@ -67,7 +67,8 @@ class FileBackedState:
         for _ in self.batches():
             pass
 
-    def _row_groups(self) -> Iterator[pa.RecordBatch]:
+    def row_groups(self) -> Iterator[pa.RecordBatch]:
+        """Yields all rows as the files have them. Does not check the digest."""
         store = TableStore(self.uri)
         for path, rows in self.parts:
             try:

@@ -95,7 +95,7 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
     alike(rows_of(table), in_one_process(text, table, raw[1]))
     assert spec.levels == 3
     # Three fits, one write, one look at the files; Spark may split what it adapts to, but not by the column.
-    assert 5 <= _spark_jobs(spark) - jobs <= 3 * 3 + 5
+    assert 5 <= _spark_jobs(spark) - jobs <= 3 * 5 + 5
     price = next(f for f in table.fields if f.name == "price")
     assert [o["op"] for o in price.online] == ["log"]
     assert (
@@ -201,10 +201,12 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
         state, _ = fitted(spark, tmp_path, raw[0], text)
         jobs.append(_spark_jobs(spark) - before)
         learned = sum(state[f"item{n}/0"].num_rows for n in range(columns))
-        assert len(taken) == 2  # levels
+        assert (
+            len(taken) == 2 * 2
+        )  # for each level, the number of values of each key, and the values
         assert sum(taken) <= learned + 40 * columns + 10
         taken.clear()
-    assert jobs[0] == jobs[1] <= 2 * 3
+    assert jobs[0] == jobs[1] <= 2 * 6
 
 
 COUNTED = column("seen", "dense", "count; fill", "item")

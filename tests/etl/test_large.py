@@ -8,22 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
 from sluice.etl.jobs.job import Job
+from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.explain import explain
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
+from sluice.etl.spark.fit import _count_rows
+from sluice.etl.spark.vocabulary.join import KnownPlaces, VocabularyJoins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
-from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
-from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.etl.jobs import Said, alike, build_table, in_one_process, rows_of, run
+from tests.etl.local.test_engines import alike as alike_tables
+from tests.etl.tables import column, columns_of, section, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -107,22 +111,99 @@ def test_a_state_has_one_name_wherever_its_tables_lie(made):
     assert len(states[1].stored["joint/i"].parts) > 1
 
 
-def test_what_is_frequent_or_missing_is_known_before_the_join(made):
-    """Skew: no task of the join gets the rows of a frequent value, or all rows without one."""
+def test_a_task_requests_each_value_once_for_all_columns(made):
     state, spec = made[1].state(), Spec.parse(TEXT)
-    joins = VocabularyJoins.of(spec, ["joint/i"], head=2)
+    joins = VocabularyJoins.of(spec, ["few/0", "joint/i"])
     features = Features(spec, joins.for_workers(state))
-    frequent = state["joint/i"]["value"].to_pylist()
     columns = {
-        "item": pa.array([frequent[0], None, frequent[1], frequent[7], "stranger"]),
-        "click": pa.array([0] * 5),
-        "tags": pa.array([[frequent[0], None, frequent[9]], [], None, [], []]),
+        "item": pa.array(["i1", None, "i1", "stranger"]),
+        "click": pa.array([0] * 4),
+        "tags": pa.array([["i2", None, "i1", "i9"], [], None, ["i2"]]),
     }
-    ids, left, bags, left_of_bags = joins.look_up_head(features, columns, np.zeros(5, np.uint64))
-    assert left.to_pylist() == [None, None, None, frequent[7], "stranger"]
-    assert ids.to_pylist()[:3] == [4, 1, 5]
-    assert left_of_bags.to_pylist() == [[None, None, frequent[9]], [], [], [], []]
-    assert bags.to_pylist()[0][:2] == [4, 1]
+    found = joins.hash_values(features, columns, {})
+    items, tags = (hash_texts(pa.array(texts)) for texts in (["i1", "stranger"], ["i2", "i1"]))
+    # `tags` keeps the first three elements of a list.
+    assert [one.tolist() for one in found["joint/i"]] == [items.tolist(), tags.tolist()]
+    assert [one.tolist() for one in found["few/0"]] == [items.tolist()]
+
+
+def test_a_value_that_was_not_requested_is_an_error():
+    """An id that nobody looked up must not be taken for that of an unknown value."""
+    hashes = hash_texts(pa.array(["a", "b", "c", None]))
+    known = KnownPlaces.of(hashes[:2], np.array([7, -1], np.int32))
+    assert known.places(hashes[[1, 0, 3]]).tolist() == [-1, 7, -1]
+    with raises(RuntimeError, "other rows than before"):
+        known.places(hashes)
+
+
+def test_values_are_counted_once(spark, raw, tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(
+        "sluice.etl.spark.fit._count_rows",
+        lambda raw, level, state: counted.append(level) or _count_rows(raw, level, state),
+    )
+    run(spark, tmp_path / "t", raw, text=TEXT, worker_bytes=TINY)
+    assert counted == [0, 1]  # one pass for each level
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+    # What the tasks requested is removed.
+    assert not list(tmp_path.rglob("places"))
+
+
+def test_rows_that_met_others_are_joined_like_those_of_one_machine(spark, tmp_path):
+    """Rows without duplicates, with a side table and histories."""
+    draw = np.random.default_rng(5)
+    count = 900
+    write_rows(
+        tmp_path / "rows.parquet",
+        click=draw.integers(0, 2, count),
+        user=[None if v == 3 else f"u{v}" for v in draw.integers(0, 40, count)],
+        item=[f"i{v}" for v in draw.integers(0, 200, count)],
+        at=draw.integers(0, 500, count),
+    )
+    write_rows(
+        tmp_path / "side.parquet",
+        item=[f"i{v}" for v in range(150)],
+        brand=[f"b{v % 60}" for v in range(150)],
+    )
+    text = write_spec(
+        "click:int user:text item:text at:int",
+        '[dedup]\nby = ["user", "item"]\norder = "at"\nkeep = "first"\n',
+        section("join", path=f"{tmp_path}/side.parquet", on=["item"], columns=["brand:text"]),
+        section("history", name="last", of="item", by="user", order="at", length=5),
+        column("item", "sparse", 'categorify, joint = "i"'),
+        column("brand", "sparse", "categorify, oov = 3"),
+        column("last", "id_list", 'categorify, joint = "i"'),
+        table="split = {train = 0.7, test = 0.3}",
+    )
+    memory, files = (
+        build_table(spark, tmp_path / name, tmp_path / "rows.parquet", text=text, worker_bytes=size)
+        for name, size in (("memory", 2**28), ("files", 128))
+    )
+    assert sorted(files.state().stored) == ["brand/0", "joint/i"]
+    alike_tables(files, memory)
+
+
+def test_a_task_of_several_blocks_gets_the_places_of_each(spark, tmp_path):
+    """A block has about 2^18 rows."""
+    count = 600_000
+    place = np.arange(count)
+    table = pa.table(
+        {
+            "click": place % 2,
+            # The values of the first block do not occur in the last one.
+            "item": pc.binary_join_element_wise("i", pa.array(place // 1000).cast(pa.string()), ""),
+        }
+    )
+    write_rows(tmp_path / "rows.parquet", table)
+    text = write_spec("click:int item:text", column("item", "sparse", "categorify, oov = 4"))
+    tables = []
+    for name, with_spark in (("local", None), ("spark", spark)):
+        result = run(
+            with_spark, tmp_path / name, tmp_path / "rows.parquet", text=text, worker_bytes=TINY
+        )
+        tables.append(FeatureTable.open(tmp_path / name))
+    assert result.ways == {"item/0": JOIN}
+    alike_tables(*tables)
 
 
 def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw, tmp_path):

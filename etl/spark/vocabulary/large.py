@@ -47,24 +47,30 @@ class Large:
     def of_level(self, level: int) -> Large:
         return replace(self, folder=f"{self.folder}/level-{level}")
 
-    def written(self, counted: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
-        """Writes the values of the largest vocabularies among `ops`, until the driver can collect the others. `counted`
-        has columns (key, value, count)."""
-        sizes = {row["key"]: row["count"] for row in counted.groupBy("key").count().collect()}
+    def choose(self, sizes: Mapping[int, int], storable: Iterable[int]) -> list[int]:
+        """Returns the keys of the largest vocabularies among `storable`, until the driver can collect the others.
+        `sizes` has the number of values of each key."""
         left, chosen = sum(sizes.values()), []
-        for number in sorted(ops, key=lambda n: (-sizes.get(n, 0), n)):
-            if left > self.values:
+        for number in sorted(storable, key=lambda n: (-sizes.get(n, 0), n)):
+            if left > self.values and number in sizes:
                 chosen.append(number)
-                left -= sizes.get(number, 0)
-        self._sort(
-            counted.where(counted["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder
-        )
+                left -= sizes[number]
+        return chosen
+
+    def write(
+        self, counted: DataFrame, ops: Mapping[int, Fitted], about: int
+    ) -> dict[int, FileBackedState]:
+        """Writes the vocabularies of `ops`, which have `about` values in all. `counted` has columns (key, value,
+        count)."""
+        if not ops:
+            return {}
+        self._sort(counted.where(counted["key"].isin(list(ops))), about, self.folder)
         return {
             number: FileBackedState.of(
                 self.store,
-                self._first(self._files(f"{self.folder}/key={number}"), _most(ops[number])),
+                self._first(self._files(f"{self.folder}/key={number}"), _most(op)),
             )
-            for number in chosen
+            for number, op in ops.items()
         }
 
     def add(

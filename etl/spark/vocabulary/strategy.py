@@ -13,19 +13,11 @@ VALUE_BYTES = 64
 """The memory of one value in a worker: slots of 12 bytes, a quarter to half full, and its text while they are made."""
 _COLLECTED_BYTES = 128
 """The memory of one value on the driver, which sorts the values that it collects."""
-_HEAD_BYTES = 1024
-"""Workers know one value of a joined vocabulary for so many bytes of their memory."""
 
 
 def driver_limit(worker_bytes: int) -> int:
     """Returns the most values that the driver collects, if some may stay in files instead."""
     return max(1, worker_bytes // _COLLECTED_BYTES)
-
-
-def hot_values(worker_bytes: int) -> int:
-    """Returns how many of a joined vocabulary's values workers also know. These are the most frequent ones, because a
-    join would put all rows of a frequent value into one task."""
-    return max(1, worker_bytes // _HEAD_BYTES)
 
 
 def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:

@@ -61,7 +61,7 @@ def read_rows(batches: Batches) -> Batches:
     """Yields the rows of cells."""
     for batch in batches:
         for rows in batch["rows"]:
-            yield from _read_stream(rows)
+            yield from read_stream(rows)
 
 
 def rows_with_ties(spec: Spec, batches: Batches) -> Batches:
@@ -76,7 +76,7 @@ def read_counts(batches: Batches) -> Batches:
     """Yields the counts that parsing added to cells."""
     for batch in batches:
         for counted in batch["counts"]:
-            yield from _read_stream(counted)
+            yield from read_stream(counted)
 
 
 def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
@@ -129,8 +129,8 @@ def _count_cells(counts: CountsOfRows, batches_to_count: list[pa.RecordBatch]) -
         step = max(1, -(-found.num_rows // max(1, -(-found.nbytes // CELL_BYTES))))
         for start in range(0, found.num_rows, step):
             yield _make_cell(
-                _write_stream([], batches_to_count[0].schema),
-                _write_stream([found.slice(start, step)], COUNTS),
+                write_stream([], batches_to_count[0].schema),
+                write_stream([found.slice(start, step)], COUNTS),
             )
 
 
@@ -163,16 +163,17 @@ def _make_cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batch
     step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
     for start in range(0, max(1, rows.num_rows), step):
         yield _make_cell(
-            _write_stream([rows.slice(start, step)], rows.schema),
-            _write_stream([] if start else counts, COUNTS),
+            write_stream([rows.slice(start, step)], rows.schema),
+            write_stream([] if start else counts, COUNTS),
         )
 
 
 def _make_cell(rows: pa.Buffer, counts: pa.Buffer) -> pa.RecordBatch:
-    return pa.record_batch([_one_value(rows), _one_value(counts)], ["rows", "counts"])
+    return pa.record_batch([one_value(rows), one_value(counts)], ["rows", "counts"])
 
 
-def _write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
+def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
+    """Returns batches as the content of a cell."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         for batch in batches:
@@ -180,13 +181,14 @@ def _write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Bu
     return sink.getvalue()
 
 
-def _one_value(cell: pa.Buffer) -> pa.Array:
+def one_value(cell: pa.Buffer) -> pa.Array:
     """Returns an array with this one value. Does not copy it."""
     return pa.Array.from_buffers(
         pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
     )
 
 
-def _read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
+def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a cell."""
     # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
     yield from pa.ipc.open_stream(cell.as_py())

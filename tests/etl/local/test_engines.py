@@ -180,6 +180,12 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     both = made_by_both(spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path)
     alike(*both)
     assert len(both[0].files) > 2
+    # With next to no memory, vocabularies stay in files and are joined.
+    joined = made(
+        spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / "joined", worker_bytes=128
+    )
+    assert joined.state().stored
+    alike(joined, both[1])
 
 
 def test_a_fraction_is_no_int_to_both(spark, tmp_path):

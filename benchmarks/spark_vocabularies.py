@@ -1,0 +1,157 @@
+"""Compares the Spark job of this checkout with that of another one, on a table with many large vocabularies.
+
+    git archive COMMIT | tar -x -C OTHER
+    python -m benchmarks.spark_vocabularies --work DIR --against OTHER [--rows 1000000] [--rounds 2]
+
+Each round runs both checkouts in turn, with `spark-submit` and two cores. The memory of a worker is so small that most
+vocabularies stay in files. The tables must have the same fingerprint, learned state and files.
+
+The last line is JSON: for each run the seconds, the seconds of each stage, and the processor seconds of all its
+processes, JVM and Python together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from benchmarks.results import ROOT
+from benchmarks.spark_scale import submit
+from sluice.common.program import run, say
+from sluice.etl.table.fitted_state import digest_of
+from sluice.etl.table.table import FeatureTable
+
+
+def write_input(folder: Path, rows: int, columns: int, values: int, files: int = 4) -> None:
+    """Writes rows with so many columns of text. Columns differ in their number of values, which sum to `values`. Small
+    values are more frequent."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(6)
+    sizes = np.linspace(0.5, 1.5, columns) * values / columns
+    for number in range(files):
+        count = rows // files
+        table = {"label": draw.integers(0, 2, count, np.int8)}
+        for column, size in enumerate(sizes):
+            table[f"c{column}"] = (size * draw.random(count) ** 2).astype(int) * 2_654_435_761
+        options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+        pa.csv.write_csv(pa.table(table), folder / f"{number}.tsv", options)
+
+
+def make_spec(columns: int) -> str:
+    inputs = ", ".join(f'"c{number}:text"' for number in range(columns))
+    sparse = "".join(
+        f'[[column]]\nname = "c{number}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
+        for number in range(columns)
+    )
+    return (
+        f'[input]\ncolumns = ["label:int", {inputs}]\n[table]\nsplit = {{train = 0.9, test = 0.1}}\n'
+        f'[[column]]\nname = "label"\nrole = "label"\n{sparse}'
+    )
+
+
+def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[str, Any]:
+    """Runs one job, and returns its cost and what it made."""
+    shutil.rmtree(place / name, ignore_errors=True)
+    os.environ["PYTHONPATH"] = str(checkout)
+    job = submit(
+        place,
+        place / name,
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        then=["--worker-memory", str(worker_memory)],
+        root=checkout,
+    )
+    spent: dict[int, float] = {}
+
+    def sample() -> None:
+        while job.process.poll() is None:
+            add_processor_seconds(job.process.pid, spent)
+            time.sleep(0.25)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    result = job.followed()
+    sampler.join()
+    table = FeatureTable.open(place / name)
+    return {
+        "seconds": round(time.monotonic() - job.began, 1),
+        "processor_s": round(sum(spent.values()), 1),
+        "stages": job.seconds,
+        "peak_mib": job.peak_mib["driver"],
+        "joined": sum(way == "shuffle join" for way in result["ways"].values()),
+        "made": [result["fingerprint"], table.record.state, digest_files(table)],
+    }
+
+
+def digest_files(table: FeatureTable) -> list[tuple[tuple[int, ...], str]]:
+    """Returns the row groups of each file, and the digest of its rows in their order. Footers of equal files may differ
+    in the order of their metadata."""
+    rows = [pq.read_table(file.path, partitioning=None) for file in table.files]
+    return [
+        (file.row_group_rows, digest_of(one.schema, one.to_batches()))
+        for file, one in zip(table.files, rows, strict=True)
+    ]
+
+
+def add_processor_seconds(root: int, spent: dict[int, float]) -> None:
+    """Stores the processor seconds of a process and of its descendants, by their ids."""
+    try:
+        first = psutil.Process(root)
+        family = [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return
+    for one in family:
+        try:
+            times = one.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        spent[one.pid] = times.user + times.system
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for input and tables")
+    parser.add_argument("--against", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="(default: %(default)s)")
+    parser.add_argument("--columns", type=int, default=26, help="(default: %(default)s)")
+    parser.add_argument(
+        "--values", type=int, default=2_000_000, help="of all columns (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--worker-memory", type=int, default=16, metavar="MIB", help="(default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="(default: %(default)s)")
+    args = parser.parse_args(argv)
+    place = args.work.resolve() / f"{args.rows}-{args.columns}-{args.values}"
+    if not (place / "spec.toml").exists():  # written last
+        shutil.rmtree(place, ignore_errors=True)
+        write_input(place / "in", args.rows, args.columns, args.values)
+        (place / "spec.toml").write_text(make_spec(args.columns))
+    found: dict[str, list[dict[str, Any]]] = {"this": [], "other": []}
+    for _ in range(args.rounds):
+        for name, checkout in (("other", args.against.resolve()), ("this", ROOT)):
+            found[name].append(measure(checkout, place, name, args.worker_memory))
+            say(f"{name}: {found[name][-1]}")
+    made = [one.pop("made") for runs in found.values() for one in runs]
+    return {
+        "rows": args.rows,
+        "columns": args.columns,
+        "values": args.values,
+        "same": all(one == made[0] for one in made),
+        **found,
+    }
+
+
+if __name__ == "__main__":
+    run(main)
