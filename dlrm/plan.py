@@ -12,6 +12,7 @@ from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
 from sluice.dlrm.options import (
     SHARDING_KINDS,
+    WIRES,
     ModelConfig,
     Table,
     profile_of,
@@ -30,8 +31,10 @@ from sluice.dlrm.sharding.shard_sizes import (
     Storage,
     gb,
 )
+from sluice.dlrm.sharding.traffic import step_traffic
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.row_order import default_streams
 
 _EXAMPLES = """
 examples:
@@ -43,7 +46,7 @@ A machine's file is a JSON object with ranks and memory_bytes ("80GB"). Other va
 ranks_per_host, memory_bandwidth, host_bandwidth, network_bandwidth (bytes a second, a rank), reserve (part of the
 memory kept for everything that is not a table).
 
-The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, bytes_per_rank, balance, plan. If the
+The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, each_rank, bytes_per_rank, balance, plan. If the
 plan does not fit, the exit code is 2.
 """
 
@@ -69,6 +72,13 @@ class PlanOptions:
     batch_size: int = setting(
         65_536, "global batch for which the step's time is estimated", metavar="B", least=1
     )
+    samples: int = setting(
+        0, "rows of an epoch (default: the table's training rows)", metavar="N", least=0
+    )
+    streams: int | None = setting(
+        None, "streams of the row order, as sluice train's --streams", metavar="S", least=1
+    )
+    wire: str = setting("fp32", "number type of vectors between ranks", choices=WIRES)
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def __post_init__(self) -> None:
@@ -76,22 +86,39 @@ class PlanOptions:
             raise UsageError("--data or --rows: give one of them")
 
 
-def tables(args: PlanOptions) -> tuple[Table, ...]:
-    """Returns the tables to place."""
+@dataclass(frozen=True, kw_only=True)
+class PlanInput:
+    """What a run reads: its tables, and the rows of an epoch."""
+
+    tables: tuple[Table, ...]
+    samples: int = 0
+    sample_bytes: float = 0.0
+    """The bytes of a row in the feature table's files. 0: unknown."""
+
+
+def read_input(args: PlanOptions) -> PlanInput:
+    """Returns the tables to place, and what is known of the rows."""
     if args.data:
         table = FeatureTable.open(args.data, allow_code=args.code.permission)
+        files = [f for f in table.files if f.split == "train"]
+        rows_stored = sum(f.rows for f in files)
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
         # Training spreads them, so all rows are used evenly.
         spread = spread_out(model, found).compress
-        return tuple(replace(t, use=()) if t.name in spread else t for t in found)
+        return PlanInput(
+            tables=tuple(replace(t, use=()) if t.name in spread else t for t in found),
+            samples=args.samples or rows_stored,
+            sample_bytes=sum(f.bytes for f in files) / rows_stored if rows_stored else 0.0,
+        )
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
     lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
-    return tuple(
+    found = tuple(
         Table(name=f"t{i}", rows=r, width=w, lookups=n)
         for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
     )
+    return PlanInput(tables=found, samples=args.samples)
 
 
 def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
@@ -114,7 +141,8 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
 
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(PlanOptions, argv=argv, prog="sluice plan", description=__doc__, epilog=_EXAMPLES)
-    found, machine = tables(args), read(args.machine)
+    given, machine = read_input(args), read(args.machine)
+    found = given.tables
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)
@@ -147,7 +175,34 @@ def main(argv: list[str]) -> dict[str, Any]:
         f"forward pass of a global batch of {args.batch_size:,} on the slowest rank: reading "
         f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms with the machine's figures"
     )
-    return {**result, **seconds, **_in_detail(chosen, found)}
+    each = _each_rank(args, given, chosen)
+    return {**result, **seconds, "each_rank": each, **_in_detail(chosen, found)}
+
+
+def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> dict[str, Any]:
+    """Says and returns what the busiest rank holds, reads and sends."""
+    batch = args.batch_size
+    streams = args.streams or default_streams(batch)
+    rows = batch // min(placed.ranks, streams)
+    traffic = step_traffic(placed, given.tables, batch=batch, wire=args.wire)
+    holds = placed.most_bytes
+    vector_bytes = round(max(placed.reads_on(r) for r in range(placed.ranks)) * batch)
+    row_bytes = round(rows * given.sample_bytes)
+    steps = -(-given.samples // batch)
+    stored = f" ({gb(row_bytes)} of files)" if row_bytes else ""
+    say(
+        f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows{stored} and {gb(vector_bytes)} of vectors a step; "
+        f"sends {gb(traffic.total)} a step, without the dense layers' gradients"
+    )
+    found = {
+        "holds_bytes": holds,
+        "reads_a_step": {"vector_bytes": vector_bytes, "rows": rows, "row_bytes": row_bytes},
+        "sends_a_step": traffic.total,
+        "steps": steps,
+    }
+    if given.samples:
+        say(f"an epoch of {given.samples:,} rows: {steps:,} steps")
+    return found
 
 
 def _place_each_way(
@@ -192,7 +247,7 @@ def _way(placed: ModelPlacement | PlacementError) -> dict[str, Any]:
         return {"fits": False, "why": str(placed)}
     return {
         "fits": True,
-        "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
+        "fullest_rank_bytes": placed.most_bytes,
         "balance": _balance(placed),
     }
 
@@ -202,7 +257,7 @@ def _in_words(placed: ModelPlacement | PlacementError) -> str:
         return f"no: {placed}"
     held, read_ = placed.balance
     return (
-        f"fits: {gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
+        f"fits: {gb(placed.most_bytes)} on the fullest rank; largest over mean "
         f"{held:.2f} in bytes, {read_:.2f} in reads"
     )
 

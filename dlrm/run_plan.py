@@ -15,6 +15,7 @@ from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement
+from sluice.dlrm.sharding.traffic import StepTraffic, step_traffic
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes, nearest
 
@@ -83,7 +84,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     )["total"]
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
-    sent = bytes_per_step(placement, layout, whole.parameters, config)
+    sent = traffic_of(placement, layout, whole.parameters, config)
     vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
     copied = sum(
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
@@ -93,9 +94,10 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     text = "\n".join(
         [
             describe(placement, layout.tables, machine),
+            f"a rank holds at most {format_bytes(placement.most_bytes)} of tables and their state",
             (
                 f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
-                f"{format_bytes(sent)} a step"
+                f"{format_bytes(sent.total)} a step, {format_bytes(round(sent.all_reduce))} of it to average gradients"
             ),
             (
                 f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} "
@@ -109,37 +111,21 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             ),
         ]
     )
-    return RunPlan(layout, placement, whole, state, gradients, sent, text)
+    return RunPlan(layout, placement, whole, state, gradients, sent.total, text)
 
 
-def bytes_per_step(
+def traffic_of(
     placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config
-) -> int:
-    """Returns the bytes that the busiest rank sends: ids to where their tables are, pooled vectors back, their
-    gradients the same way, and its part in the mean of the dense layers' gradients."""
-    ranks, batch = placement.ranks, config.batch_size
-    if ranks == 1:
-        return 0
-    mine, away = batch / ranks, batch * (ranks - 1) / ranks
-    element = 2 if config.wire == "fp16" else 4
-    pooled = [0.0] * ranks
-    gradients = 0.0
-    ids = 0.0
-    for place, table in zip(placement.places, layout.tables, strict=True):
-        if place.kind == "data":  # only its gradients travel, as those of the dense layers do
-            parameters += table.rows * table.width
-            continue
-        holders = [part for part in place.parts if part.rows]
-        vectors = len(layout.keys[place.name])
-        for part in holders:
-            pooled[part.rank] += away * vectors * part.width * element
-        # Each id and each length has four bytes; by columns, each holder gets all of them.
-        copies = len(holders) if place.kind == "column" else 1
-        ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + vectors * len(holders))
-        gradients += (
-            sum(mine * vectors * part.width * element for part in holders) * (ranks - 1) / ranks
-        )
-    return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
+) -> StepTraffic:
+    """Returns the bytes that the busiest rank sends for a batch."""
+    return step_traffic(
+        placement,
+        layout.tables,
+        batch=config.batch_size,
+        wire=config.wire,
+        dense_parameters=parameters,
+        vectors={name: len(keys) for name, keys in layout.keys.items()},
+    )
 
 
 def masked(layout: TableLayout, ranks: Ranks) -> dict[str, int]:

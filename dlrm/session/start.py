@@ -158,7 +158,11 @@ def check(
         raise RunError(
             f"{start.run}: already holds a run; choose another folder, or go on with it by --resume"
         )
+    rows_read = config.batch_size // plan.share_of(0, config.ranks).readers
     say(planned.text)
+    say(
+        f"a rank reads {rows_read:,} rows a step and trains on {config.batch_size // config.ranks:,}"
+    )
     for line in (start.chosen, left_out(plan)):
         if line:
             say(line)
@@ -169,6 +173,7 @@ def check(
         "ok": True,
         "rows": plan.used,
         "steps": plan.steps,
+        "rows_read_per_step": rows_read,
         "epochs": config.epochs,
         "warnings": warnings,
         **planned.to_dict(),

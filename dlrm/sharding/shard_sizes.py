@@ -132,6 +132,11 @@ class ModelPlacement:
         return sum(p.reads for place in self.places for p in place.parts if p.rank == rank)
 
     @property
+    def most_bytes(self) -> int:
+        """The bytes on the fullest rank, in its own memory."""
+        return max(self.bytes_on(r) for r in range(self.ranks))
+
+    @property
     def balance(self) -> tuple[float, float]:
         """The largest over the mean, of bytes and of reads. 1: all ranks are alike; the number of ranks: one holds
         everything."""

@@ -68,6 +68,7 @@ def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_
     found = main([*words, "--ranks", str(ranks), "--ranks-per-host", str(per_host)])
     assert found is not None
     assert found["ok"]
+    assert found["rows_read_per_step"] == found["settings"]["batch_size"] // min(ranks, 8)
 
 
 def test_the_pods_that_read_are_given_words_that_a_worker_takes():

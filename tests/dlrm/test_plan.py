@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -138,3 +140,31 @@ def test_a_feature_tables_columns_are_its_tables(repo, tmp_path):
     ]
     assert max(last["balance"].values()) <= 1.1
     assert "no/such" in plan(repo, "--data", "no/such")[2]
+
+
+def test_criteo_1tb_on_64_ranks_is_planned_by_the_command_of_the_launch_page(repo):
+    page = (repo / "docs" / "launch.md").read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^sluice plan .*$", page, re.M)
+    code, last, _ = plan(repo, *shlex.split(line)[2:])
+    assert code == 0
+    ids = sum(table["rows"] for table in last["plan"])
+    assert (len(last["plan"]), ids) == (26, 882_774_559)
+    each = last["each_rank"]
+    assert each["holds_bytes"] == max(last["bytes_per_rank"])
+    fair = ids * (128 * 4 + 4) / 64
+    assert fair <= each["holds_bytes"] < 1.1 * fair
+    assert each["reads_a_step"]["rows"] == 65_536 // 64
+    assert each["steps"] == -(-4_195_197_692 // 65_536)
+    # All 26 vectors of a sample, forwards and backwards, if each were sent once.
+    assert each["sends_a_step"] > 2 * 26 * 128 * 4 * 65_536 / 64 * 63 / 64
+    assert f"{each['holds_bytes'] / 1e9:.2f} GB" in page
+    assert f"{each['sends_a_step'] / 1e9:.2f} GB" in page
+
+
+def test_fewer_streams_than_ranks_read_more_rows(repo):
+    words = ("--rows", "1000,1000", "--machine", "16x1GB", "--batch-size", "4096")
+    read_by = {
+        streams: plan(repo, *words, "--streams", streams)[1]["each_rank"]["reads_a_step"]["rows"]
+        for streams in ("8", "16")
+    }
+    assert read_by == {"8": 512, "16": 256}

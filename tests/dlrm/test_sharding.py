@@ -12,7 +12,7 @@ from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.table_compression import ConfigError
 from sluice.dlrm.optim.build import fuse_tables
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
-from sluice.dlrm.run_plan import bytes_per_step
+from sluice.dlrm.run_plan import traffic_of
 from sluice.dlrm.sharding.apply import asked, describe, placed, summary, torchrecs_plan
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import place
@@ -191,7 +191,7 @@ TWO = [Table(name="a", rows=100, width=8), Table(name="b", rows=100, width=8, lo
 def test_bytes_per_step_are_counted_as_they_are_sent(how, vectors, ids, wire, element):
     settings = config(sharding=how, wire=wire, batch_size=64, ranks=2, model=ModelConfig(width=8))
     layout = TableLayout(settings.model, TWO)
-    sent = bytes_per_step(placed(settings, TWO, machine(2)), layout, 1000, settings)
+    sent = traffic_of(placed(settings, TWO, machine(2)), layout, 1000, settings).total
     assert sent == vectors * element + ids * 4 + 1000 * 4
     alone = replace(settings, ranks=1)
-    assert bytes_per_step(placed(alone, TWO, machine(1)), layout, 1000, alone) == 0
+    assert traffic_of(placed(alone, TWO, machine(1)), layout, 1000, alone).total == 0
