@@ -345,7 +345,8 @@ class TestFaults:
         with loading(table, limited, Knobs()) as loader:
             assert loader.limits.backends["mine"] == ("process",)
             assert not loader.limits.movable("mine", "process")
-            next(iter(loader))
+            batches = iter(loader)
+            next(batches)
             assert loader.worker_pids
             with raises(KnobError, "'mine'", "'thread'"):
                 loader.apply(Knobs(backend={"mine": "thread"}))
