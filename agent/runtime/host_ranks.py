@@ -4,7 +4,7 @@ They use a key-value store: a clone of torch's, with its own connection. Each ra
 Every write replaces the old value. `check` comes before `get`, so nothing ever waits. Ranks may apply knobs at
 different steps, because the order of rows does not depend on knobs.
 
-    every rank           HostMember(store, host, local_rank, loader).start()
+    every rank           HostMember(store, host, local_rank, loader, tell=say).start()
     local rank 0 also has  Controller(HostTunable(store, host, loader, ranks={host: n, ...}), policy, ...)
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -79,18 +80,20 @@ class HostMember:
         local_rank: int,
         tunable: Tunable,
         *,
+        tell: Callable[[str], None],
         interval_s: float = RUNTIME.publish_s,
     ) -> None:
+        """`tell` gets a sentence if this rank cannot follow the agent. The same sentence comes once."""
         self._store = store
+        self._tell = tell
+        self._told: set[str] = set()
         self._tunable = tunable
         self._snapshot_key = _snapshot_key(host, local_rank)
         self._knobs_key = _knobs_key(host)
         self._applied = 0
         self.interval_s = interval_s
-        self.fault: str | None = None
-        """Why the member stopped by itself. Training goes on with the knobs as they are."""
-        self.refused: str | None = None
-        """Why this rank could not apply the last knobs. It may apply the next ones."""
+        self._ended = False
+        """Whether a step has failed. Training goes on with the knobs as they are."""
         self._ticker = Ticker("sluice-member", lambda: self.interval_s, self._safe_step)
 
     def step(self) -> None:
@@ -101,9 +104,10 @@ class HostMember:
             self._applied = published["number"]
             try:
                 self._tunable.apply(Knobs.from_dict(published["knobs"]))
-                self.refused = None
             except KnobError as error:  # This rank's limits have changed in the meantime.
-                self.refused = str(error)
+                self._tell_once(
+                    f"this rank keeps its knobs, because it cannot apply the agent's: {error}"
+                )
 
     def start(self) -> HostMember:
         """Runs steps in a separate thread until `stop()`."""
@@ -114,15 +118,25 @@ class HostMember:
         try:
             self.step()
         except Exception as error:  # A closed store or pipeline must never disturb the trainer.
-            self.fault = f"{type(error).__name__}: {error}"
+            self._ended = True
+            self._tell_once(
+                "the agent no longer reaches this rank, which goes on with its knobs: "
+                f"{type(error).__name__}: {error}"
+            )
             return False
         return True
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     def stop(self) -> None:
         """Ends the thread and publishes a last snapshot. May be called twice."""
         self._ticker.stop()
-        if self.fault is None:
-            self._safe_step()
+        if not self._ended:
+            with suppress(Exception):  # The store may end with the run.
+                self.step()
 
     def __enter__(self) -> HostMember:
         return self.start()

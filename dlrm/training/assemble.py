@@ -17,6 +17,7 @@ from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
+from sluice.common.program import say
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import (
     LearningRates,
@@ -109,7 +110,13 @@ def tuned(
     member: AbstractContextManager[Any] = nullcontext()
     if world.ranks > 1:
         hosts, host = world.gather_objects(str(world.host)), str(world.host)
-        member = HostMember(world.store.clone(), host, world.local_rank, loader.tunable)
+        member = HostMember(
+            world.store.clone(),
+            host,
+            world.local_rank,
+            loader.tunable,
+            tell=lambda text: say(f"rank {world.rank}: {text}"),
+        )
         if world.local_rank:
             with member:
                 yield None
