@@ -74,7 +74,7 @@ def test_the_transforms_of_the_page_are_what_a_spec_takes(repo, tmp_path, monkey
         for line in part.splitlines()
         if line.startswith("| `")
         for key in re.findall(r"`(\w+)`", line.split("|")[1])
-    } == {"name", "function", "op", "ops", "inputs", "outputs"}
+    } == {"name", "function", "op", "ops", "inputs", "outputs", "limit_s"}
     sizes = {c.name: 10 for c in spec.columns if c.role in ("sparse", "id_list")}
     stored = spec.fields(sizes, {"tags": (0, 2.0, 4)})
     monkeypatch.chdir(tmp_path)

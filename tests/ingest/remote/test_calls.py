@@ -87,7 +87,7 @@ def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
 
 
 def test_only_local_processes_keep_limits_of_a_single_call(table, named, calling):
-    with raises(KnobError, "'mine'", "'remote'", "'thread', 'process'"):
+    with raises(KnobError, "'mine'", "'remote'", "('process',)"):
         open_loader(
             table,
             batch_size=160,
