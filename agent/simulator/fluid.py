@@ -136,12 +136,12 @@ class Simulator(SimulatedPipeline):
         """Returns the seconds until a worker is ready, a store's credit is spent, or `end`."""
         seconds = end - self.now
         for at in self._start_times():
-            seconds = min(seconds, max(1e-6, at - self.now))
+            seconds = min(seconds, at - self.now)
         for i in self._uncapped():
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
-                seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        return seconds
+                seconds = min(seconds, self._bucket[i] / spending)
+        return min(max(seconds, _SHORTEST_S), end - self.now)
 
     def _seconds_to_queue(self, current: Flow, limits: list[float]) -> float:
         """Returns the seconds until a queue becomes full or empty."""
