@@ -48,6 +48,14 @@ class Machine:
         limits = [int(psutil.virtual_memory().total), *groups, *self._own_limits()]
         return min(limits if user is None else [*limits, user])
 
+    def memory_free(self) -> int:
+        """Returns the bytes that are left below the host's memory, the control groups' limits and this process's own
+        limit. 0 or less: nothing is left."""
+        rooms = [limit - self.memory_own() for limit in self._own_limits()]
+        if (group := self.memory_group()) is not None:
+            rooms.append(group.limit - (group.charged() or 0))
+        return min([int(psutil.virtual_memory().available), *rooms])
+
     def memory_group(self) -> MemoryGroup | None:
         """Returns the control group of this process whose limit leaves the least memory. None: no group has a limit, or
         the kernel does not report their use."""

@@ -27,7 +27,7 @@ class CheckpointDisk:
 
     def write(self, path: Path, parts: Iterable[Any]) -> None:
         """Writes a file of these bytes. When this returns, the bytes are on the disk, but perhaps not the file's name.
-        Raises OSError if the path is a link."""
+        Each part is valid until the next one is asked for. Raises OSError if the path is a link."""
         with open(path, "wb", opener=_no_link) as file:
             for part in parts:
                 file.write(part)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sluice.dlrm.checkpoint.checksums import ChecksummedParts
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.host_pieces import HostPieces
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointError
 
 FORMAT = 1
@@ -84,6 +85,10 @@ class TensorEntry:
     first: tuple[int, ...]
     size: tuple[int, ...]
     value: Callable[[], Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,37 +162,44 @@ class Index:
 
 
 def write(
-    files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]
+    files: CheckpointDisk,
+    folder: Path,
+    file: str,
+    entries: Sequence[TensorEntry],
+    host: HostPieces | None = None,
 ) -> dict[str, Any]:
     """Writes these pieces as a safetensors file. Returns the `file`, its checksum `sum` and the `pieces` in it, for the
-    index."""
+    index. `host` brings tensors of a device to the host."""
     header: dict[str, Any] = {}
     pieces = []
     at = 0
     for number, entry in enumerate(entries):
         name = f"{number} {entry.key}"
-        end = at + math.prod(entry.size) * entry.dtype.itemsize
+        end = at + entry.bytes
         header[name] = {"dtype": NAMES[entry.dtype], "shape": entry.size, "data_offsets": [at, end]}
         pieces.append(
             [entry.key, NAMES[entry.dtype], entry.tensor_size, entry.first, entry.size, name]
         )
         at = end
-    summed = ChecksummedParts(_bytes(header, entries))
+    summed = ChecksummedParts(_bytes(header, entries, host or HostPieces()))
     files.write(folder / file, summed)
     return {"file": file, "sum": summed.value, "pieces": pieces}
 
 
-def _bytes(header: Mapping[str, Any], entries: Sequence[TensorEntry]) -> Iterator[Any]:
+def _bytes(
+    header: Mapping[str, Any], entries: Sequence[TensorEntry], host: HostPieces
+) -> Iterator[Any]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for entry in entries:
-        value = entry.value().detach().cpu().contiguous()
+        value = entry.value()
         if value.dtype != entry.dtype or value.numel() != math.prod(entry.size):
             raise ValueError(
                 f"{entry.key} is {value.dtype} {tuple(value.shape)} instead of {entry.dtype} {entry.size}"
             )
-        yield value.reshape(-1).view(torch.uint8).numpy().data
+        for piece in host.of(value):
+            yield piece.numpy().data
 
 
 def overlap(

@@ -1,6 +1,6 @@
 """Saves and loads checkpoints: weights, optimiser states, and a `CheckpointMeta` with the loader's position.
 
-All ranks save together while training continues. Each checkpoint has its own folder, which is complete once it holds
+All ranks save together, while training continues if the host's memory holds a copy. Each checkpoint has its own folder, which is complete once it holds
 meta.json. LATEST names the last saved one. Loading cuts the tables for the present number of ranks and sharding. A
 checkpoint has no pickles.
 """
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged_files
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
+from sluice.dlrm.checkpoint.host_pieces import CudaLane, HostLane, HostPieces
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -39,8 +41,10 @@ from sluice.dlrm.checkpoint.meta import (
     removable,
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
+from sluice.dlrm.checkpoint.save_memory import SaveMemory
 from sluice.dlrm.model.local_parts import is_sharded, local_parts
 from sluice.dlrm.ranks import Ranks
+from sluice.ingest.machine import Machine
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -59,22 +63,36 @@ class Checkpoints:
         keep: int,
         record: Callable[[dict[str, Any]], None],
         files: CheckpointDisk | None = None,
+        lane: HostLane | None = None,
+        memory_free: Callable[[], int] | None = None,
     ) -> None:
+        """`lane` is the way from the ranks' device. `memory_free` returns the free bytes of this host."""
         self.folder = folder
         self._parts = parts
         self._world = world
         self._keep = keep
         self._record = record
         self.files = files or CheckpointDisk()
+        self._lane = lane or (CudaLane() if world.device.type == "cuda" else None)
+        self._memory_free = memory_free or Machine().memory_free
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
         self.path: Path | None = None
         """The folder of the last checkpoint that `save` started to write."""
 
+    def memory(self) -> SaveMemory:
+        """Returns what the next checkpoint needs of this host's memory. All ranks call it. Raises CheckpointError if
+        there is too little on a host."""
+        _, mine = self._own_entries(_state(self._parts))
+        return self._memory_for(mine)
+
     def save(self, meta: CheckpointMeta) -> None:
-        """Copies the state and returns. A thread writes the copy. LATEST changes when all ranks have written."""
+        """Copies the state and returns. A thread writes the copy. LATEST changes when all ranks have written. If the
+        host's memory has no room for a copy, the state itself is written in pieces before this returns."""
         self.wait()
         started_at = time.perf_counter()
+        values, mine = self._own_entries(_state(self._parts))
+        memory = self._memory_for(mine)
         name_or_error: tuple[str | None, str | None] = (None, None)
         if self._world.first:
             try:
@@ -85,23 +103,28 @@ class Checkpoints:
         if wrong is not None:
             raise _write_error(self.folder / f"step-{meta.step:09d}", wrong)
         self.path = path = self.folder / name
-        state = _copy_state(_state(self._parts), self._world)
+        host = HostPieces(memory.piece_bytes, self._lane)
+        if memory.copies:
+            mine = [replace(one, value=host.copy(one.value()).detach) for one in mine]
         held_s = time.perf_counter() - started_at
 
         def write() -> None:
-            self._write(path, state, meta)
+            self._write(path, values, mine, meta, host)
             if self._world.first:
+                seconds = time.perf_counter() - started_at
                 self._record(
                     {
                         "kind": "checkpoint",
                         "step": meta.step,
                         "path": path.name,
-                        "held_s": round(held_s, 3),
-                        "seconds": round(time.perf_counter() - started_at, 3),
+                        "held_s": round(held_s if memory.copies else seconds, 3),
+                        "seconds": round(seconds, 3),
                     }
                 )
 
         self._pending = self._thread.submit(write)
+        if not memory.copies:
+            self.wait()
 
     def wait(self) -> None:
         """Waits until the last checkpoint is complete. Raises CheckpointError if it could not be written. Earlier ones
@@ -136,39 +159,66 @@ class Checkpoints:
         self.files.make(path)
         return path
 
-    def _write(self, path: Path, state: dict[str, Any], meta: CheckpointMeta) -> None:
-        """Writes the checkpoint on all ranks together. An error on one rank stops all."""
-        world = self._world
+    def _own_entries(self, state: dict[str, Any]) -> tuple[dict[str, Any], list[TensorEntry]]:
+        """Returns the values of a state that are not tensors, and the tensors that this rank writes."""
         leaves = [(key, value) for key, value, _ in _leaves(state)]
         unsharded = {
             key: value.nbytes
             for key, value in leaves
             if _is_tensor(value) and not is_sharded(value)
         }
-        owners = owners_of(world.gather_objects(unsharded, world.saving))
+        owners = owners_of(self._world.gather_objects(unsharded))
         mine = [
             entry
             for key, value in leaves
-            if _is_tensor(value) and owners.get(key, world.rank) == world.rank
+            if _is_tensor(value) and owners.get(key, self._world.rank) == self._world.rank
             for entry in _entries(key, value)
         ]
+        return {key: deepcopy(value) for key, value in leaves if not _is_tensor(value)}, mine
+
+    def _memory_for(self, mine: Sequence[TensorEntry]) -> SaveMemory:
+        """Returns what these entries and those of the other ranks of this host need."""
+        own = self._world.host, self._memory_free(), sum(entry.bytes for entry in mine)
+        hosts: dict[int, list[tuple[int, int]]] = {}
+        for host, free, size in self._world.gather_objects(own):
+            hosts.setdefault(host, []).append((free, size))
+        # Every rank looks at every host, so that all ranks raise the same error.
+        found = {
+            host: SaveMemory(
+                ranks=len(ranks),
+                state_bytes=sum(size for _, size in ranks),
+                free_bytes=min(free for free, _ in ranks),
+            )
+            for host, ranks in hosts.items()
+        }
+        return found[self._world.host]
+
+    def _write(
+        self,
+        path: Path,
+        values: dict[str, Any],
+        mine: Sequence[TensorEntry],
+        meta: CheckpointMeta,
+        host: HostPieces,
+    ) -> None:
+        """Writes the checkpoint on all ranks together. An error on one rank stops all."""
         self._refuse_non_finite(path, mine)
-        file = f"rank-{world.rank:05d}.safetensors"
+        file = f"rank-{self._world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
-            found = layout.write(self.files, path, file, mine)
+            found = layout.write(self.files, path, file, mine, host)
             _verify_checksums(path, {file: found["sum"]})
             return found
 
         written = self._on_all_ranks(path, write)
-        values = {key: value for key, value in leaves if not _is_tensor(value)}
+        first = self._world.first
         self._on_all_ranks(
-            path, lambda: self._write_meta(path, written, values, meta) if world.first else None
+            path, lambda: self._write_meta(path, written, values, meta) if first else None
         )
-        if world.first:
+        if first:
             self._remove_old()
 
-    def _refuse_non_finite(self, path: Path, mine: list[TensorEntry]) -> None:
+    def _refuse_non_finite(self, path: Path, mine: Sequence[TensorEntry]) -> None:
         """Raises NotFinite on every rank, before any file is written, if a rank holds NaN or infinity."""
         found = not_finite((entry.key, entry.value()) for entry in mine)
         ranks = self._world.gather_objects(found, self._world.saving)
@@ -347,19 +397,6 @@ def _state(parts: TrainingParts) -> dict[str, Any]:
         "tables": parts.table_states.state_dict(),
         "dense": parts.dense.state_dict(),
     }
-
-
-def _copy_state(value: Any, world: Ranks) -> Any:
-    """Copies a state's tensors to memory on the CPU that training does not change."""
-    if isinstance(value, dict):
-        return {key: _copy_state(inner, world) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy_state(inner, world) for inner in value)
-    if world.device.type == "cpu":
-        return value.clone() if isinstance(value, (torch.Tensor, ShardedTensor)) else value
-    if isinstance(value, ShardedTensor):
-        return value.cpu(process_group=world.saving)
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:

@@ -134,6 +134,7 @@ def check(
     """Checks everything that can be known before training, as on a host of `ranks_per_host` ranks. Raises the first
     error."""
     from sluice.dlrm import run_plan
+    from sluice.dlrm.checkpoint.save_memory import planned_save
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders
 
@@ -163,7 +164,7 @@ def check(
     say(
         f"a rank reads {rows_read:,} rows a step and trains on {config.batch_size // config.ranks:,}"
     )
-    for line in (start.chosen, left_out(plan)):
+    for line in (start.chosen, left_out(plan), planned_save(planned, local_ranks).text):
         if line:
             say(line)
     warnings = early_warnings(config, table, plan)

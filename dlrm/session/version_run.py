@@ -140,6 +140,7 @@ class VersionRun:
             record=self._journal.event,
         )
         stack.callback(self._checkpoints.close)
+        self._journal.say(self._checkpoints.memory().text)
         self._batches = SyncedBatches(
             self._ranks, session.signals.stop.is_set, time.perf_counter, session.activity
         )

@@ -45,7 +45,7 @@ class Alone:
     """The world of one rank, without a process group."""
 
     first, device, saving = True, torch.device("cpu"), None
-    rank, ranks = 0, 1
+    rank, ranks, host = 0, 1, 0
 
     def gather_objects(self, value, _group=None):
         return [unpacked(packed(value))]

@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from sluice.dlrm.checkpoint.meta import (
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.checkpoint.save_memory import SaveMemory
 from tests.dlrm.test_checkpoint import Alone
 
 pytestmark = pytest.mark.slow
@@ -202,7 +204,8 @@ def storm(seed: int, folder: Path, kind: type[Disk] = Disk) -> int:
             disk, promised = kind(root, disk.dies_at), [latest(checkpoints)[1].step]
         begins = latest(checkpoints)[1].step if (checkpoints / "LATEST").exists() else 0
         try:
-            life(disk, checkpoints, begins, chance, promised)
+            with patch.object(SaveMemory, "copies", chance.random() < 0.5):
+                life(disk, checkpoints, begins, chance, promised)
         except Crash:
             crashes += 1
         root = folder / str(number)
