@@ -34,9 +34,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
     """Returns the program of a command. Imports only this one, so that a typo is reported at once."""
     if name == "guess":
-        from sluice.tools import guess_spec
+        from sluice.tools import guess
 
-        return guess_spec.main
+        return guess.main
     if name == "doctor":
         from sluice.tools import doctor
 
