@@ -15,6 +15,7 @@ from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
 from sluice.common.suggest import nearest
+from sluice.common.text_table import wrapped
 
 _EXAMPLES = """examples:
   sluice report runs/first
@@ -93,7 +94,7 @@ class OwnRuns:
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Runs the command in `argv`. Returns the object for the last line of output, if there is one."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(wrapped(_USAGE))
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")

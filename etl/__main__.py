@@ -13,6 +13,7 @@ from sluice.common.errors import UsageError
 from sluice.common.program import FAILED, USAGE, run, say
 from sluice.common.settings import parse, setting
 from sluice.common.suggest import nearest
+from sluice.common.text_table import wrapped
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 
@@ -146,7 +147,7 @@ Run sluice COMMAND --help for the options.
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(wrapped(_USAGE))
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")

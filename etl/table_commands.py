@@ -92,11 +92,11 @@ class ShowRequest(TableChoice):
         False, "also print the JSON object on a terminal (a pipe or a file always gets it)"
     )
 
-    def answer(self, say: Say) -> dict[str, Any] | None:
+    def answer(self, _say: Say) -> dict[str, Any] | None:
         from sluice.etl.show import describe_table, draw_table
 
         table = self.open()
-        say(describe_table(table))
+        print(describe_table(table))
         if self.html is not None:
             try:
                 self.html.write_text(draw_table(table), "utf-8")
