@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sluice.agent import policies
 from sluice.agent.evaluate import simulated
-from sluice.agent.evaluate.replay import USUAL
-from sluice.agent.evaluate.replay import replay as decide_again
-from sluice.agent.learn import own_runs, train
-from sluice.agent.report import narrative, page
-from sluice.agent.report.live import LivePages
-from sluice.agent.report.live_server import listening
-from sluice.agent.report.run_folder import Run, replace_text
+from sluice.agent.learn import train
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
 from sluice.common.suggest import nearest
+from sluice.common.text_table import wrapped
 
 _EXAMPLES = """examples:
   sluice report runs/first
@@ -59,7 +55,7 @@ class ReplayOptions(RunChoice):
 
     policy: tuple[str, ...] = setting(
         (),
-        f"a policy to compare with the run's own (default: {', '.join(USUAL)})",
+        f"a policy to compare with the run's own (default: {', '.join(policies.USUAL)})",
         metavar="P",
         again=True,
     )
@@ -80,10 +76,25 @@ class LiveOptions:
     port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnRuns:
+    """The options of `learn`."""
+
+    runs: tuple[str, ...] = setting(
+        help="run folders", metavar="RUN", positional=True, several=True
+    )
+    weights: Path | None = setting(None, "initial weights (default: those in use)", metavar="FILE")
+    out: Path | None = setting(
+        None, "file for better weights (default: the user's cache)", metavar="FILE"
+    )
+    steps: int = setting(300, "steps of imitation", least=1)
+    seed: int = setting(0, "decides the order of the lessons")
+
+
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Runs the command in `argv`. Returns the object for the last line of output, if there is one."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(wrapped(_USAGE))
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
@@ -102,6 +113,7 @@ def explain(argv: list[str]) -> dict[str, Any]:
 
 def replay(argv: list[str]) -> dict[str, Any]:
     """Decides a recorded run again, offline: by its own policy, by others, and in a simulator fitted to the run."""
+
     options = parse(
         ReplayOptions,
         argv=argv,
@@ -109,6 +121,10 @@ def replay(argv: list[str]) -> dict[str, Any]:
         description=replay.__doc__,
         epilog="example:\n  sluice replay runs/first --policy planner",
     )
+
+    from sluice.agent.evaluate.replay import replay as decide_again
+    from sluice.agent.report.run_folder import replace_text
+
     found = decide_again(options.run, options.policy, options.agent_weights)
     print(found.text)
     path = Path(options.run) / "replay.html"
@@ -118,11 +134,42 @@ def replay(argv: list[str]) -> dict[str, Any]:
 
 def live(argv: list[str]) -> None:
     """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
+
     options = parse(LiveOptions, argv=argv, prog="sluice live", description=live.__doc__)
+
+    from sluice.agent.report.live import LivePages
+    from sluice.agent.report.live_server import listening
+    from sluice.agent.report.run_folder import Run
+
     folders = [Run.read(folder).path for folder in options.runs]
     with LivePages(listening(options.port), folders) as pages:
         say(f"{pages.url} shows {', '.join(options.runs)}; Ctrl-C ends this")
         pages.serve_forever()
+
+
+def learn(argv: list[str]) -> Mapping[str, Any]:
+    """Trains the learned policy further, on the results of your own runs.
+
+    A run with `--tuning auto` leaves a record of its first look and of the knobs on which the planner settled. The
+    record holds numbers only, no data and no names. The policy learns to choose the settled knobs at the start. A run
+    counts more if its rate is near the best rate of its pipeline.
+
+    A quarter of the records is held out for the comparison. The new weights are installed in the user's cache only if
+    they are significantly nearer to the settled knobs there. Every run looks for weights in this cache first. `--out`
+    writes the weights to another file, for `--agent-weights`.
+    """
+    options = parse(OwnRuns, argv=argv, prog="sluice learn", description=learn.__doc__)
+    from sluice.agent.learn import own_runs
+
+    return own_runs.learn(
+        options.runs,
+        weights=options.weights,
+        out=options.out,
+        steps=options.steps,
+        seed=options.seed,
+        command=["sluice", "learn", *argv],
+        say=say,
+    )
 
 
 def _run(name: str, about: str | None, argv: list[str]) -> str:
@@ -132,12 +179,18 @@ def _run(name: str, about: str | None, argv: list[str]) -> str:
 
 
 def _report(path: str) -> dict[str, Any]:
+    from sluice.agent.report import narrative, page
+    from sluice.agent.report.run_folder import Run
+
     written = page.write(path)
     say(f"{narrative.verdict(Run.read(path))}\n{written}")
     return {"report": str(written), **narrative.summary(Run.read(path))}
 
 
 def _explain(path: str) -> dict[str, Any]:
+    from sluice.agent.report import narrative
+    from sluice.agent.report.run_folder import Run
+
     run = Run.read(path)
     print(narrative.tell(run))
     return {"verdict": narrative.verdict(run), **narrative.summary(run)}
@@ -151,7 +204,7 @@ COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "evaluate": simulated.main,
     "simulate": simulated.simulate,
     "train": train.main,
-    "learn": own_runs.main,
+    "learn": learn,
 }
 
 

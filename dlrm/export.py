@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, check, latest
-from sluice.dlrm.options import Config, ModelConfig
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from sluice.dlrm.checkpoint.meta import CheckpointMeta
+    from sluice.dlrm.options import ModelConfig
+
 
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and pass "
@@ -42,7 +44,12 @@ class ExportOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
+
     args = parse(ExportOptions, argv=argv, prog="sluice export", description=__doc__)
+
+    from sluice.dlrm.checkpoint.meta import check, latest
+    from sluice.dlrm.options import Config
+
     path, meta = latest(args.run / "checkpoints")
     check(path)
     model = Config.from_dict(meta.config).model
@@ -97,6 +104,8 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _longest_history(args: ExportOptions, meta: CheckpointMeta, model: ModelConfig) -> int:
+    from sluice.etl.table.table import FeatureTable
+
     if not model.history:
         return 0
     fields = FeatureTable.open(

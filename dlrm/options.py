@@ -12,17 +12,16 @@ from sluice.agent.report.live_server import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting
-from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.liveness.activity import MOST_S
-from sluice.etl.ops.base import MAX_ID
-from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
+from sluice.ingest.choices import AUTO, LAST, READERS
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions
 from sluice.ingest.read.petastorm.request import PetastormRequest
-from sluice.ingest.row_order import LAST, default_streams
 
 if TYPE_CHECKING:
+    from sluice.dlrm import lookup_frequencies
+    from sluice.etl.schema import Field
     from sluice.etl.table.table import FeatureTable
 
 _TOWERS = "sluice.dlrm.model.towers"
@@ -46,14 +45,14 @@ ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
-MOST_ROWS = MAX_ID
+MOST_ROWS = 2**32 - 1
 """The rows of the largest table: ids are words of 32 bits in the loader."""
 TABLE_DTYPES = ("fp32", "fp16", "bf16")
+SERVED_DTYPES = ("fp32", "fp16", "int8")
 WIRES = ("fp32", "fp16")
 HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
 ON_NONFINITE = ("stop", "skip")
-READERS = ("auto", "petastorm", "arrow")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
 FOLLOWS = ("", "epochs", "parts")
@@ -394,7 +393,7 @@ class InputSettings(KnobOptions, TransformOptions):
         choices=MISSING,
     )
     reader: str = setting(
-        "auto", "who decodes; auto: petastorm where it is installed", choices=READERS
+        "auto", "who decodes; auto: petastorm where it is installed", choices=(AUTO, *READERS)
     )
 
 
@@ -417,6 +416,8 @@ class Config(
     """What is done about rows that fail, where remote files are kept, and which faults are injected."""
 
     def __post_init__(self) -> None:
+        from sluice.ingest.row_order import default_streams
+
         object.__setattr__(self, "slices", tuple(self.slices))
         object.__setattr__(self, "transforms", tuple(self.transforms))
         check(self, ConfigError)
@@ -461,6 +462,8 @@ def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
     """Returns the model with `spread` for each large table whose first eighth gets more than a quarter of the lookups.
     Tables with another setting keep it. The choice is made when a run begins. It stays with the run, because it decides
     where each row is stored."""
+    from sluice.dlrm import lookup_frequencies
+
     kept = (*model.compress, model.history)
     chosen = {
         t.name: "spread"
@@ -484,6 +487,8 @@ def tables_of(
 ) -> tuple[Table, ...]:
     """Returns the embedding tables that a feature table's columns need, in its order. `profile` says how ids are
     used."""
+    from sluice.dlrm import lookup_frequencies
+
     width = model.table_width or model.width
     if width % 4:
         raise ConfigError(f"width: {width} is not a multiple of 4, which the fused kernels need")

@@ -33,8 +33,6 @@ from sluice.dlrm.sharding.shard_sizes import (
 )
 from sluice.dlrm.sharding.traffic import step_traffic
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.row_order import default_streams
 
 _EXAMPLES = """
 examples:
@@ -98,6 +96,8 @@ class PlanInput:
 
 def read_input(args: PlanOptions) -> PlanInput:
     """Returns the tables to place, and what is known of the rows."""
+    from sluice.etl.table.table import FeatureTable
+
     if args.data:
         table = FeatureTable.open(args.data, allow_code=args.code.permission)
         files = [f for f in table.files if f.split == "train"]
@@ -181,6 +181,8 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> dict[str, Any]:
     """Says and returns what the busiest rank holds, reads and sends."""
+    from sluice.ingest.row_order import default_streams
+
     batch = args.batch_size
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)

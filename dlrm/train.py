@@ -23,7 +23,6 @@ from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import start_options
 from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, end_with_torchrun, tell_torchrun
-from sluice.dlrm.session import start
 
 _FIRST_SPEAKS_S = 10.0
 
@@ -34,6 +33,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     end_with_torchrun(ending)
     try:
         given = start_options.parse(argv, __doc__)
+        from sluice.dlrm.session import start
+
         point = start.start_point(given)
         if "check" in given:
             return start.check(

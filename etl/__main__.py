@@ -13,11 +13,8 @@ from sluice.common.errors import UsageError
 from sluice.common.program import FAILED, USAGE, run, say
 from sluice.common.settings import parse, setting
 from sluice.common.suggest import nearest
+from sluice.common.text_table import wrapped
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.etl.table.vacuum import vacuum
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 
 
@@ -34,6 +31,8 @@ class VacuumRequest:
     dry_run: bool = setting(False, "list what would be removed, and remove nothing")
 
     def answer(self, say: Say) -> dict[str, Any]:
+        from sluice.etl.table.store import TableStore
+        from sluice.etl.table.vacuum import vacuum
         from sluice.tools.packing import forget_copies  # slow: it loads numba
 
         done = vacuum(
@@ -89,6 +88,8 @@ class AuditRequest:
         from sluice.etl.audit import audit_spec, audit_table
         from sluice.etl.engines import choose, opened
         from sluice.etl.jobs.progress import JobProgress
+        from sluice.etl.spec.spec import Spec
+        from sluice.etl.table.table import FeatureTable
 
         table = (
             None
@@ -146,7 +147,7 @@ Run sluice COMMAND --help for the options.
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(wrapped(_USAGE))
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
@@ -161,9 +162,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 def program() -> NoReturn:
     """Runs the program as a command."""
-    from sluice.etl.jobs.engine import JobFailure
-
-    run(main, failures=(JobFailure,))
+    run(main)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,25 +64,19 @@ def program() -> NoReturn:
     """Runs the program as a command. If spark-submit has chosen a python3 without the needed packages, restarts in the
     environment of the checkout."""
     _own_standard_error()
-    try:
-        import deltalake  # noqa: F401
-        import pyarrow  # noqa: F401
-    except ImportError as missing:
+    if missing := [name for name in ("deltalake", "pyarrow") if find_spec(name) is None]:
         own = _HERE.parent / ".venv/bin/python"
         if _SUBMITTED in os.environ and own.exists() and own != Path(sys.executable):
             os.execv(own, [str(own), *sys.argv])
         print(
-            f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
+            f"error: {sys.executable} has no {missing[0]}; tell spark-submit which Python has it: "
             "--conf spark.pyspark.python=PYTHON",
             file=sys.stderr,
         )
         sys.exit(2)
     from sluice.common.program import run
-    from sluice.etl.jobs.engine import JobFailure
-    from sluice.etl.table.commit import CommitConflict
 
-    # A mistake in the spec is a SpecError. JobFailure covers a user's function that fails.
-    run(main, failures=(JobFailure, CommitConflict))
+    run(main)
 
 
 if __name__ == "__main__":

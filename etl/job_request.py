@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import setting
-from sluice.common.text_table import aligned
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
     from sluice.etl.jobs.engine import Engine
@@ -130,6 +127,9 @@ class JobRequest(JobInput, LearningOptions):
     )
 
     def job(self) -> Job:
+        from sluice.etl.spec.spec import Spec
+        from sluice.etl.table.store import TableStore
+
         if (self.place is None) != (self.for_run is None):
             raise UsageError(
                 "--place auto and --for RUN go together: the choice depends on the run"
@@ -162,6 +162,7 @@ class JobRequest(JobInput, LearningOptions):
         """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line.
 
         `placed` chooses where operators are applied, and `packing` makes a packed copy."""
+        from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
         from sluice.etl.jobs.job_run import run_job

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import setting
-from sluice.etl.show import describe_table, draw_table
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
-from sluice.etl.synth.raw_logs import FORMATS, synthesize
-from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
 
 Say = Callable[[str], None]
+SHAPES = ("criteo", "avazu", "sessions", "wide")
+FORMATS = ("tsv", "csv", "json", "parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,16 @@ class SynthRequest:
     shape: str = setting(
         "criteo",
         "shape of the rows; all but criteo are one file in the format of features/SHAPE.toml",
-        choices=tuple(SHAPES) if "criteo" in SHAPES else ("criteo", *SHAPES),
+        choices=SHAPES,
     )
     days: int = setting(
         1, "files to spread the rows over; each later day brings values never seen before", least=1
     )
 
     def answer(self, _say: Say) -> dict[str, Any]:
+        from sluice.etl.synth.other_shapes import synthesize_shape
+        from sluice.etl.synth.raw_logs import synthesize
+
         try:
             if self.shape != "criteo":
                 return synthesize_shape(self.shape, self.out, rows=self.rows, seed=self.seed)
@@ -71,6 +76,8 @@ class TableChoice:
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def open(self) -> FeatureTable:
+        from sluice.etl.table.table import FeatureTable
+
         return FeatureTable.open(self.table, self.version, allow_code=self.code.permission)
 
 
@@ -85,9 +92,11 @@ class ShowRequest(TableChoice):
         False, "also print the JSON object on a terminal (a pipe or a file always gets it)"
     )
 
-    def answer(self, say: Say) -> dict[str, Any] | None:
+    def answer(self, _say: Say) -> dict[str, Any] | None:
+        from sluice.etl.show import describe_table, draw_table
+
         table = self.open()
-        say(describe_table(table))
+        print(describe_table(table))
         if self.html is not None:
             try:
                 self.html.write_text(draw_table(table), "utf-8")

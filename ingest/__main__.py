@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run
+from sluice.common.text_table import wrapped
 from sluice.ingest.knobs import nearest
 
 COMMANDS = ("bench", "doctor", "guess", "headroom")
@@ -24,7 +25,7 @@ sluice COMMAND --help tells more."""
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
+        print(wrapped(USAGE))
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
@@ -34,9 +35,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
     """Returns the program of a command. Imports only this one, so that a typo is reported at once."""
     if name == "guess":
-        from sluice.tools import guess_spec
+        from sluice.tools import guess
 
-        return guess_spec.main
+        return guess.main
     if name == "doctor":
         from sluice.tools import doctor
 

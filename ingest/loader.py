@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.loader_input import LoaderInput, open_input
@@ -29,7 +30,7 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, Position, RankShare, Read, RowsPlan, chain
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
+from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import count_converted
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform, group_into_stages

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.spec.permission import find_modules_here
-from sluice.ingest.faults.faults import KINDS, Fault, parse
+from sluice.ingest.choices import ON_ERROR, WINDOW_ROWS, Errors
+from sluice.ingest.faults.faults import KINDS
 from sluice.ingest.knobs import format_bytes, parse_bytes
-from sluice.ingest.process.child_main import load
-from sluice.ingest.read.parquet_files import ParquetFiles, is_table, table_of
-from sluice.ingest.row_order import WINDOW_ROWS
-from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.faults.faults import Fault
+    from sluice.ingest.read.parquet_files import ParquetFiles
     from sluice.ingest.stages.transform import Function
 
 
@@ -29,6 +27,9 @@ class ArgumentError(UsageError):
 
 def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     """Returns the stage's name and the function that `module:function` names, found as `python -m` finds modules."""
+    from sluice.etl.spec.permission import find_modules_here
+    from sluice.ingest.process.child_main import load
+
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ArgumentError(f"{option} {name!r}: write module:function")
@@ -47,6 +48,8 @@ def table_named(
 ) -> FeatureTable | ParquetFiles:
     """Returns the table that a command line names, or plain Parquet, also as several files: with its --roles, with the
     columns of its own --spec, or with what is guessed."""
+    from sluice.ingest.read.parquet_files import is_table, table_of
+
     spec = code.own_spec if code.own_spec and (len(names) > 1 or not is_table(names[0])) else None
     return table_of(
         names if len(names) > 1 else names[0], roles, code.permission_with(transforms), spec=spec
@@ -137,6 +140,8 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
+        from sluice.ingest.faults.faults import parse
+
         check(self, ArgumentError)
         parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
@@ -163,4 +168,6 @@ class RunOptions:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
+        from sluice.ingest.faults.faults import parse
+
         return parse(self.inject)

@@ -32,15 +32,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.common.errors import UsageError
+from sluice.ingest.choices import LAST, WINDOW_ROWS
 
 STREAMS = 8
 """The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
 _LISTED_RANKS = 64
 """Error messages list the possible numbers of ranks up to this number."""
-WINDOW_ROWS = 32768
 _SHORT_WINDOWS = 3
 """The first windows of a stream are shorter: an eighth, a quarter and half of the size."""
-LAST = ("drop", "pad")
 
 
 class PlanError(UsageError):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.slow_path import slow_path
+from sluice.ingest.choices import Errors
 from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
@@ -16,7 +17,6 @@ from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.stages.quarantine import Errors
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.batch import BagColumn, Batch
+    from sluice.ingest.choices import Errors
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.read.sources import Reading
     from sluice.ingest.row_order import Order
-    from sluice.ingest.stages.quarantine import Errors
     from sluice.loader import Loader
     from sluice.tools.headroom import report
 
@@ -42,7 +42,7 @@ __all__ = [
 _HOMES = {
     "BagColumn": "sluice.ingest.batch",
     "Batch": "sluice.ingest.batch",
-    "Errors": "sluice.ingest.stages.quarantine",
+    "Errors": "sluice.ingest.choices",
     "FeatureTable": "sluice.etl.table.table",
     "Knobs": "sluice.ingest.knobs",
     "Loader": "sluice.loader",

@@ -90,9 +90,11 @@ VERBS = {
 def usage() -> str:
     width = max(map(len, VERBS))
     lines = "\n".join(f"  {verb:{width}}  {text}" for verb, (_, _, text) in VERBS.items())
-    return (
+    from sluice.common.text_table import wrapped
+
+    return wrapped(
         f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
-        "are made by `spark-submit etl/job.py …`.\n"
+        "are made by `spark-submit etl/job.py …`."
     )
 
 
@@ -113,14 +115,13 @@ def main() -> None:
         _print(f"sluice {metadata.version(DISTRIBUTION)}\n")
         return
     if not words or words[0] in ("-h", "--help"):
-        _print(usage())
+        _print(f"{usage()}\n")
         return
     if words[0] not in VERBS:
         from sluice.common.suggest import nearest
 
         print(
             f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}",
-            end="",
             file=sys.stderr,
         )
         raise SystemExit(2)

@@ -23,6 +23,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
@@ -32,7 +33,6 @@ from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
 from sluice.ingest.stats import Snapshot

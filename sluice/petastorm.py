@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -45,6 +45,7 @@ from sluice.ingest.stages.shuffle import Decoded
 
 compat.install()
 
+from petastorm.ngram import NGram  # noqa: E402
 from petastorm.transform import TransformSpec, edit_field  # noqa: E402
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "TransformSpec",
     "edit_field",
     "make_batch_reader",
+    "make_reader",
     "make_spark_converter",
 ]
 
@@ -71,7 +73,7 @@ _ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "cache_extra_settings": ((None,), "take no cache"),
     "reader_pool_type": (
         ("thread", "dummy"),
-        "row groups are decoded by threads, or with 'dummy' by one",
+        "threads decode, with 'dummy' one; for Python in processes take transforms of sluice.Loader",
     ),
     "hdfs_driver": (("libhdfs3",), "files are opened by Arrow and fsspec"),
     "filters": ((None,), "take a predicate, or give the list of files"),
@@ -83,6 +85,15 @@ _ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "filesystem": ((None,), "files are opened by Arrow and fsspec, by their URLs"),
 }
 """The options that accept only these values, and what to do instead."""
+
+
+def make_reader(*_given: Any, **_options: Any) -> NoReturn:
+    """Refuses Petastorm's row API. Its schema is a pickle in the dataset, and Sluice unpickles nothing."""
+    raise PetastormError(
+        "make_reader: Sluice reads no rows one by one, and no dataset whose schema is pickled in _common_metadata. For "
+        "plain Parquet, take make_batch_reader, or sluice.Loader(…, as_='pandas') and frame.itertuples(). Write a "
+        "dataset with Petastorm's codecs as plain Parquet first"
+    )
 
 
 def make_batch_reader(  # noqa: PLR0917
@@ -129,6 +140,11 @@ def make_batch_reader(  # noqa: PLR0917
             raise PetastormError(
                 f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
             )
+    if isinstance(schema_fields, NGram):
+        raise PetastormError(
+            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. Sluice makes sequences "
+            "in a job: declare a [[history]] or a [[lag]] in the spec (docs/features.md), and load its list as a bag"
+        )
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
     options = PetastormOptions(
         transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector

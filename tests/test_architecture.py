@@ -54,7 +54,6 @@ PROGRAMS = {
     "sluice.agent.__main__",
     "sluice.agent.evaluate.simulated",
     "sluice.agent.learn.train",
-    "sluice.agent.learn.own_runs",
     "sluice.dlrm.train",
     "sluice.dlrm.evaluate",
     "sluice.dlrm.serve",

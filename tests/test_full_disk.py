@@ -24,11 +24,12 @@ from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.etl.table.pins import PinKeeper
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
+from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
 from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader
 from tests.raises import assert_names, raises

@@ -24,12 +24,13 @@ from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stages.quarantine import Errors, Quarantine
+from sluice.ingest.stages.quarantine import Quarantine
 from tests import ports
 from tests.raises import raises
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.__main__ import VERBS
+from tests.optional_folders import is_left_out
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
 
@@ -118,8 +121,39 @@ def test_no_module_comes_twice_under_two_names(module):
     assert len(files) == len(set(files)) > 5
 
 
+PROGRAMS = {
+    **{
+        f"sluice {verb}": ["-m", "sluice", verb]
+        for verb, (module, _, _) in VERBS.items()
+        if not is_left_out(f"{module.removeprefix('sluice.').replace('.', '/')}.py")
+    },
+    "sluice": ["-m", "sluice"],
+    "etl/job.py": ["etl/job.py"],
+    **{name: ["-m", name] for name in ("etl", "ingest", "agent", "dlrm.train", "dlrm.demo")},
+}
+LARGE = ("numpy", "pyarrow", "numba", "torch", "torchrec", "pyspark", "petastorm", "pandas")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *PROGRAMS[name], "--help"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "72"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "sluice.common" in loaded
+    assert not loaded & set(LARGE)
+    texts = [line for line in done.stdout.splitlines() if line[:1].isalpha()]
+    assert texts
+    assert max(map(len, texts)) <= 72, "paragraphs are wrapped"
+
+
 def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
-    from sluice.__main__ import VERBS, usage
+    from sluice.__main__ import usage
 
     assert all(verb in usage() for verb in VERBS)
     done = subprocess.run(

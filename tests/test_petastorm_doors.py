@@ -20,7 +20,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
 from sluice.ingest.read.reader import SourceError
-from sluice.petastorm import TransformSpec, make_batch_reader, make_spark_converter
+from sluice.petastorm import TransformSpec, make_batch_reader, make_reader, make_spark_converter
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -271,6 +271,15 @@ def test_signatures_are_petastorms(folder):
 def test_an_option_that_is_not_supported_is_refused_by_name(folder, options, facts):
     with raises(PetastormError, *facts):
         make_batch_reader(folder, **options)
+
+
+def test_the_row_api_and_ngrams_are_refused_with_what_to_use(folder):
+    from petastorm.ngram import NGram
+
+    with raises(PetastormError, "make_reader", "make_batch_reader", "sluice.Loader"):
+        make_reader(folder, num_epochs=1)
+    with raises(PetastormError, "NGram", "[[history]]", "docs/features.md"):
+        make_batch_reader(folder, schema_fields=NGram({0: ["id"], 1: ["id"]}, 1, "id"))
 
 
 def test_addresses_that_lead_nowhere_are_named(folder, tmp_path):

@@ -24,8 +24,6 @@ from sluice.agent.tunable import Policy
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
 
-USUAL = ("planner", "auto", "fixed")
-"""The policies that are asked unless others are named."""
 _TRUSTED = 0.15
 """The fit is off if the simulated rate differs by a larger share from the recorded one."""
 _MOST_SHOWN = 12
@@ -114,7 +112,7 @@ def replay(path: str, names: Sequence[str] = (), weights: str = "") -> ReplayPag
     recorded = Run.read(path)
     starts = read(recorded.path)
     own = starts[0].policy
-    others = [name for name in names or USUAL if name != own]
+    others = [name for name in names or policies.USUAL if name != own]
     proof, figures = _proof(starts, weights)
     sections = [proof]
     differing = {}

@@ -17,23 +17,22 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.evaluate.tables import Row, comparison, missed, round_, summary, table
-from sluice.agent.evaluate.yardsticks import YARDSTICKS, make_policy
-from sluice.agent.learn.opening_judgement import cases
-from sluice.agent.simulator.random_pipelines import pipeline
-from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
-from sluice.agent.simulator.scenario import Scenario
-from sluice.agent.simulator.scenario_json import load, shipped
-from sluice.agent.tunable import Policy, Reason
+from sluice.agent.policies import YARDSTICKS
 from sluice.common.errors import UsageError
 from sluice.common.program import run as program
 from sluice.common.program import say
 from sluice.common.settings import parse, setting
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.stats import Snapshot
+
+if TYPE_CHECKING:
+    from sluice.agent.evaluate.tables import Row
+    from sluice.agent.simulator.scenario import Scenario
+    from sluice.agent.tunable import Policy, Reason
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.stats import Snapshot
+
 
 LIVE = ("auto", "planner", "intune", "autotune", "plumber")
 """The default policies for live set-ups."""
@@ -59,6 +58,10 @@ class EvaluationTask:
 
 def run_task(task: EvaluationTask) -> list[Row]:
     """Returns the results of all policies of a task. `measure` calls it in another process."""
+    from sluice.agent.evaluate.tables import Row
+    from sluice.agent.evaluate.yardsticks import make_policy
+    from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
+
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
@@ -107,6 +110,9 @@ def tasks(
 
     One kind is constant: the same pipelines judge the learned policy. The other kind changes during the run. Each
     pipeline has its own seed."""
+    from sluice.agent.learn.opening_judgement import cases
+    from sluice.agent.simulator.random_pipelines import pipeline
+
     todo = [
         EvaluationTask(scenario, tuple(names), seed, bare=seed == 0)
         for scenario in scenarios
@@ -223,6 +229,9 @@ def _describe(text: str | None) -> str:
 
 
 def _simulated(options: PolicyOptions) -> dict[str, Any]:
+    from sluice.agent.evaluate.tables import comparison, missed, summary, table
+    from sluice.agent.simulator.scenario_json import load, shipped
+
     names = list(dict.fromkeys(options.policy or default_policies()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
     if options.pipelines is not None:
@@ -282,6 +291,7 @@ class SimulationOptions:
 
 def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
     """`sluice simulate`: runs one policy in one scenario, and prints each change with its reason."""
+
     options = parse(
         SimulationOptions,
         argv=argv,
@@ -289,6 +299,12 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
         description=_describe(simulate.__doc__),
         epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
     )
+
+    from sluice.agent.evaluate.tables import round_
+    from sluice.agent.evaluate.yardsticks import make_policy
+    from sluice.agent.simulator.rollout import end_score, reference, run, score
+    from sluice.agent.simulator.scenario_json import load, shipped
+
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(
         options.scenario
     )

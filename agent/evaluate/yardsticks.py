@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sluice.agent import policies
 from sluice.agent.learn.intune_teacher import hardware_of
+from sluice.agent.policies import CEILING, ORACLE
 from sluice.agent.policies.intune import FACTORS, STEPS, InTune, move
 from sluice.agent.simulator.oracle import ForesightOracle, Oracle, OracleState
 from sluice.agent.simulator.physics import TrueCosts
@@ -19,8 +20,6 @@ from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
-
-ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

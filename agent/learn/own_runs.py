@@ -1,19 +1,9 @@
-"""`sluice learn RUN…`: trains the learned policy further, on the results of your own runs.
-
-A run with `--tuning auto` leaves a record of its first look and of the knobs on which the planner settled. The record
-holds numbers only, no data and no names. The policy learns to choose the settled knobs at the start. A run counts more
-if its rate is near the best rate of its pipeline.
-
-A quarter of the records is held out for the comparison. The new weights are installed in the user's cache only if they
-are significantly nearer to the settled knobs there. Every run looks for weights in this cache first. `--out` writes the
-weights to another file, for `--agent-weights`.
-"""
+"""Trains the learned policy further, on the results of your own runs."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,8 +20,6 @@ from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import in_use, installed, read, write
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
-from sluice.common.program import say
-from sluice.common.settings import parse, setting
 
 _LEAST = 12
 """The fewest records that allow a comparison."""
@@ -41,35 +29,29 @@ _SHARPNESS = 4.0
 """The weight of a record is this power of its rate, as a share of the best rate of its pipeline."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnRuns:
-    """The run folders to learn from, and how."""
-
-    runs: tuple[str, ...] = setting(
-        help="run folders", metavar="RUN", positional=True, several=True
-    )
-    weights: Path | None = setting(None, "initial weights (default: those in use)", metavar="FILE")
-    out: Path | None = setting(
-        None, "file for better weights (default: the user's cache)", metavar="FILE"
-    )
-    steps: int = setting(300, "steps of imitation", least=1)
-    seed: int = setting(0, "decides the order of the lessons")
-
-
-def main(argv: Sequence[str]) -> Mapping[str, Any]:
-    options = parse(OwnRuns, argv=argv, prog="sluice learn", description=__doc__)
-    found = in_use() if options.weights is None else options.weights
+def learn(
+    runs: Sequence[str],
+    *,
+    weights: Path | None,
+    out: Path | None,
+    steps: int,
+    seed: int,
+    command: Sequence[str],
+    say: Callable[[str], None],
+) -> Mapping[str, Any]:
+    """Trains the policy on these runs, and writes better weights. `command` is recorded in their file."""
+    found = in_use() if weights is None else weights
     if found is None:
         raise UsageError(
             "no weights to start from: this package has none; name a file with --weights, or make weights with "
             "`sluice teach --policy opening`"
         )
     before, how = read(found, SHAPES)
-    taught, apart = split_lessons(records(options.runs))
-    after = train(before, taught, options.steps, options.seed)
+    taught, apart = split_lessons(records(runs))
+    after = train(before, taught, steps, seed)
     gain = errors(before, apart) - errors(after, apart)
     _, low, _ = mean_between(gain)
-    better, out = low > 0, options.out or installed()
+    better, out = low > 0, out or installed()
     figures = {
         "taught": len(taught["weight"]),
         "apart": len(gain),
@@ -87,7 +69,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
                 "ranges": widen(how["ranges"], taught),
                 "own_runs": {
                     **figures,
-                    "command": shlex.join(["sluice", "learn", *argv]),
+                    "command": shlex.join(command),
                     "date": datetime.now(UTC).date().isoformat(),
                 },
             },

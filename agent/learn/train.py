@@ -15,12 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.learn import curriculum, intune_teacher, opening_judgement
-from sluice.agent.policies import intune
-from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.policy import NetworkPolicy
-from sluice.agent.policies.opening.weights import write
-from sluice.agent.policies.planner.planner import Planner
 from sluice.common.program import run as program
 from sluice.common.program import say
 from sluice.common.settings import parse, setting
@@ -76,7 +70,9 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
 
     began = time.monotonic()
     if options.policy == "intune":
-        found = _intune(options, options.out or intune.WEIGHTS, argv)
+        from sluice.agent.policies.intune import WEIGHTS
+
+        found = _intune(options, options.out or WEIGHTS, argv)
     else:
         found = _opening(
             options, options.out or options.opening.folder / "opening.safetensors", argv
@@ -90,6 +86,9 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _intune(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:
+    from sluice.agent.learn import intune_teacher
+    from sluice.agent.policies.opening.weights import write
+
     learning, seen = options.intune, not options.intune.without_model_latency
     layers, mean = intune_teacher.learn(
         learning.decisions, options.seed, model_latency=seen, say=say
@@ -130,6 +129,12 @@ def _made(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:
+    from sluice.agent.learn import curriculum, opening_judgement
+    from sluice.agent.policies.auto import Auto
+    from sluice.agent.policies.opening.policy import NetworkPolicy
+    from sluice.agent.policies.opening.weights import write
+    from sluice.agent.policies.planner.planner import Planner
+
     learning = options.opening
     plan = curriculum.Curriculum(
         seed=options.seed,

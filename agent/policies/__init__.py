@@ -10,15 +10,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.fixed import Fixed
-from sluice.agent.policies.intune import InTune
-from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
-from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.policies.shadow import Shadow
-from sluice.agent.tunable import Policy
 from sluice.ingest.knobs import KnobError, nearest
+
+if TYPE_CHECKING:
+    from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
+    from sluice.agent.tunable import Policy
 
 _LEARNED = "sluice.agent.policies.opening.policy"
 
@@ -27,6 +25,9 @@ def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
     """Returns the learned policy with the planner after it. Without weights: the planner.
 
     `known` is what is known of the pipeline before its first row. A file of `weights` replaces those in use."""
+    from sluice.agent.policies.auto import Auto
+    from sluice.agent.policies.planner.planner import Planner
+
     learned: LearnedPolicy | None = None
     if weights or importlib.util.find_spec(_LEARNED) is not None:
         kind = importlib.import_module(_LEARNED).NetworkPolicy
@@ -34,15 +35,19 @@ def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
     return Planner(name="auto") if learned is None else Auto(learned, known=known)
 
 
-PRODUCT: dict[str, Callable[[], Policy]] = {
-    "auto": auto,
-    "planner": Planner,
-    "shadow": Shadow,
-    "fixed": Fixed,
-    "intune": InTune,
+PRODUCT = {
+    "auto": "",
+    "planner": "planner.planner:Planner",
+    "shadow": "shadow:Shadow",
+    "fixed": "fixed:Fixed",
+    "intune": "intune:InTune",
 }
-MODES = ("auto", "planner", "shadow", "fixed", "intune")
-"""The policies that may tune a training or a loop."""
+"""Each policy that may tune a training or a loop, and its class, which is imported when the policy is made."""
+MODES = tuple(PRODUCT)
+ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
+"""Policies that only the simulator has, because they know the true costs."""
+USUAL = ("planner", "auto", "fixed")
+"""The policies that `replay` compares unless others are named."""
 RIVALS = (
     "autotune",
     "autotune-adaptive",
@@ -73,14 +78,17 @@ def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
 
 def names() -> list[str]:
     """Returns the names of all available policies, with the rivals if the repository has them."""
-    find_rivals()
-    return [*PRODUCT, *sorted(_registered)]
+    return [*PRODUCT, *sorted({*(RIVALS if _has_rivals() else ()), *_registered})]
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
     """Returns the policy of that name. `auto` uses `known` and `weights`, or the weights in use."""
+    if name == "auto":
+        return auto(known, weights)
     if name in PRODUCT:
-        return auto(known, weights) if name == "auto" else PRODUCT[name]()
+        module, _, kind = PRODUCT[name].partition(":")
+        made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        return made
     if not find_rivals() and name in RIVALS:
         raise KnobError(
             f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "
@@ -93,10 +101,16 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
 
 def find_rivals() -> bool:
     """Registers the rivals if the repository has them. Returns whether it does."""
-    try:
-        import sluice.benchmarks.rivals  # noqa: F401  it registers them
-    except ModuleNotFoundError as error:
-        if error.name not in ("sluice.benchmarks", "sluice.benchmarks.rivals"):
-            raise
+    if not _has_rivals():
         return False
+    import sluice.benchmarks.rivals  # noqa: F401  it registers them
+
     return True
+
+
+def _has_rivals() -> bool:
+    """Whether the repository has the rivals. Imports none of them."""
+    try:
+        return importlib.util.find_spec("sluice.benchmarks.rivals") is not None
+    except ModuleNotFoundError:
+        return False

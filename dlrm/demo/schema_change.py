@@ -18,8 +18,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sluice.agent.report import charts, tables
 from sluice.agent.report.charts import Panel, Points, Series
 from sluice.agent.report.format import count, percent, seconds
@@ -312,6 +310,8 @@ def _last_step_at(one: Run) -> float:
 
 def _rows_between(one: Run, since: float, until: float) -> float:
     """Returns the rows that all ranks trained on between two times."""
+    import numpy as np
+
     times, steps = zip(*_trained(one), strict=True)
     first, last = np.interp([since, until], times, steps)
     return float(round((last - first) * _BATCH))

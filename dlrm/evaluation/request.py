@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.settings import setting
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, find_checkpoint
-from sluice.dlrm.follow.versions import seen_in
-from sluice.dlrm.options import Config
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.split_rows import TRAIN
-from sluice.etl.table.table import FeatureTable
 
 if TYPE_CHECKING:
+    from sluice.dlrm.checkpoint.meta import CheckpointMeta
     from sluice.dlrm.evaluation.split import Findings
+    from sluice.dlrm.options import Config
+    from sluice.etl.table.table import FeatureTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,9 @@ class EvaluationRequest:
 
     def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
         """Returns the figures on the first rank, and None on the others."""
+        from sluice.dlrm.checkpoint.meta import find_checkpoint
+        from sluice.dlrm.options import Config
+
         path, meta = find_checkpoint(self.run / "checkpoints", take_best=self.best)
         trained = Config.from_dict(meta.config)
         table = self._open_table(trained, meta, say)
@@ -83,6 +84,10 @@ class EvaluationRequest:
         self, trained: Config, meta: CheckpointMeta, say: Callable[[str], None]
     ) -> FeatureTable:
         """Opens the table. Refuses or warns if the run has trained on rows of the split."""
+        from sluice.dlrm.follow.versions import seen_in
+        from sluice.etl.table.split_rows import TRAIN
+        from sluice.etl.table.table import FeatureTable
+
         version = self.version if self.data or self.version is not None else trained.version
         table = trained.changed_table(
             FeatureTable.open(

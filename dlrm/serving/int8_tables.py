@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.options import ConfigError, Table
+from sluice.dlrm.options import SERVED_DTYPES, ConfigError, Table
 
-KINDS = ("fp32", "fp16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 _LEAST_SCALE = 2.0**-24  # the smallest float16; rows with a smaller scale become 0
 _BLOCK_ROWS = 2**16
@@ -33,8 +32,8 @@ class NarrowTables(nn.Module):
         """`keys` has the features that are looked up in each table. `names` has all features in the order of the input.
         Empty: the order of the tables."""
         super().__init__()
-        if kind not in KINDS:
-            raise ConfigError(f"tables: {kind!r} is none of {', '.join(KINDS)}")
+        if kind not in SERVED_DTYPES:
+            raise ConfigError(f"tables: {kind!r} is none of {', '.join(SERVED_DTYPES)}")
         self.kind = kind
         self._tables = {t.name: t for t in tables}
         self._features = list(names or [key for t in tables for key in keys[t.name]])

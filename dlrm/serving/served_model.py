@@ -73,7 +73,7 @@ class Servable:
         allow_code: Permission | Iterable[str] = (),
     ) -> Servable:
         """Loads the newest checkpoint of a run, or the best, with tables of `kind`
-        (`sluice.dlrm.serving.int8_tables.KINDS`).
+        (`sluice.dlrm.options.SERVED_DTYPES`).
 
         Raises CheckpointError, TableError or StateError if there is no checkpoint, if it is damaged, if its weights or
         answers are not finite, or if its table's version is gone. Raises OperatorError if the table's spec names a

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import setting
-from sluice.dlrm.serving.int8_tables import KINDS
+from sluice.dlrm.options import SERVED_DTYPES
 from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.pace import Pace
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from sluice.dlrm.serving.http import HttpApp
     from sluice.dlrm.serving.scorer import Scorer
+    from sluice.etl.table.pins import PinKeeper
 
 Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
@@ -112,7 +112,7 @@ class ServerOptions:
         metavar="ADDRESS",
     )
     port: int = setting(8000, "0: any that is free")
-    tables: str = setting("int8", "how embedding tables are held", choices=tuple(KINDS))
+    tables: str = setting("int8", "how embedding tables are held", choices=SERVED_DTYPES)
     measure_rows: int = setting(
         200_000,
         "rows of the test split on which the AUC of narrow tables is compared with "
@@ -128,6 +128,8 @@ class ServerOptions:
 
 def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it. Returns counts of the answers."""
+    from sluice.etl.table.pins import PinKeeper
+
     limits = options.limits.server_limits(_raise_file_limit(options.limits.max_connections, say))
     # The port is opened before the model is loaded, so that a wrong port is reported at once.
     with (

@@ -11,6 +11,7 @@ from typing import Any
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
@@ -18,7 +19,6 @@ from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stages.quarantine import Errors
 
 # The loaders' share of a machine's memory; the rest is for tables, dense layers and their gradients.
 LOADERS_PART = 0.5

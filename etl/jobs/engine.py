@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from sluice.common.errors import RunFailure
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.progress import JobProgress
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Learnt: TypeAlias = pa.Table | FileBackedState
 
 
-class JobFailure(RuntimeError):
+class JobFailure(RunFailure):
     """A job that its engine could not finish. The message is the cause in one line."""
 
 

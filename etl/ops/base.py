@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.common.errors import UsageError
+from sluice.common.errors import OperatorError
 
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
@@ -37,10 +37,6 @@ NO_NUMBER = -(2**63)
 """The value of a missing number in a column of stored whole numbers."""
 MAX_VALUES = 20_000_000
 """The number of values that all fitted states of a job may hold together. A driver of a few GiB can collect them."""
-
-
-class OperatorError(UsageError):
-    """Invalid parameters. The message names the parameter and what to write."""
 
 
 @dataclass(frozen=True, kw_only=True)

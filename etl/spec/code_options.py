@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import setting
-from sluice.etl.spec.permission import MODULE_NAME, Permission, find_modules_here
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_transform import short_transforms
-from sluice.etl.spec.toml_keys import SpecError
+
+if TYPE_CHECKING:
+    from sluice.etl.spec.permission import Permission
 
 
 def _module(text: str) -> str:
+    from sluice.etl.spec.permission import MODULE_NAME, find_modules_here
+
     if not MODULE_NAME.fullmatch(text):
         raise UsageError(f"{text!r} is not the name of a module; write for instance mine.features")
     find_modules_here()
@@ -22,6 +24,10 @@ def _module(text: str) -> str:
 
 
 def _transform(text: str) -> str:
+    from sluice.etl.spec.permission import find_modules_here
+    from sluice.etl.spec.table_transform import short_transforms
+    from sluice.etl.spec.toml_keys import SpecError
+
     try:
         short_transforms((text,))
     except SpecError as error:
@@ -37,6 +43,8 @@ def _spec(path: str) -> str:
 
 def _functions(path: str) -> frozenset[str]:
     """Returns the functions that a user's spec names. Imports nothing."""
+    from sluice.etl.spec.spec import Spec
+
     try:
         return Spec.parse(Path(path).read_text("utf-8"), path).functions
     except (OSError, ValueError) as error:
@@ -73,6 +81,9 @@ class CodeOptions:
         self, transforms: Sequence[str], functions: Iterable[str] = ()
     ) -> Permission:
         """Returns the permission of these options, with the functions of --transform and others of the command line."""
+        from sluice.etl.spec.permission import Permission
+        from sluice.etl.spec.table_transform import short_transforms
+
         named = frozenset(one.function for one in short_transforms(transforms)).union(functions)
         own = _functions(self.own_spec) if self.own_spec else frozenset()
         return Permission(frozenset(self.allow_code), named | own)

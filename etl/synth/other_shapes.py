@@ -20,7 +20,6 @@ from sluice.etl.ops.hashing import mix
 from sluice.etl.synth.criteo import BestAUC
 
 Floats = npt.NDArray[np.float64]
-SHAPES = ("criteo", "avazu", "sessions", "wide")
 FORMATS = {"avazu": "csv", "sessions": "json", "wide": "parquet"}
 WIDE_NUMBERS = 900
 WIDE_IDS = 94

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks, SyntheticRows
 
 Bytes = npt.NDArray[np.uint8]
-FORMATS = ("tsv", "csv", "json", "parquet")
 _CHUNK = 32_768
 _AHEAD = 4
 _HEX = np.frombuffer(b"".join(b"%04x" % i for i in range(65536)), np.uint8).reshape(65536, 4)

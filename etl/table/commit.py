@@ -20,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from sluice.common.errors import RunFailure
 from sluice.etl.schema import Field
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
 from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
@@ -31,7 +32,7 @@ _FOLDERS = ("split", "partition")
 MODES = ("create", "append", "overwrite")
 
 
-class CommitConflict(RuntimeError):
+class CommitConflict(RunFailure):
     """Another job published first, and nothing of this job is visible. The message says what to do."""
 
 

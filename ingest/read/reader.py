@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
@@ -31,7 +32,7 @@ from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, kinds_of
+from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sluice.common.extras import install_command
+from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.files import FileOpener
@@ -50,11 +51,6 @@ class ArrowSource:
             return Decoded(task, self._groups.read(task.read), charge)
 
         return make_pool(tasks, lambda: work)
-
-
-READERS = ("petastorm", "arrow")
-AUTO = "auto"
-"""Petastorm if it is installed, otherwise Arrow."""
 
 
 _announced: set[str] = set()

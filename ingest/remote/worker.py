@@ -14,20 +14,19 @@ import threading
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.machine import Machine
-from sluice.ingest.process.child_main import end_with_parent
-from sluice.ingest.read.parquet_files import ParquetFiles, is_table
-from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError, RemoteJob
+
+if TYPE_CHECKING:
+    from sluice.etl.spec.permission import Permission
+    from sluice.ingest.remote.maker import UnitMaker
+    from sluice.ingest.remote.unit import RemoteJob
+
 
 _DESCRIPTION = """Reads and shuffles row groups for loaders on other hosts until it is stopped. It first prints one JSON
 object with its address."""
@@ -72,7 +71,12 @@ class WorkerOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
+
     options = parse(WorkerOptions, argv=argv, prog="sluice worker", description=_DESCRIPTION)
+
+    from sluice.ingest.machine import Machine
+    from sluice.ingest.remote.server import WorkerServer
+
     token = _file(options.token_file).decode().strip()
     if not token:
         raise UsageError(
@@ -102,6 +106,11 @@ def main(argv: list[str]) -> dict[str, Any]:
 def local(_owner: str) -> None:
     """Runs a loader's own worker. It reads its table and token from one line of standard input, and prints its address
     on standard output. It ends when the loader, which holds the other end of its input, ends."""
+    from sluice.etl.spec.permission import NOTHING, Permission
+    from sluice.ingest.process.child_main import end_with_parent
+    from sluice.ingest.remote.server import WorkerServer
+    from sluice.ingest.remote.unit import RemoteJob
+
     output = os.dup(1)
     os.dup2(2, 1)  # other code's prints go to standard error
     line = sys.stdin.buffer.readline()
@@ -124,6 +133,10 @@ def local(_owner: str) -> None:
 
 def open_maker(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
     """Opens the table for a job and returns what makes the job's units."""
+    from sluice.ingest.read.parquet_files import ParquetFiles, is_table
+    from sluice.ingest.remote.maker import UnitMaker
+    from sluice.ingest.remote.unit import RemoteError
+
     if isinstance(table, str) and is_table(table):
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
+from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import REMOTE, format_bytes
@@ -35,13 +36,7 @@ from sluice.ingest.process.worker import (
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import (
-    PROGRAM_ERRORS,
-    RowQuarantine,
-    isolate,
-    kinds_of,
-    weights_of,
-)
+from sluice.ingest.stages.quarantine import RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import (
     Arrays,
     Function,

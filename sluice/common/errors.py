@@ -10,5 +10,14 @@ class UsageError(ValueError):
     """
 
 
+class RunFailure(RuntimeError):
+    """A run that cannot be finished. A program prints the message without a traceback, and ends with 1."""
+
+
+class OperatorError(UsageError):
+    """Invalid parameters of an operator, or a function of a spec that may not be imported. The
+    message names the parameter and what to write."""
+
+
 class InputError(UsageError):
     """Input that cannot be read. The message names the path and what is wrong."""

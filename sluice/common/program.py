@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from sluice.common.errors import UsageError
+from sluice.common.errors import RunFailure, UsageError
 from sluice.common.extras import advice
 
 DONE = 0
@@ -48,18 +48,16 @@ def _leave(code: int) -> NoReturn:
 def run(
     main: Callable[[list[str]], Mapping[str, Any] | None],
     *,
-    failures: tuple[type[Exception], ...] = (),
     argv: list[str] | None = None,
     at_once: bool = False,
 ) -> NoReturn:
     """Runs `main(argv)`, prints its result as the last line, and exits as this module's docstring says.
 
-    A `UsageError` means wrong usage or input. `failures` are other exceptions whose message is enough without a
-    traceback. `at_once` skips the interpreter's tear-down, in which a library's native threads may abort a finished
-    run.
+    A `UsageError` means wrong usage or input. The message of a `RunFailure` is enough without a traceback. `at_once`
+    skips the interpreter's tear-down, in which a library's native threads may abort a finished run.
     """
     try:
-        _run(main, failures, sys.argv[1:] if argv is None else argv)
+        _run(main, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
         if not at_once:
             raise
@@ -72,7 +70,6 @@ def run(
 
 def _run(
     main: Callable[[list[str]], Mapping[str, Any] | None],
-    failures: tuple[type[Exception], ...],
     argv: list[str],
 ) -> NoReturn:
     try:
@@ -85,7 +82,7 @@ def _run(
         say("interrupted")
         sys.stdout.flush()
         os._exit(INTERRUPTED)
-    except failures as error:
+    except RunFailure as error:
         say(f"failed: {error}")
         _leave(FAILED)
     except BrokenPipeError:  # `| head` has read enough

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import meant
+from sluice.common.text_table import wrapped
 
 T = TypeVar("T")
 Given = dict[str, Any]
@@ -33,14 +34,17 @@ class OptionError(UsageError):
     """A command line that cannot be understood. The message names the option, its value and the possible values."""
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return wrapped(text, width)
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser with two changes: options must be written in full, and an error is an OptionError of one line,
     which suggests what may have been meant."""
 
     def __init__(self, **how: Any) -> None:
-        super().__init__(
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how
-        )
+        super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **how)
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """Returns the given options. A misspelt one is reported before one that is missing because of it."""

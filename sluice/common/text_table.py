@@ -1,6 +1,13 @@
-"""Formats rows of texts for a person on a terminal."""
+"""Formats texts for a person on a terminal."""
 
 from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+
+_LISTED = re.compile(r" +\S+( \S+)? {2,}(?=\S)")
+"""The start of a line that explains a word."""
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -11,3 +18,30 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def wrapped(text: str, width: int = 0) -> str:
+    """Wraps the paragraphs of a text, and lists of words with their meanings. Other indented lines are commands, and
+    stay as they are. The default width is that of the terminal; without a terminal it is COLUMNS, or 80."""
+    width = width or shutil.get_terminal_size().columns
+    blocks: list[str] = []
+    for line in text.splitlines():
+        follows = blocks and blocks[-1] and not blocks[-1].startswith(" ")
+        if line and not line.startswith(" ") and follows:
+            blocks[-1] += f" {line}"
+        else:
+            blocks.append(line)
+    return "\n".join(_wrapped_line(block, width) for block in blocks)
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    listed = _LISTED.match(line)
+    if line.startswith(" ") and not listed:
+        return line
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * listed.end() if listed else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -14,35 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.format import line
 from sluice.agent.report.live_server import PageOptions, shown
-from sluice.agent.report.narrative import summary
-from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.agent.runtime.foreknowledge import foreknowledge
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.runtime.knobs_file import is_file_name
 from sluice.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.etl.spec.table_transform import short_transforms
-from sluice.ingest.columns import Columns
+from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
-from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import AUTO, READERS, reader_of, source_of
-from sluice.ingest.row_order import Order, Read
-from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
-from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.tools.terminal import View
 
 if TYPE_CHECKING:
+    from sluice.agent.report.run_folder import RunFolder
+    from sluice.ingest.row_order import Read
     from sluice.ingest.stages.transform import Function
+    from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit
 
 _SETTLED = 1 / 3  # share of the time at its end that counts as settled
 
@@ -151,6 +136,12 @@ class BenchSession:
     """A loader with its agent and their measurements. It is a context."""
 
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
+        from sluice.etl.spec.table_transform import short_transforms
+        from sluice.ingest.columns import Columns
+        from sluice.ingest.read.parquet_files import ParquetFiles
+        from sluice.ingest.read.sources import reader_of
+        from sluice.ingest.run_conditions import RunConditions
+
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
         self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
@@ -178,6 +169,9 @@ class BenchSession:
 
     def _check_knobs(self, knobs: str) -> None:
         """Raises a KnobError for a stage that will not exist, before anything slow."""
+        from sluice.agent.runtime.knobs_file import is_file_name
+        from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
+
         if is_file_name(knobs):
             return
         asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
@@ -188,8 +182,14 @@ class BenchSession:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
+        from sluice.agent.report.run_folder import RunFolder
+        from sluice.agent.runtime.foreknowledge import foreknowledge
+        from sluice.agent.runtime.knob_memory import KnobMemory
+
         # This loads torch, so mistakes in the arguments are reported before.
         from sluice.ingest.loader import BatchLoader
+        from sluice.ingest.read.petastorm.options import PetastormOptions
+        from sluice.ingest.row_order import Order
         from sluice.ingest.stages.transform import Transform
 
         options = self._options
@@ -253,6 +253,13 @@ class BenchSession:
 
     def run(self) -> dict[str, Any]:
         """Loads for the requested time and returns the figures."""
+        from sluice.agent.controller import Controller
+        from sluice.agent.report.narrative import summary
+        from sluice.agent.report.run_folder import Run
+        from sluice.ingest.process.stacks import on_signal
+        from sluice.tools.bench_outcome import Peak, consume
+        from sluice.tools.terminal import View
+
         loader, stack = self._loader, self._stack
         loader.pack()
         limit = self._decode_limit()
@@ -327,6 +334,12 @@ class BenchSession:
         return outcome
 
     def _decode_limit(self) -> DecodeLimit:
+        from sluice.ingest.columns import Columns
+        from sluice.ingest.read.parquet_files import ParquetFiles
+        from sluice.ingest.read.reader import RowGroupReader
+        from sluice.ingest.read.sources import source_of
+        from sluice.tools.bench_outcome import DecodeLimit
+
         split, names = self._options.split, Columns.of(self._table.fields).names
         made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
         groups = RowGroupReader(
@@ -351,6 +364,8 @@ class BenchSession:
         self._write("metric", metric)
 
     def _record(self, event: dict[str, Any]) -> None:
+        from sluice.agent.report.format import line
+
         # A fault on purpose is marked when it happens, not when it is noticed.
         marked = "fault" if self._options.conditions.inject else "occasion"
         self._view.tell(line(event), mark=event["kind"] == marked)

@@ -13,15 +13,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.machine import Machine, cache_folder
-from sluice.tools import doctor_checks
-from sluice.tools.doctor_checks import Finding
+
+if TYPE_CHECKING:
+    from sluice.tools.doctor_checks import Finding
+
 
 _EXAMPLES = """\
 examples:
@@ -56,9 +55,14 @@ class DoctorOptions:
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
+
     options = parse(
         DoctorOptions, argv=argv, prog="sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
     )
+
+    from sluice.ingest.machine import Machine, cache_folder
+    from sluice.tools import doctor_checks
+
     found = Machine()
     findings = [
         *doctor_checks.versions(),
@@ -120,6 +124,8 @@ class Speed:
 def measure_speed(clock: Callable[[], float] = time.thread_time) -> Speed:
     """Measures in less than a second. Both speeds are measured in processor time, and the best of a few tries counts.
     So a loaded machine gives nearly the same numbers."""
+    import numpy as np
+
     data, source = bytes(_HASHED), np.ones(_COPIED, np.uint8)
     target = np.empty_like(source)
     target[:] = source  # from now on the pages are mapped

@@ -1,48 +1,29 @@
-"""`sluice guess FILES`: writes a spec for plain Parquet or text logs, as a start to edit."""
+"""Writes a spec for plain Parquet or text logs, as a start to edit: `guessed_spec`."""
 
 from __future__ import annotations
 
 import datetime
 import itertools
 import json
-import sys
 import tempfile
 import zoneinfo
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.common.errors import UsageError
-from sluice.common.settings import parse, setting
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
-from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.roles import label_of
 from sluice.ingest.plain.text_logs import TextSample, text_paths
-from sluice.ingest.read.parquet_files import ParquetFiles, Paths, facts_of
+from sluice.ingest.read.parquet_files import Paths, facts_of
 
-_EXAMPLES = """\
-examples:
-  sluice guess 'logs/*.parquet' > clicks.toml
-  sluice guess logs --label 'stars >= 4' --out clicks.toml
-  sluice bench logs --spec clicks.toml
-  sluice guess 'exports/*.csv' --label bought > exports.toml
-"""
-_DESCRIPTION = (
-    "Reads footers and a few rows, and writes a spec: the columns with their roles, types and operators, "
-    "and the splits. A comment describes the values of each column. For CSV, TSV and JSON lines it also "
-    "finds encoding, delimiter and header. Pass the spec to sluice etl as --spec. For Parquet you can also "
-    "pass it to a Loader as spec=."
-)
 _HEAD = """\
 # `sluice guess` wrote this spec from names, types and a few rows. Read it, and change what is wrong.
 #   Loader(FILES, spec="this file", batch_size=8192)      loads the files as they are
@@ -332,25 +313,6 @@ def _write_column(
     return [*lines, ""]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GuessOptions:
-    """The files, and where the spec is written."""
-
-    files: tuple[str, ...] = setting(
-        help="a folder, glob or files of Parquet, CSV, TSV or JSON lines",
-        metavar="FILES",
-        positional=True,
-        several=True,
-    )
-    label: str | None = setting(
-        None,
-        "the column that is the label, or a comparison such as 'stars >= 4' (default: "
-        "guessed by its name)",
-        metavar="NAME",
-    )
-    out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
-
-
 def guessed_spec(source: Paths, label: str | None = None) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
     if not (paths := text_paths(source)):
@@ -364,23 +326,3 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
         facts, _, others = facts_of(f"{folder}/rows.parquet")
     found = proposals(facts, sample.rows, label or sample.label, is_click=True)
     return spec_text(found, {**others, **sample.others}, sample)
-
-
-def main(argv: list[str]) -> None:
-    options = parse(
-        GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION
-    )
-    files = options.files if len(options.files) > 1 else options.files[0]
-    text = guessed_spec(files, options.label)
-    # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
-    if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
-        ParquetFiles.open(files, spec=spec, say=lambda _: None)
-    if not options.out:
-        print(text, end="")
-        return
-    try:
-        with Path(options.out).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"--out {options.out}: {error.strerror}; name a new file") from None
-    print(f"sluice: wrote {options.out}. Read it, and change what is wrong.", file=sys.stderr)

@@ -13,9 +13,7 @@ from sluice.common.errors import UsageError
 from sluice.common.program import say
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.options import function_of, table_named
-from sluice.tools.headroom import measure
 
 _EXAMPLES = """\
 examples:
@@ -58,6 +56,7 @@ class HeadroomOptions:
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
+
     arguments = parse(
         HeadroomOptions,
         argv=argv,
@@ -65,6 +64,10 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         epilog=_EXAMPLES,
         description=_DESCRIPTION,
     )
+
+    from sluice.ingest.loader import BatchLoader
+    from sluice.tools.headroom import measure
+
     if arguments.step and arguments.step_ms:
         raise UsageError("--step or --step-ms: only one of them can be the consumer")
 

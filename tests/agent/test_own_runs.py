@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sluice.agent import policies
+from sluice.agent.__main__ import learn
 from sluice.agent.learn import own_runs
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
@@ -90,7 +91,7 @@ def _many(given):
 def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(tmp_path, weights):
     assert policies.make("auto").__class__ is not Auto
     runs = _runs(tmp_path / "runs", _many)
-    found = own_runs.main([*runs, "--weights", str(weights)])
+    found = learn([*runs, "--weights", str(weights)])
     assert found["better"]
     assert found["error_after"] < found["error_before"]
     assert (found["taught"], found["apart"]) == (18, 6)
@@ -114,7 +115,7 @@ def test_weights_that_already_choose_so_stay_as_they_are(tmp_path, weights):
         lambda given: opener.choose(given).knobs,
         lambda number: float(opener.choose(_given(number)).rows_per_s),
     )
-    found = own_runs.main([*runs, "--weights", str(weights)])
+    found = learn([*runs, "--weights", str(weights)])
     assert not found["better"]
     assert not weights_file.installed().exists()
 
@@ -131,6 +132,6 @@ def test_a_run_that_came_to_less_than_others_of_its_pipeline_counts_less(tmp_pat
 def test_too_few_records_are_refused_and_so_is_having_nothing_to_go_on_from(tmp_path, weights):
     runs = _runs(tmp_path / "runs", _many)
     with raises(UsageError, "2 runs", "2 usable"):
-        own_runs.main([*runs[:2], "--weights", str(weights)])
+        learn([*runs[:2], "--weights", str(weights)])
     with raises(UsageError, "no weights"):
-        own_runs.main(runs)
+        learn(runs)

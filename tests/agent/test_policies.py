@@ -63,4 +63,4 @@ def test_where_the_rivals_are_not_a_name_of_theirs_says_where_they_are(monkeypat
 
 def test_a_rival_does_not_take_the_name_of_a_product():
     with raises(ValueError, "planner", "the product"):
-        register({"planner": PRODUCT["fixed"]})
+        register({"planner": lambda: make("fixed")})

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
+from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.table import FeatureTable
+from sluice.etl.table_commands import SHAPES
 from tests.dlrm.forks import Forks
 from tests.etl.jobs import alike, build_table, in_one_process, rows_of, run
 from tests.etl.tables import columns_of

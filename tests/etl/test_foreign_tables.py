@@ -21,7 +21,7 @@ from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, parquet_paths, table_of
 from sluice.petastorm import make_batch_reader
-from sluice.tools import guess_spec
+from sluice.tools import guess
 from tests.etl.tables import write_rows
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.raises import raises
@@ -48,7 +48,7 @@ READERS = {
     "loader": lambda path: BatchLoader(path, batch_size=2),
     "facts": facts_of,
     "paths": parquet_paths,
-    "guess": lambda path: guess_spec.main([path]),
+    "guess": lambda path: guess.main([path]),
     "job": lambda path: files_of([path]),
     "doctor": lambda path: ingest_program(["doctor", path]),
     "petastorm": lambda path: make_batch_reader(f"file://{path}"),

@@ -45,7 +45,11 @@ def ended(body: str, repo) -> subprocess.CompletedProcess:
             2,
             "error: no file x.toml",
         ),
-        ("def main(argv): raise KeyError('k')\nrun(main, failures=(KeyError,))", 1, "failed: 'k'"),
+        (
+            "import sluice.common.errors as e\ndef main(argv): raise e.RunFailure('k')\nrun(main)",
+            1,
+            "failed: k",
+        ),
         ("def main(argv): raise OSError('disk full')\nrun(main)", 1, "failed: OSError: disk full"),
         (
             "import argparse\nrun(lambda argv: argparse.ArgumentParser().parse_args(['--nope']))",

@@ -29,9 +29,9 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import BagColumn
+from sluice.ingest.choices import Errors
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.stages.quarantine import Errors
 from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
 from tests.fuzz.case import KEY, LABEL, Case

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker, Worker
 from tests.ingest import twin

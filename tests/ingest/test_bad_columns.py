@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors
 from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.schema import DataFile, Field
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
@@ -20,7 +21,7 @@ from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises

@@ -16,10 +16,10 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
 
 pytestmark = pytest.mark.slow

@@ -11,13 +11,14 @@ from random import Random
 import pytest
 import torch
 
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.batch import series_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice

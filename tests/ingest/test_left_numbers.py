@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.spec import Spec
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from tests.dlrm import clicks_table
 from tests.raises import raises
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.schema import DataFile
+from sluice.ingest.choices import READERS
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
@@ -27,7 +28,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import READERS, Reading
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffle_bags
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, scatter_packed

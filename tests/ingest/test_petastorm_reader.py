@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader, Reading
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -22,7 +23,6 @@ from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, unischema_of
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 from tests.raises import raises

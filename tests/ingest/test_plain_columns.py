@@ -20,14 +20,14 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.tools import guess_spec
+from sluice.tools import guess
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
@@ -562,7 +562,7 @@ def first_batch(files, spec: str, rows: int = 4):
 class TestGuesses:
     def test_the_guessed_spec_is_taken_by_loader_and_job(self, clicks, tmp_path):
         out = tmp_path / "guessed.toml"
-        guess_spec.main([str(clicks), "--out", str(out)])
+        guess.main([str(clicks), "--out", str(out)])
         spec = Spec.read(out)
         assert spec.table.split_time == "ts"
         roles = {column.name: column.role for column in spec.columns}
@@ -682,7 +682,7 @@ class TestGuesses:
         said = capsys.readouterr().err
         assert_names(said, "left out: odd (of several types), site (not in every file", "shop (")
         assert said.count("left out") == 1
-        guess_spec.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
+        guess.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
         spec, said = capsys.readouterr()
         assert (
             'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
@@ -825,8 +825,8 @@ class TestGuesses:
     def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
         pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
         with raises(ParquetError, "roles=", "--label", "bought, user_id"):
-            guess_spec.main([str(tmp_path)])
-        guess_spec.main([str(tmp_path), "--label", "bought"])
+            guess.main([str(tmp_path)])
+        guess.main([str(tmp_path), "--label", "bought"])
         assert 'name = "bought"\nrole = "label"' in capsys.readouterr().out
 
 

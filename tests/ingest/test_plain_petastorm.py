@@ -10,13 +10,14 @@ import pytest
 from sluice import Loader
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.spec import Spec
+from sluice.ingest.choices import READERS
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import READERS, source_of
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.row_order import Order
 from sluice.tools.decode_limit import decode_rows_per_s
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401

@@ -15,6 +15,7 @@ from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader import BatchLoader
@@ -22,7 +23,7 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_o
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.open_loader import open_loader

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import (
-    PROGRAM_ERRORS,
-    Errors,
     Quarantine,
     QuarantineError,
     RowQuarantine,

@@ -20,12 +20,12 @@ from sluice.etl.show import describe_table
 from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 from tests.raises import raises

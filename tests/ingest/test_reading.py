@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.ingest.choices import Errors
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, Read, WindowPart
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.open_loader import open_loader

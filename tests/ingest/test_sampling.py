@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader, Order
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, RowsPlan, drawn_rows, evenly
-from sluice.ingest.stages.quarantine import Errors
 from tests.open_loader import open_loader
 from tests.raises import raises
 

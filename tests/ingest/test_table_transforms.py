@@ -18,11 +18,12 @@ from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import TransformError
 from sluice.tools import bench
 from tests.dlrm import clicks_table

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from sluice.ingest import stage_spec
+from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -19,7 +20,7 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages import batch as batch_file
 from sluice.ingest.stages import shuffle
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sluice.common.settings import setting
-from sluice.etl.spec.permission import Permission, function_name
-from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, fields_after
+from sluice.etl.spec.permission import function_name
 
 if TYPE_CHECKING:
+    from sluice.etl.spec.permission import Permission
     from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.read.petastorm.options import PetastormOptions
 
 _NAMES = {
     "transform_spec": "transform_spec",
@@ -68,6 +68,9 @@ class PetastormRequest:
         self, permission: Permission, among: Sequence[str] = tuple(_NAMES)
     ) -> PetastormOptions:
         """Calls the functions of these options and returns what they made."""
+        from sluice.ingest.read.petastorm import compat
+        from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions
+
         asked = {option: function for option, function in self.functions.items() if option in among}
         if not asked:
             return PetastormOptions()
@@ -93,6 +96,8 @@ class PetastormRequest:
     def changed_table(self, table: FeatureTable) -> FeatureTable:
         """Returns the table with its columns after the TransformSpec. PetastormError if the number of ids of one of
         them is unknown."""
+        from sluice.ingest.read.petastorm.options import PetastormError, fields_after
+
         spec = self.petastorm_options(table.permission, ON_EVERY_SPLIT).transform_spec
         if spec is None:
             return table

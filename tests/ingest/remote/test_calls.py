@@ -15,6 +15,7 @@ import pytest
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
@@ -22,7 +23,7 @@ from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_d
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
-from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.remote import functions
 from tests.ingest.remote.test_units import hashes, same

@@ -23,6 +23,7 @@ from sluice.dlrm import start_options as options
 from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -32,7 +33,6 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import WorkerOptions, open_maker
-from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
 from tests.open_loader import open_loader
