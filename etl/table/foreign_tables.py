@@ -118,7 +118,6 @@ def _names_in(folder: str) -> list[str]:
 
 def files_of_delta(path: str) -> list[str]:
     """Returns the files of the newest version of a Delta table."""
-    import pyarrow as pa
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
@@ -129,7 +128,7 @@ def files_of_delta(path: str) -> list[str]:
                 f"{path}: the table marks deleted rows in deletion vectors, which cannot be read; rewrite it "
                 "without them (REORG TABLE … APPLY (PURGE))"
             )
-        names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+        names = [unquote(name) for name in table.get_add_actions().column("path").to_pylist()]
     except DeltaError as error:
         raise InputError(
             f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})"

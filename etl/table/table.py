@@ -80,8 +80,8 @@ class FeatureTable:
                 f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
                 'with format = "delta" for it, and `sluice etl` makes a feature table of it'
             )
-        adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        paths = [unquote(a["path"]) for a in adds]
+        # pa.table would import pandas.
+        paths = [unquote(path) for path in delta.get_add_actions().column("path").to_pylist()]
         records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
         newest = max(records.values(), key=lambda r: r.version) if records else None
         found = cls(

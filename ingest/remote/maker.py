@@ -16,7 +16,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, Work
-from sluice.ingest.read.sources import source_of
+from sluice.ingest.read.sources import ArrowSource
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
@@ -35,7 +35,6 @@ def job_of(
     plan: RowsPlan,
     split: str,
     columns: Columns,
-    reader: str,
     sample: str | None,
 ) -> RemoteJob:
     """Describes a loader's job, as seen from this side."""
@@ -67,7 +66,6 @@ def job_of(
         version=str(source.version),
         files=digest(files),
         split=split,
-        reader=reader,
         sample=sample,
         roles=roles,
         hash=dict(plain.hash) if plain else {},
@@ -99,7 +97,8 @@ class UnitMaker:
             made=made,
             sample=job.sample,
         )
-        rows = source_of(job.reader, groups)
+        # Petastorm's reader gives the same rows, and takes 0.3 s to import.
+        rows = ArrowSource(groups)
         self._plan = plan = RowsPlan(
             groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan
         )
@@ -110,7 +109,6 @@ class UnitMaker:
                     plan=plan,
                     split=job.split,
                     columns=columns,
-                    reader=job.reader,
                     sample=job.sample,
                 )
             ),

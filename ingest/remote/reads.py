@@ -38,7 +38,6 @@ def remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
         plan=given.plan,
         split=given.split,
         columns=given.columns,
-        reader=given.rows.name,
         sample=given.order.sample,
     )
     fleet_of = partial(

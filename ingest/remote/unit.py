@@ -66,7 +66,6 @@ class RemoteJob:
     version: str
     files: str
     split: str
-    reader: str
     sample: str | None
     roles: Mapping[str, list[str]]
     hash: Mapping[str, int]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.stages.number_types import arrow_array
 from sluice.ingest.stages.scatter_kernel import (
     bag_ends,
     bag_size,
@@ -65,7 +66,7 @@ class Bags:
             else self.offsets
         )
         return pa.LargeListArray.from_arrays(
-            pa.array(ends, pa.int64()), pa.array(self.values.view(kind))
+            arrow_array(ends.astype(np.int64, copy=False)), arrow_array(self.values.view(kind))
         )
 
     @property

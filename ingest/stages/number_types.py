@@ -49,6 +49,13 @@ def to_batch_type(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Ar
     return numbers(made, np.float32) if is_number else made
 
 
+def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
+    """Returns an Arrow array that shares the memory of contiguous numbers. `pa.array` would import pandas."""
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(array)]
+    )
+
+
 def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     if not np.can_cast(array.dtype, kind) and array.size:
         fit = np.iinfo(kind)

@@ -22,7 +22,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
 from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffle_bags
-from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
     PLACE_FIELDS,
@@ -335,7 +335,7 @@ class Gatherer:
                 np.zeros(len(block), np.int64),
             )
         arrays = {
-            name: pa.array(row.view(kind))
+            name: arrow_array(row.view(kind))
             for (name, kind), row in zip(self._stored, block, strict=True)
         }
         bags = self._bags((piece,), order)

@@ -45,7 +45,6 @@ def job(table):
             plan=loader.plan,
             split="train",
             columns=loader._input.columns,
-            reader="arrow",
             sample=None,
         )
 
@@ -327,7 +326,6 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
             table,
             batch_size=160,
             epochs=60,
-            reader="arrow",
             fill=0.0,
             transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
             **how,

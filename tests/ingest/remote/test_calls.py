@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -260,8 +258,3 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]
     assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
     assert calls.Call.key == ""
-
-
-def test_a_worker_needs_no_torch(repo):
-    code = "import sys, sluice.ingest.remote.worker; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=repo, check=False).returncode == 0

@@ -63,7 +63,6 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
             table,
             batch_size=160,
             epochs=6,
-            reader="arrow",
             fill=0.0,
             transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
             **how,

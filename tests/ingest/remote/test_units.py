@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import asdict, replace
 from functools import partial
@@ -168,11 +170,40 @@ def asked(table):
     """A job of the small table, who makes its units, and the units of an epoch."""
     with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
         plan, columns = loader.plan, loader._input.columns
-    job = job_of(table, plan=plan, split="train", columns=columns, reader="arrow", sample=None)
+    job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
     schedule = plan.schedule(0)
     maker = UnitMaker(job, table)
     yield job, maker, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
     maker.close()
+
+
+_FRESH = """
+import json, sys
+from sluice.etl.spec.permission import NOTHING
+from sluice.ingest.remote.unit import RemoteJob, Unit
+from sluice.ingest.remote.worker import open_maker
+
+job, _, _, unit = Unit.from_request(sys.stdin.buffer.read())
+assert open_maker(sys.argv[1], NOTHING, job).rows(unit).num_rows == unit.rows
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_a_fresh_worker_imports_neither_torch_nor_what_only_other_programs_need(asked, table, repo):
+    job, _, units = asked
+    done = subprocess.run(
+        [sys.executable, "-c", _FRESH, table.uri],
+        cwd=repo,
+        input=units[0].request(job, "0/1", "a loader"),
+        capture_output=True,
+        check=True,
+    )
+    imported = set(json.loads(done.stdout))
+    assert {"numba", "deltalake", "pyarrow"} <= imported, (
+        "else this test looks at the wrong process"
+    )
+    unneeded = {"torch", "pandas", "petastorm", "pyspark", "ray", "fsspec", "asyncio", "zmq"}
+    assert imported & unneeded == set()
 
 
 def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked, table):
@@ -306,7 +337,6 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
             plan=loader.plan,
             split="train",
             columns=loader._input.columns,
-            reader="arrow",
             sample=None,
         )
     units = [Unit.of(ReadTask(schedule, read)) for read in schedule.reads if read.file == 0]
