@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.common.slow_path import plain_path, slow_path
+from sluice.common.stores import SLOW, Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -590,9 +590,9 @@ def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]
                 "of them one delay, or none"
             )
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
-    if (at := slow_path(os.fspath(source))) is not None:
-        return os.fspath(source), at.prefix, _find_files(at.path, tables)[2]
     text = os.fspath(source)
+    if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
+        return text, at.prefix, _find_files(at.path, tables)[2]
     if os.path.isdir(text):
         paths = sorted(
             str(p)
