@@ -172,12 +172,12 @@ class Place:
             if error.name != "fsspec":
                 raise
             raise StoreError(
-                f"{self.name}: Arrow does not open {self.scheme}://, and fsspec, which may, is not installed: "
+                f"{self.name}: Arrow does not open {self.scheme!r}, and fsspec, which may, is not installed: "
                 f"{install_command('petastorm')}"
             ) from None
         except (ImportError, ValueError, TypeError) as error:
             raise StoreError(
-                f"{self.name}: neither Arrow nor fsspec opens {self.scheme}:// here ({error}); local paths, s3, "
+                f"{self.name}: neither Arrow nor fsspec opens a store {self.scheme!r} here ({error}); local paths, s3, "
                 "latency and fsspec's schemes can be read"
             ) from None
         return fs.PyFileSystem(fs.FSSpecHandler(other)), inner
