@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -41,6 +41,19 @@ class FileColumns:
         """Whether the table has just the file's columns."""
         return self.names is None and not self.constants
 
+    @property
+    def described(self) -> list[Any]:
+        """Everything that the columns' values depend on, for hashes."""
+        return [
+            {name: str(one) for name, one in self.constants.items()},
+            None if self.names is None else dict(self.names),
+        ]
+
+    @property
+    def renames(self) -> bool:
+        """Whether a column has another name in the file."""
+        return any(name != own for name, own in (self.names or {}).items())
+
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """Returns the schema of all columns, for the file's own schema."""
         if self.names is not None:
@@ -52,20 +65,22 @@ class FileColumns:
     def stored(self, wanted: Iterable[str]) -> list[str]:
         """Returns the names in the file of those wanted columns that it holds."""
         known = [name for name in wanted if name not in self.constants]
-        return known if self.names is None else [self._stored(self.names, name) for name in known]
+        return known if self.names is None else [_part(self.names, name) for name in known]
 
-    @staticmethod
-    def _stored(names: Mapping[str, str], name: str) -> str:
-        top, dot, part = ("", "", "") if name in names else name.partition(".")  # of a struct
-        return names[top or name] + dot + part
+    def named(self, stored: Iterable[str]) -> list[str]:
+        """Returns the table's names of the file's columns, or of parts of them. Empty for a column that the table
+        lacks."""
+        if self.names is None:
+            return list(stored)
+        own = {stored: name for name, stored in self.names.items()}
+        return [_part(own, name) for name in stored]
 
     def table(self, rows: Rows, wanted: Sequence[str]) -> Rows:
         """Returns the wanted columns, for rows that were read by `stored`."""
         if self.is_own:
             return rows
         if self.names is not None:
-            own = {stored: name for name, stored in self.names.items()}
-            rows = rows.rename_columns([own[name] for name in rows.schema.names])
+            rows = rows.rename_columns(self.named(rows.schema.names))
         return self.with_constants(rows, wanted)
 
     def with_constants(self, rows: Rows, wanted: Iterable[str]) -> Rows:
@@ -108,12 +123,7 @@ class TableParquet:
     def leaves(self) -> list[str]:
         """The dotted path of each stored column of values, under the table's names. Empty if the table lacks it."""
         schema = self._file.schema
-        paths = [schema.column(number).path for number in range(len(schema))]
-        if self._columns.names is None:
-            return paths
-        own = {stored: name for name, stored in self._columns.names.items()}
-        tops = [(own.get(path.partition(".")[0], ""), path) for path in paths]
-        return [top and top + path[len(path.partition(".")[0]) :] for top, path in tops]
+        return self._columns.named(schema.column(number).path for number in range(len(schema)))
 
     def read_row_group(self, group: int, columns: Sequence[str]) -> pa.Table:
         stored = self._columns.stored(columns)
@@ -126,6 +136,14 @@ class TableParquet:
         stored = self._columns.stored(columns)
         for batch in self._file.iter_batches(rows, list(groups), stored, use_threads=False):
             yield self._columns.table(batch, columns)
+
+
+def _part(names: Mapping[str, str], name: str) -> str:
+    """Translates a column's name, or the dotted name of a part of a struct. Returns nothing for an unknown column."""
+    if name in names:
+        return names[name]
+    top, dot, part = name.partition(".")
+    return f"{names[top]}{dot}{part}" if top in names else ""
 
 
 def partitions_of(paths: Sequence[str], texts: Collection[str] = ()) -> list[FileColumns]:

@@ -98,6 +98,7 @@ class UnitMaker:
             bags=columns.bags,
             made=made,
             sample=job.sample,
+            located=plain.located if plain else (),
         )
         rows = source_of(job.reader, groups)
         self._plan = plan = RowsPlan(

@@ -23,6 +23,7 @@ from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
@@ -57,16 +58,19 @@ _SPLIT_COLUMNS = 4
 
 
 def spec_text(
-    found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None
+    found: Mapping[str, Proposal],
+    others: Mapping[str, str],
+    sample: TextSample | None = None,
+    form: str = "parquet",
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
-    is given for text files."""
+    is given for text files. `form` is the format of the others."""
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
     why = {name: proposal.why for name, proposal in found.items() if name not in used} | dict(
         others
     )
     left_out = [f"#   {name}: {reason}" for name, reason in why.items()]
-    form = sample.form if sample else "parquet"
+    form = sample.form if sample else form
     times = (
         {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
     )
@@ -76,7 +80,7 @@ def spec_text(
         _write_input_column(proposal, times.get(name, ())) for name, proposal in named.items()
     )
     lines = [
-        _HEAD if form == "parquet" else _HEAD_OF_TEXT,
+        _HEAD_OF_TEXT if sample else _HEAD,
         "[input]",
         f'format = "{form}"',
         *(f"{key} = {json.dumps(value)}" for key, value in (sample.keys if sample else {}).items()),
@@ -112,7 +116,7 @@ def spec_text(
     taken = {name.lower() for name in found}
     for proposal in used.values():
         lines += _write_columns(
-            proposal, _choose_name(proposal.name, found, used, taken), learns=form != "parquet"
+            proposal, _choose_name(proposal.name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
 
@@ -353,17 +357,19 @@ class GuessOptions:
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
-    if not (paths := text_paths(source)):
-        facts, rows, others = facts_of(source)
-        return spec_text(proposals(facts, rows, label, is_click=True), others)
+    is_table = isinstance(source, str) and is_iceberg(source)
+    if is_table or not (paths := text_paths(source)):
+        facts = facts_of(source)
+        found = proposals(facts.columns, facts.rows, label, is_click=True)
+        return spec_text(found, facts.others, form=facts.form)
     sample = TextSample.of(paths)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
         pq.write_table(
             sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
         )
-        facts, _, others = facts_of(f"{folder}/rows.parquet")
-    found = proposals(facts, sample.rows, label or sample.label, is_click=True)
-    return spec_text(found, {**others, **sample.others}, sample)
+        facts = facts_of(f"{folder}/rows.parquet")
+    found = proposals(facts.columns, sample.rows, label or sample.label, is_click=True)
+    return spec_text(found, {**facts.others, **sample.others}, sample)
 
 
 def main(argv: list[str]) -> None:
@@ -373,7 +379,7 @@ def main(argv: list[str]) -> None:
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
-    if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
+    if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)
     if not options.out:
         print(text, end="")

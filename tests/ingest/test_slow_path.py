@@ -41,7 +41,9 @@ def taken(source, **more):
 )
 def test_a_name_has_a_delay_and_a_path(name, parts):
     place = Place.of(name)
-    assert ((place.prefix, place.path, place.delay_ms) if place.prefix and not place.scheme else None) == parts
+    assert (
+        (place.prefix, place.path, place.delay_ms) if place.prefix and not place.scheme else None
+    ) == parts
     assert plain_path(name) == (parts[1] if parts else name)
 
 
