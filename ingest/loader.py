@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -320,7 +321,9 @@ class BatchLoader(IterableDataset[Batch]):
             for name in {**own, **table}
             if table.get(name) != own.get(name)
         ]:
-            raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
+            before = re.match(r"v?(\d+)(-|$)", str(table.get("version")))
+            advice = f"; to continue it, open the table with version={before[1]}" if before else ""
+            raise LoaderError(f"this state belongs to other rows ({'; '.join(others)}){advice}")
         position = self.plan.position(state)
         self._pipeline.stop()
         self._ready = None

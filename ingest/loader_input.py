@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
+from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
@@ -127,7 +128,8 @@ def open_input(
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
         made = table.made(split, columns.names)
-    groups = _row_groups(files, columns, made, order.sample, reading, before_read)
+    located = table.located if isinstance(table, ParquetFiles) else ()
+    groups = _row_groups(files, located, columns, made, order.sample, reading, before_read)
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
@@ -171,6 +173,7 @@ def _columns(
 
 def _row_groups(  # noqa: PLR0917 # called once
     files: Sequence[DataFile],
+    located: Sequence[FileColumns],
     columns: Columns,
     made: MadeColumns | OperatorColumns | None,
     sample: str | None,
@@ -181,7 +184,7 @@ def _row_groups(  # noqa: PLR0917 # called once
     given = None
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
-        names, given = petastorm.columns(names, first_schema(files, opener))
+        names, given = petastorm.columns(names, first_schema(files, opener, located))
     return RowGroupReader(
         files,
         names,
@@ -191,5 +194,6 @@ def _row_groups(  # noqa: PLR0917 # called once
         sample=sample,
         given=given,
         made=made,
+        located=located,
         packed=reading.packed,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sluice.common.slow_path import slow_path
+from sluice.common.stores import SLOW, Place
 from sluice.ingest.choices import Errors
 from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.options import ArgumentError, RunOptions
@@ -20,8 +20,6 @@ from sluice.ingest.read.sources import Reading
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
-
-_LATENCY = "latency://"
 
 
 class RunConditions:
@@ -122,7 +120,7 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
 
 def _split_disturbance(table: str) -> tuple[str, str]:
     """Splits `latency://TABLE?HOW` into (TABLE, HOW)."""
-    if not table.startswith(_LATENCY) or slow_path(table) is not None:
+    if not table.startswith(f"{SLOW}://") or Place.of(table).delay_ms is not None:
         return table, ""
     if "?" not in table:
         raise ArgumentError(
@@ -133,5 +131,5 @@ def _split_disturbance(table: str) -> tuple[str, str]:
         RemoteFiles.at(table).close()
     except ValueError as error:
         raise ArgumentError(str(error)) from None
-    bare, _, disturbed = table.removeprefix(_LATENCY).rpartition("?")
+    bare, _, disturbed = table.removeprefix(f"{SLOW}://").rpartition("?")
     return bare, disturbed

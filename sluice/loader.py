@@ -47,7 +47,8 @@ _REPORTED_SKIPS = 0.01
 """A line on standard error reports skipped rows if they are more than this share of an epoch."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(
-        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs"), (Integral, "8")
+        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs", "version"),
+        (Integral, "8"),
     ),
     "live": (Integral, "8080"),
     "memory_limit": ((Integral, str), "'2GiB'"),
@@ -81,8 +82,11 @@ class Loader(IterableDataset[Any]):
     a host are torchrun's LOCAL_WORLD_SIZE, or all `ranks` if it is not set. `dlrm.train` has one agent for all ranks of
     a host.
 
-    Rows: `source` is a feature table or any Parquet: a folder, a glob or a list of files.
+    Rows: `source` is a feature table; a Delta or Iceberg table of any program; or any Parquet: a folder, a glob or a
+    list of files. Folders such as `day=2026-01-01` are columns.
 
+    - `version` is that of a table, by default its newest. In Iceberg it is the id of a snapshot. `TABLE@v3` says the
+      same.
     - `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
     - `split` is the split to load. `rank` is this loader's number among `ranks`. `seed` and `order` decide the order.
     - `read_ahead_epochs` is N: the loader reads ahead from one epoch into the next only within the first N epochs. Each
@@ -156,6 +160,7 @@ class Loader(IterableDataset[Any]):
         errors: Errors = Errors(),
         transforms: Iterable[UserTransform] = (),
         as_: str = "batch",
+        version: int | None = None,
         allow_code: Permission | Iterable[str] = (),
         reading: Reading = Reading(),
         workers: str | None = None,
@@ -187,6 +192,7 @@ class Loader(IterableDataset[Any]):
             allow_code,
             hash,
             spec,
+            version=version,
             transform_spec=split_transform_spec(transforms)[1],
         )
         if as_ == "kjt":

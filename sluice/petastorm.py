@@ -15,7 +15,6 @@ adapts petastorm to current Arrow.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
@@ -27,6 +26,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
 from sluice.etl.table.foreign_tables import LocalTables
+from sluice.etl.table.table_columns import FileColumns, partitions_of
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
@@ -176,9 +176,7 @@ def _open_groups(
 ) -> RowGroupReader:
     """Opens the wanted columns of the files. Refuses columns that the files, or the options, do not have."""
     (files, folders), opened = _files(urls), FileOpener()
-    stored = pa.schema(
-        [*first_schema(files, opened), *pa.table({k: [v] for k, v in folders[0].items()}).schema]
-    )
+    stored = first_schema(files, opened, folders)
     schema = unischema_of(stored)
     view = schema.create_schema_view(list(wanted)) if wanted is not None else schema
     names = [name for name in stored.names if name in view.fields]
@@ -196,15 +194,15 @@ def _open_groups(
         files,
         names,
         opened=opened,
-        folders=folders if folders[0] else (),
+        located=folders,
         given=pa.schema([stored.field(name) for name in names]),
     )
 
 
-def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, int | str]]]:
+def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]]:
     """Returns the files of a folder as Petastorm lists them, and the columns in the names of their folders (`day=3`).
     Petastorm skips names that begin with an underscore or a dot."""
-    found: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, str]] = []
     tables = LocalTables()
     for url in [urls] if isinstance(urls, str) else urls:
         if "://" not in url:
@@ -219,34 +217,18 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, in
             tables.refuse_removed(below)
         if not below or (url.startswith("file://") and not os.path.exists(path)):
             raise PetastormError(f"{url}: no such file, or a folder without files")
-        found += [(one, os.path.relpath(one, path).split(os.sep)[:-1]) for one in below]
+        found += [(one, os.path.relpath(one, path)) for one in below]
     files = [
         DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
         for path, _ in found
     ]
-    return files, _columns_of(
-        [dict(level.split("=", 1) for level in levels if "=" in level) for _, levels in found]
-    )
+    return files, partitions_of([relative for _, relative in found])
 
 
 def _below(top: str) -> Iterator[str]:
     for folder, folders, names in os.walk(top):
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
         yield from (os.path.join(folder, name) for name in names if not name.startswith(("_", ".")))
-
-
-def _columns_of(levels: Sequence[Mapping[str, str]]) -> list[dict[str, int | str]]:
-    """Returns the columns, with whole numbers in columns where each folder has one."""
-    names = levels[0].keys()
-    if any(one.keys() != names for one in levels):
-        raise PetastormError(
-            "the names of the files' folders have different columns; give files of one kind"
-        )
-    integers = {name for name in names if all(re.fullmatch(r"-?\d+", one[name]) for one in levels)}
-    return [
-        {name: int(value) if name in integers else value for name, value in one.items()}
-        for one in levels
-    ]
 
 
 class BatchReader:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
@@ -186,11 +187,7 @@ class Registry:
 
     def _open(self) -> tuple[Any, str]:
         """Returns the file system of the place, and the folder there."""
-        from pyarrow import fs
-
-        if "://" not in self.place:
-            return fs.LocalFileSystem(), str(Path(self.place).absolute())
-        system, folder = fs.FileSystem.from_uri(self.place)
+        system, folder = Place.of(self.place).files()
         return system, folder.rstrip("/")
 
 

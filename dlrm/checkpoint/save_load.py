@@ -1,8 +1,8 @@
 """Saves and loads checkpoints: weights, optimiser states, and a `CheckpointMeta` with the loader's position.
 
-All ranks save together, while training continues if the host's memory holds a copy. Each checkpoint has its own folder, which is complete once it holds
-meta.json. LATEST names the last saved one. Loading cuts the tables for the present number of ranks and sharding. A
-checkpoint has no pickles.
+All ranks save together. Training continues meanwhile if the host's memory holds a copy. Each checkpoint has its own
+folder, which is complete once it holds meta.json. LATEST names the last saved one. Loading cuts the tables for the
+present number of ranks and sharding. A checkpoint has no pickles.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import torch
 
 from sluice.common.errors import UsageError
-from sluice.common.slow_path import plain_path
+from sluice.common.stores import Place
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
@@ -39,18 +37,10 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
         ) from None
 
 
-def _open(path: str) -> pa.NativeFile:
-    path = plain_path(path)
-    filesystem, inside = (
-        pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
-    )
-    return filesystem.open_input_file(inside)
-
-
 def check_footers(paths: Iterable[str], sizes: Mapping[str, int], label: str) -> None:
     """Raises BadData with file, row group, column and value. `BatchChecker` covers row groups without statistics."""
     for path in paths:
-        with _open(path) as file:
+        with Place.of(path).open() as file:
             footer = pq.ParquetFile(file).metadata
             for group in range(footer.num_row_groups):
                 _check_group(footer.row_group(group), f"{path}, row group {group}", sizes, label)

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.common.errors import InputError
+from sluice.common.stores import Place
 from sluice.etl.table.foreign_tables import ForeignTableError, LocalTables, TableFinder
 
-_MAGIC, _QUERY = re.compile(r"[*?\[{]"), re.compile(r"\?\w+=.*$")
+_MAGIC = re.compile(r"[*?\[{]")
 _DENIED = re.compile(r"ACCESS_DENIED|HTTP status 403|Forbidden", re.IGNORECASE)
 _FOLDER, _FILE = pafs.FileType.Directory, pafs.FileType.File
 
@@ -79,29 +80,11 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
 
 def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
     """Returns the file system of a path or URI, the path within it, and the part of the URI before that."""
-    scheme, mark, rest = path.partition("://")
-    if not mark or scheme == "file":
-        return (
-            pafs.LocalFileSystem(),
-            os.path.abspath(rest or path.removeprefix("file:")),
-            "file://",
-        )
-    query = found[0] if (found := _QUERY.search(rest)) else ""
-    rest, scheme = rest.removesuffix(query), "s3" if scheme in ("s3a", "s3n") else scheme
-    host = rest.partition("/")[0]
-    try:
-        return pafs.FileSystem.from_uri(f"{scheme}://{host}{query}")[0], rest, f"{scheme}://"
-    except pa.ArrowInvalid:
-        pass
-    try:
-        import fsspec
-
-        other, inner = fsspec.core.url_to_fs(path)
-    except (ValueError, ImportError) as error:
-        raise InputError(
-            f"{path}: neither Arrow nor fsspec knows a store {scheme!r} here ({error})"
-        ) from None
-    return pafs.PyFileSystem(pafs.FSSpecHandler(other)), inner, f"{scheme}://"
+    # Spark does not decode the names of files, and writes local ones with one slash.
+    local = path.removeprefix("file:") if not path.startswith("file://") else path
+    place = Place.of(local, decode=False)
+    fs, inner = place.files()
+    return fs, inner, place.prefix or "file://"
 
 
 def _refuse_tables(

@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.common.stores import StoreError
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
 FOLDER = "_sluice/pins"

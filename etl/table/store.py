@@ -9,45 +9,30 @@ import os
 import time
 import uuid
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sluice.common.errors import UsageError
-from sluice.common.slow_path import slow_path
+from sluice.common.stores import Place, StoreError
 from sluice.etl.table import local_folder
 
 _CHUNK = 8 * 2**20
 
 
-class StoreError(UsageError):
-    """A place that cannot be read or written. The message names the place and what to do."""
-
-
 class TableStore:
-    """A folder, given as a path or a URI. A bucket's URI may include connection options:
-    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. `latency://60ms/PATH` names a
-    local folder whose data files are read with that delay."""
+    """A folder, given as a path or a URI (`sluice.common.stores`)."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
-        slow = slow_path(str(uri))
-        prefix, uri = (slow.prefix, slow.path) if slow else ("", uri)
-        base, mark, query = str(uri).partition("?") if "://" in str(uri) else (str(uri), "", "")
-        self._base, self._query = base.rstrip("/"), mark + query
-        text = self._base + self._query
-        if not text:
+        self._place = Place.of(str(uri).rstrip("/"))
+        if not self._place.path:
             raise StoreError("the table's path is empty")
-        try:
-            if "://" in text:
-                self.fs, self.root = pafs.FileSystem.from_uri(text)
-            else:
-                self.fs, self.root = pafs.LocalFileSystem(), os.path.abspath(text)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise StoreError(f"{text}: this place is not known to Arrow ({error})") from None
-        self.local = isinstance(self.fs, pafs.LocalFileSystem)
-        if self.local:
-            self._base, self._query = prefix + self.root, ""
+        self.fs, root = self._place.files()
+        self.root = root.rstrip("/")
+        self.local = not self._place.scheme
+        self._base = self._place.prefix + (
+            self.root if self.local else self._place.path.rstrip("/")
+        )
+        self._query = f"?{self._place.query}" if self._place.query else ""
         self.uri = self._base + self._query
         """The absolute path, or the URI as given."""
 
@@ -76,18 +61,7 @@ class TableStore:
     @property
     def delta(self) -> dict[str, Any]:
         """The arguments with which delta-rs opens this place."""
-        query = dict(parse_qsl(self._query[1:]))
-        scheme, options = query.get("scheme", "https"), {}
-        if "endpoint_override" in query:
-            options["AWS_ENDPOINT_URL"] = f"{scheme}://{query['endpoint_override']}"
-        if scheme == "http":
-            options["AWS_ALLOW_HTTP"] = "true"
-        if "region" in query:
-            options["AWS_REGION"] = query["region"]
-        return {
-            "table_uri": self.root if self.local else self._base,
-            "storage_options": options or None,
-        }
+        return self._place.delta
 
     def size(self, relative: str) -> int | None:
         """Returns the number of bytes of a file, or None if there is no such file."""

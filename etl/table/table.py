@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from sluice.common.errors import UsageError
+from sluice.common.stores import StoreError
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
@@ -26,7 +27,7 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.verify import verify
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sluice.common.stores import StoreError
 from sluice.etl.table.data_files import job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.pins import Removal, pins, removals
-from sluice.etl.table.store import StoreError, TableStore, folder_of_tails
+from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import DamagedRecord, FeatureTable, TableError
 
 DAY_S = 86_400.0

@@ -17,11 +17,11 @@ _JOB = "make a table of it by `sluice etl --spec`, and load that"
 
 
 def recipes_of_spec(
-    spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]
+    spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str], form: str = "parquet"
 ) -> tuple[Recipe, ...]:
     """Returns the recipes of the model's columns, in the spec's order. `types` has the types of the files' columns.
-    Files may lack optional columns."""
-    _check_rows(spec)
+    Files may lack optional columns. `form` is the format of the source."""
+    _check_rows(spec, form)
     for name in spec.input.columns:
         if name not in types and name not in spec.input.optional:
             where = (
@@ -75,7 +75,7 @@ def selection_of(spec: Spec, split: str) -> RowSelection | None:
     return RowSelection(spec, split)
 
 
-def _check_rows(spec: Spec) -> None:
+def _check_rows(spec: Spec, form: str) -> None:
     rows = spec.rows
     there = {
         "[dedup]": rows.dedup,
@@ -85,9 +85,9 @@ def _check_rows(spec: Spec) -> None:
         "[sample]": rows.sample,
         "[negatives]": rows.negatives,
     }
-    if spec.input.format != "parquet":
+    if spec.input.format not in ("parquet", form):
         raise ColumnError(
-            f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}"
+            f"{spec.name}: input.format is {spec.input.format!r}, and this loader reads {form}; {_JOB}"
         )
     for_jobs = {
         "a format of input.columns": bool(spec.input.times),

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.ops.chain import lacks, reading, step
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
+from sluice.etl.table.table_columns import OWN, FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
@@ -39,6 +39,9 @@ _WARNED_SHARE = 0.05
 # Above this share the column is rejected, because its format is probably wrong.
 _REFUSED_SHARE = 0.5
 _QUOTED = 100  # characters of a value to quote
+Located = Mapping[str, FileColumns]
+"""For each file, where it has the columns of its table. A file that is not here has just its own."""
+_ALL_OWN: Located = MappingProxyType({})
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
 
@@ -84,6 +87,7 @@ def probe(
     rows: int = _ROWS,
     common: Mapping[str, pa.DataType] = MappingProxyType({}),
     every: bool = False,
+    located: Located = _ALL_OWN,
 ) -> dict[str, ColumnFacts]:
     """Examines columns. Parts of structs have dotted names. `rows` rows of a file are read. With 0, only footers are
     read. With `every`, the footers of all row groups in all files are. Columns in `common` have several types, and are
@@ -93,7 +97,7 @@ def probe(
     samples: list[pa.Table] = []
     for path in chosen:
         try:
-            with pq.ParquetFile(path) as file:
+            with TableParquet(path, located.get(path, OWN)) as file:
                 look = _FileLook(file, path, names, facts, common)
                 look.statistics(
                     file.num_row_groups
@@ -161,7 +165,7 @@ class _FileLook:
 
     def __init__(
         self,
-        file: pq.ParquetFile,
+        file: TableParquet,
         path: str,
         names: Sequence[str],
         facts: dict[str, ColumnFacts],
@@ -179,8 +183,7 @@ class _FileLook:
     def statistics(self, groups: int) -> None:
         """Adds the footer's statistics of `groups` row groups."""
         leaves: dict[str, int] = {}
-        for number in range(len(self._file.schema)):
-            leaf = self._file.schema.column(number).path
+        for number, leaf in enumerate(self._file.leaves):
             leaves.setdefault(
                 next((name for name in _upwards(leaf) if name in self._types), leaf), number
             )
@@ -190,6 +193,9 @@ class _FileLook:
         for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
             chunks = self._file.metadata.row_group(group)
             for name in self._names:
+                if name in self._file.constants:
+                    self._add_constant(name, group)
+                    continue
                 one, known = self._facts[name], chunks.column(leaves[name]).statistics
                 if known is None or not (
                     known.has_null_count and (known.has_min_max or not known.num_values)
@@ -206,6 +212,14 @@ class _FileLook:
                     one.nulls[self._path, group] = known.null_count
                 if known is not None and known.has_min_max:
                     one.widen(_plain(known.min), _plain(known.max), (self._path, group))
+
+    def _add_constant(self, name: str, group: int) -> None:
+        """Adds a column that has one value in the whole file."""
+        one, value = self._facts[name], self._file.constants[name].as_py()
+        if value is not None:
+            one.widen(_plain(value), _plain(value), (self._path, group))
+        elif rows := self._file.metadata.row_group(group).num_rows:
+            one.nulls[self._path, group] = rows
 
     def sample(self, rows: int) -> pa.Table:
         """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not
@@ -282,7 +296,9 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, decimal.Decimal) else value
 
 
-def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str]) -> str:
+def check_values(
+    recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str], located: Located = _ALL_OWN
+) -> str:
     """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column without operators: a missing
     value without a fill, an id that does not fit, or a number that is too large. Returns a warning about the labels, or
     an empty text."""
@@ -292,7 +308,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
         for recipe in recipes
         if recipe.name in scalars and not recipe.operators
     }
-    facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
+    facts = probe(paths, dict.fromkeys(taken.values()), rows=0, located=located) if taken else {}
     for name, source in taken.items():
         if (one := facts.get(source)) is None:
             continue  # an optional column that no examined file has
@@ -304,7 +320,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
         if isinstance(one.high, (int, float)) and one.high > high:
             places.append(one.high_place)
         for place in places:
-            _refuse(name, source, kind, place, columns)
+            _refuse(name, source, kind, place, columns, located.get(place[0], OWN))
     label = facts.get(taken.get(columns.label, ""))
     if (
         label is None
@@ -319,13 +335,13 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     )
 
 
-def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -> None:
+def _refuse(  # noqa: PLR0917 # called once
+    name: str, source: str, kind: Any, place: Place, columns: Columns, located: FileColumns
+) -> None:
     """Reads the values in this place, and raises ColumnError if they are really what the footer says."""
     path, group = place
-    with pq.ParquetFile(path) as file:
-        values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(
-            source
-        )
+    with TableParquet(path, located) as file:
+        values = flattened(file.read_row_group(group, [source])).column(source)
     where = f"{path}, row group {group}"
     filled = name in columns.fill
     if values.null_count and not filled and name == columns.label:
@@ -368,7 +384,9 @@ def _shown(value: Any) -> str:
     return f"{value + 0.0:g}" if isinstance(value, float) else str(value)
 
 
-def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]:
+def unreadable(
+    recipes: Sequence[Recipe], paths: Sequence[str], located: Located = _ALL_OWN
+) -> Iterator[str]:
     """Yields a warning for each column with many values that its operators cannot read, such as times in another
     format. Raises ColumnError if most are unreadable.
 
@@ -377,7 +395,9 @@ def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]
     wanted = [recipe for recipe in recipes if reading(recipe.operators)]
     for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
         rows = _first_rows(
-            path, list(dict.fromkeys(name for recipe in wanted for name in recipe.sources))
+            path,
+            located.get(path, OWN),
+            list(dict.fromkeys(name for recipe in wanted for name in recipe.sources)),
         )
         for recipe in wanted:
             if not rows.num_rows or not set(recipe.sources) <= set(rows.column_names):
@@ -396,11 +416,11 @@ def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]
             yield f"warning: {text}; they count as missing"
 
 
-def _first_rows(path: str, names: list[str]) -> pa.Table:
+def _first_rows(path: str, located: FileColumns, names: list[str]) -> pa.Table:
     batches: list[pa.RecordBatch] = []
-    with pq.ParquetFile(path) as file:
+    with TableParquet(path, located) as file:
         # A batch does not cross row groups.
-        for batch in file.iter_batches(_CHECKED_ROWS, columns=names, use_threads=False):
+        for batch in file.iter_batches(_CHECKED_ROWS, range(file.num_row_groups), names):
             batches.append(batch)
             if sum(one.num_rows for one in batches) >= _CHECKED_ROWS:
                 break

@@ -4,7 +4,7 @@ the ETL does."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_columns import OWN, FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import typed
 
@@ -72,22 +72,22 @@ class RowSelection:
         )
         return split_of(columns, keys, self.spec)
 
-    def counts(self, paths: Sequence[str]) -> tuple[list[tuple[int, ...]], int]:
+    def counts(self, files: Mapping[str, FileColumns | None]) -> tuple[list[tuple[int, ...]], int]:
         """Returns the number of selected rows in each row group of each file, and the number of rows in no split. Reads
         only the deciding columns. If a footer's smallest and largest time lie in one split, it reads nothing."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
-            found = list(pool.map(self._counts, paths))
+            found = list(pool.map(self._counts, files, files.values()))
         return [tuple(rows for rows, _ in file) for file in found], sum(
             none for file in found for _, none in file
         )
 
-    def _counts(self, path: str) -> list[tuple[int, int]]:
-        with pq.ParquetFile(path) as file:
+    def _counts(self, path: str, located: FileColumns | None) -> list[tuple[int, int]]:
+        with TableParquet(path, located or OWN) as file:
             return [
                 self._count(path, file, number) for number in range(file.metadata.num_row_groups)
             ]
 
-    def _count(self, path: str, file: pq.ParquetFile, number: int) -> tuple[int, int]:
+    def _count(self, path: str, file: TableParquet, number: int) -> tuple[int, int]:
         group = file.metadata.row_group(number)
         try:
             by_time_alone = self.spec.table.split_time and not self.spec.table.unlabelled
@@ -95,11 +95,7 @@ class RowSelection:
                 first, last = self._splits(bounds)
                 if first == last:
                     return group.num_rows if first == self._number else 0, 0
-            splits = self._splits(
-                flattened(
-                    file.read_row_group(number, columns=list(self.sources), use_threads=False)
-                )
-            )
+            splits = self._splits(flattened(file.read_row_group(number, self.sources)))
             return int(np.count_nonzero(splits == self._number)), int(np.count_nonzero(splits < 0))
         except ColumnError as error:
             raise ColumnError(f"{path}, row group {number}: {error}") from None
@@ -112,22 +108,16 @@ def splits_by_key(spec: Spec) -> bool:
     return several and not (table.split_column or table.split_time)
 
 
-def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
+def _bounds(file: TableParquet, number: int, name: str) -> pa.Table | None:
     """Returns the smallest and the largest value of a column in a row group, by its footer. None if the footer has
     none, or if values are missing."""
     at = file.schema_arrow.get_field_index(name)
     # Footers do not show NaN.
     if at < 0 or pa.types.is_floating(kind := file.schema_arrow.field(at).type):
         return None
-    group = file.metadata.row_group(number)
-    known = next(
-        (
-            column.statistics
-            for column in map(group.column, range(group.num_columns))
-            if column.path_in_schema == name
-        ),
-        None,
-    )
+    if name in file.constants or name not in file.leaves:
+        return None
+    known = file.metadata.row_group(number).column(file.leaves.index(name)).statistics
     if known is None or not (known.has_min_max and known.has_null_count) or known.null_count:
         return None
     return pa.table({name: pa.array([known.min, known.max], kind)})

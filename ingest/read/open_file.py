@@ -6,10 +6,11 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from sluice.common.stores import Place
 
 _RANGES_AT_ONCE = 2  # ranges of a row group that each reader fetches at the same time
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
@@ -17,9 +18,8 @@ _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 def local_path(path: str) -> str | None:
     """Returns the path of a plain local file, or None if it lies in a store."""
-    if path.startswith("file://"):
-        return unquote(path.removeprefix("file://"))
-    return None if "://" in path else path
+    place = Place.of(path)
+    return None if place.scheme or place.delay_ms is not None else place.path
 
 
 def stored_footer(path: str, size: int) -> bytes:

@@ -112,7 +112,7 @@ class PackedRowGroups:
         columns: Sequence[str],
         dictionaries: Sequence[str],
     ):
-        """`paths` has the path of each local file, and None for a file in a store, which gets no copy. Copies hold
+        """`paths` has the path of each local file, and None for a file that gets no copy. Copies hold
         these `columns`. Those in `dictionaries` are decoded as dictionaries."""
         self._paths = tuple(paths)
         self._warned = set[str]()
@@ -127,7 +127,10 @@ class PackedRowGroups:
         local = [path for path in paths if path is not None]
         self._may_write = bool(local)
         if len(local) < len(paths):
-            self._warn_once("files in a store have no packed copy", "use --cache for them")
+            self._warn_once(
+                "files in a store, and of a table that renamed columns, have no packed copy",
+                "use --cache for a store",
+            )
         try:
             if local:
                 above = os.path.commonpath(

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from sluice.common.slow_path import plain_path, slow_path
+from sluice.common.stores import SLOW, Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.etl.table.foreign_tables import LocalTables
+from sluice.etl.table.table_columns import FileColumns, TableParquet, partitions_of, refuse_twice
+from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
@@ -56,7 +57,7 @@ __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "role
 ONLY_SPLIT = "train"
 _SEVERAL_TYPES = "of several types"
 _NOT_EVERYWHERE = "not in every file, which a spec can say"
-_BY_LOG = "name the files of its newest version (deltalake.DeltaTable(…).file_uris())"
+_BY_LOG = "name the table's folder itself"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -84,6 +85,10 @@ class ParquetFiles:
     """Which functions named by transforms may be imported."""
     prefix: str = ""
     """The prefix of each path that delays or disturbs reads (`latency://…`)."""
+    located: tuple[FileColumns, ...] = ()
+    """For each file, where it has the columns of its table."""
+    table: TableFiles | None = None
+    """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
     """Petastorm's TransformSpec for each row group. All other fields describe the columns after it."""
 
@@ -95,6 +100,7 @@ class ParquetFiles:
         hash: Mapping[str, int] | None = None,
         *,
         spec: Spec | str | os.PathLike[str] | None = None,
+        version: int | None = None,
         permission: Permission = NOTHING,
         transform_spec: Any = None,
         say: Callable[[str], None] | None = None,
@@ -103,18 +109,25 @@ class ParquetFiles:
 
         Without either, roles are guessed. If `roles` names only the label, the others are guessed. `hash` maps names,
         or patterns of names, to numbers of ids. Roles and hash name the columns after `transform_spec`. `say` gets
-        lines about what was guessed or left out. By default, each line is printed once on standard error."""
+        lines about what was guessed or left out. By default, each line is printed once on standard error. `version` is
+        that of a Delta or Iceberg table, by default its newest."""
         say = say or _print_once
-        uri, prefix, paths = _paths(source)
-        footers = _read_footers(paths)
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
-        stored = _StoredColumns.of(uri, paths, footers, spec, transform_spec)
+        found = _find(source, version)
+        uri, paths = found.uri, found.paths
+        located = found.located(spec)
+        footers = _read_footers(paths, located)
+        stored = _StoredColumns.of(
+            uri, paths, footers, spec, transform_spec=transform_spec, located=located
+        )
+        stored.unread.update(found.table.unread if found.table else {})
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
-            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking))
+            form = found.table.kind if found.table else "parquet"
+            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, form))
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
@@ -133,22 +146,30 @@ class ParquetFiles:
         opened = cls(
             uri,
             tuple(fields),
-            _data_files(prefix, paths, footers),
+            _data_files(found.prefix, paths, footers),
             stored.bag_sizes(made.recipes),
             made.hash,
             made.recipes,
             spec,
             made.fill,
             permission=permission,
-            prefix=prefix,
+            prefix=found.prefix,
+            located=tuple(located),
+            table=found.table,
             transform_spec=transform_spec,
         )
         return opened if spec is None else opened.transformed(spec.transforms)
 
     @cached_property
     def version(self) -> str:
-        """A hash of names, sizes and row groups. Another version means other rows, or another order of rows."""
-        named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
+        """A hash of names, sizes and row groups, after the version of a table. Another version means other rows, or
+        another order of rows."""
+        named: list[list[Any]] = [
+            [os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files
+        ]
+        for one, located in zip(named, self.located, strict=True):
+            if not located.is_own:
+                one.append(located.described)
         made: list[Any] = [self.hash] if self.hash else []
         made += [
             recipe.described
@@ -171,7 +192,8 @@ class ParquetFiles:
                 ],
             ]
         text = json.dumps([named, *made] if made else named)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        found = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"v{self.table.version}-{found}" if self.table else found
 
     def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
         """Returns the same files with these transforms added. Raises SpecError if one needs a missing column."""
@@ -198,7 +220,7 @@ class ParquetFiles:
         if selection is None:
             return self.files
         try:
-            counts, in_none = selection.counts([self._path(file) for file in self.files])
+            counts, in_none = selection.counts(self._by_path)
         except (OSError, pa.ArrowException) as error:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
@@ -237,10 +259,12 @@ class ParquetFiles:
         # Rows without a label are in their own split, so they need no check.
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        if warning := check_values(self.recipes, columns, paths):
+        if warning := check_values(self.recipes, columns, paths, self._by_path):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
-            [recipe for recipe in self.recipes if recipe.name in columns.names], paths
+            [recipe for recipe in self.recipes if recipe.name in columns.names],
+            paths,
+            self._by_path,
         ):
             _print_once(warning)
 
@@ -253,7 +277,11 @@ class ParquetFiles:
             if recipe.name in names and not recipe.operators
         }
         facts = probe(
-            [self._path(file) for file in self.files], sources.values(), rows=0, every=True
+            list(self._by_path),
+            sources.values(),
+            rows=0,
+            every=True,
+            located=self._by_path,
         )
         return {
             name: one.high + 1
@@ -274,6 +302,10 @@ class ParquetFiles:
             )
         return None
 
+    @cached_property
+    def _by_path(self) -> dict[str, FileColumns]:
+        return {self._path(file): one for file, one in zip(self.files, self.located, strict=True)}
+
     def _path(self, file: DataFile) -> str:
         return file.path.removeprefix(self.prefix)
 
@@ -292,6 +324,10 @@ class _StoredColumns:
     kinds: dict[str, pa.DataType]
     edited: frozenset[str]
     """The columns that the TransformSpec makes."""
+    located: Mapping[str, FileColumns]
+    """For each file, where it has the columns of its table."""
+    unread: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The columns that cannot be read, each with the reason."""
 
     @classmethod
     def of(
@@ -300,15 +336,18 @@ class _StoredColumns:
         paths: list[str],
         footers: list[Footer],
         spec: Spec | None,
+        *,
         transform_spec: Any,
+        located: Sequence[FileColumns],
     ) -> _StoredColumns:
+        by_path = dict(zip(paths, located, strict=True))
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        kinds = _read_types(paths[0])
+        kinds = _read_types(paths[0], located[0])
         for name in (name for name in optional if name not in kinds):
             having = (p for p, f in zip(paths, footers, strict=True) if name in f.types)
             path = next(having, None)
-            kinds[name] = pa.null() if path is None else _read_types(path)[name]
+            kinds[name] = pa.null() if path is None else _read_types(path, by_path[path])[name]
         edited = frozenset[str]()
         if transform_spec is not None:
             kinds, edited = types_after(kinds, transform_spec)
@@ -317,7 +356,7 @@ class _StoredColumns:
                 for name, kind in kinds.items()
                 if name in edited or name in types
             }
-        return cls(uri, paths, footers, types, lacking, kinds, edited)
+        return cls(uri, paths, footers, types, lacking, kinds, edited, by_path)
 
     @property
     def rows(self) -> int:
@@ -326,7 +365,7 @@ class _StoredColumns:
     def propose(self, label: str | None, by_caller: set[str]) -> dict[str, Proposal]:
         """Guesses the roles of the columns, except of those that the caller hashes."""
         types = {name: kind for name, kind in self.types.items() if name not in self.edited}
-        facts = _probe_columns(self.paths, types, self.footers)
+        facts = _probe_columns(self.located, types, self.footers)
         facts |= {name: ColumnFacts(self.kinds[name]) for name in self.edited}
         return {
             name: one
@@ -351,7 +390,7 @@ class _StoredColumns:
                 for path, footer in zip(self.paths, self.footers, strict=True)
                 if any(footer.row_groups)  # a file without rows may have no types
             ],
-            _read_types,
+            lambda path: _read_types(path, self.located[path]),
         )
         return used
 
@@ -394,7 +433,7 @@ def _columns_by_roles(
             one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller
         }
         others = {name: _SEVERAL_TYPES for name in types if name not in found}
-        others |= in_folders(stored.paths, types) | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+        others |= stored.unread | dict.fromkeys(lacking, _NOT_EVERYWHERE)
         roles, fill = _report_guesses(stored.uri, found, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
     return _MadeBy(recipes, hashed, fill, is_guessed)
@@ -431,16 +470,34 @@ def _data_files(
     )
 
 
-def _read_footers(paths: Sequence[str]) -> list[Footer]:
+def _read_footers(paths: Sequence[str], located: Sequence[FileColumns]) -> list[Footer]:
+    """Reads the footers, with the names of the table's columns."""
     try:
-        return footers_of(paths)
+        found = footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
+    for path, footer, one in zip(paths, found, located, strict=True):
+        refuse_twice(path, footer.types, one)
+    return [
+        footer if one.is_own else _located_footer(footer, one)
+        for footer, one in zip(found, located, strict=True)
+    ]
+
+
+def _located_footer(footer: Footer, located: FileColumns) -> Footer:
+    types = zip(located.named(footer.types), footer.types.values(), strict=True)
+    ids = zip(located.named(footer.ids), footer.ids.values(), strict=True)
+    constants = {name: str(one.type) for name, one in located.constants.items()}
+    return replace(
+        footer,
+        types={name: kind for name, kind in types if name} | constants,
+        ids={name: count for name, count in ids if name} | dict.fromkeys(constants, 0),
+    )
 
 
 def parquet_paths(source: Paths) -> list[str]:
     """Returns the Parquet files of a folder, a glob or a list."""
-    return _paths(source)[2]
+    return _find(source).paths
 
 
 _printed: set[str] = set()
@@ -454,7 +511,7 @@ def _print_once(line: str) -> None:
 
 
 def _probe_columns(
-    paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]
+    located: Mapping[str, FileColumns], types: Mapping[str, str], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
     """Returns the facts of each column that has one type in all files, or number types that can be loaded together."""
     kinds = {
@@ -475,7 +532,7 @@ def _probe_columns(
         for name, kind in types.items()
         if name in common or (kind != SEVERAL and kinds[name] <= {kind})
     ]
-    return probe(paths, alike, common=common)
+    return probe(list(located), alike, common=common, located=located)
 
 
 def _report_guesses(
@@ -503,15 +560,29 @@ def _report_guesses(
     return roles, fill
 
 
-def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]]:
-    """Returns the facts of the columns that can be loaded from all files, the number of rows, and for each other column
-    the reason why it cannot be loaded."""
-    paths = _paths(source)[2]
-    footers = _read_footers(paths)
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What is known about the columns of files before their roles are."""
+
+    columns: dict[str, ColumnFacts]
+    """The facts of the columns that can be loaded from all files."""
+    rows: int
+    others: dict[str, str]
+    """For each other column, the reason why it cannot be loaded."""
+    form: str
+    """`parquet`, `delta` or `iceberg`."""
+
+
+def facts_of(source: Paths) -> SourceFacts:
+    """Examines the columns of files."""
+    found = _find(source)
+    paths, table = found.paths, found.table
+    located = found.located(None)
+    footers = _read_footers(paths, located)
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
-    facts = _probe_columns(paths, types, footers)
+    facts = _probe_columns(dict(zip(paths, located, strict=True)), types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -519,34 +590,20 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
         for name in types
         if name not in facts
     }
-    others |= in_folders(paths, types)
-    return facts, sum(sum(footer.row_groups) for footer in footers), others
-
-
-def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
-    """Returns the columns that exist only in the names of folders, such as `date=2026-01-01`, with why they are left
-    out."""
-    found = {
-        part.partition("=")[0]: part
-        for path in paths
-        for part in Path(path).parent.parts
-        if "=" in part
-    }
-    return {
-        name: f"only the names of folders have it ({part}); write it into the files as a column"
-        for name, part in found.items()
-        if name and name not in columns
-    }
+    others |= table.unread if table else {}
+    rows = sum(sum(footer.row_groups) for footer in footers)
+    return SourceFacts(facts, rows, others, table.kind if table else "parquet")
 
 
 def _with_size(size: int | None, name: str) -> str:
     return name if size is None else f"{name}%{size}"
 
 
-def _read_types(path: str) -> dict[str, pa.DataType]:
+def _read_types(path: str, located: FileColumns) -> dict[str, pa.DataType]:
     """Returns the type of each column of a file."""
     try:
-        return {part.name: part.type for part in parts(pq.read_schema(path))}
+        with TableParquet(path, located) as file:
+            return {part.name: part.type for part in parts(file.schema_arrow)}
     except (OSError, pa.ArrowException) as error:
         raise ParquetError(f"{path}: {error}") from error
 
@@ -554,28 +611,53 @@ def _read_types(path: str) -> dict[str, pa.DataType]:
 # ---- files
 
 
-def _paths(source: Paths) -> tuple[str, str, list[str]]:
-    """Returns the name of the source, the prefix of its paths, and the paths of its files.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The files of a source."""
 
-    Files of a folder or a glob are sorted by name. A list keeps its order. Raises ForeignTableError for a file that a
-    table may have removed."""
+    uri: str
+    """The name of the source. A table's has its version."""
+    prefix: str
+    """The prefix of the paths."""
+    paths: list[str]
+    table: TableFiles | None = None
+    """The table that lists the files."""
+
+    def located(self, spec: Spec | None) -> list[FileColumns]:
+        """Returns for each file where it has the columns."""
+        if self.table is not None:
+            return list(self.table.columns.values())
+        kinds = spec.input.columns if spec else {}
+        return partitions_of(self.paths, [n for n, kind in kinds.items() if kind == "text"])
+
+
+def _find(source: Paths, version: int | None = None) -> _Found:
+    """Returns the files. Those of a folder or a glob are sorted by name. A list keeps its order. Raises
+    ForeignTableError for a file that a table may have removed."""
     tables = LocalTables()
-    found = _find_files(source, tables)
-    tables.refuse_removed(found[2])
+    found = _find_files(source, tables, version)
+    if found.table is None:
+        tables.refuse_removed(found.paths)
+        if version is not None:
+            raise ParquetError(
+                f"{found.uri}: version={version} is for tables, and these are plain files"
+            )
+    if not found.paths:
+        raise ParquetError(f"{found.uri}: this version of the table has no files")
     return found
 
 
-def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
-    """Returns what `_paths` returns. Refuses folders and globs that hold files of another table format. Files that are
-    named one by one are not checked here."""
+def _find_files(source: Paths, tables: LocalTables, version: int | None = None) -> _Found:
+    """Returns what `_find` returns. Refuses folders and globs that hold files of a table. Files that are named one by
+    one are not checked here."""
     if not isinstance(source, (str, os.PathLike)):
         each = [_find_files(one, tables) for one in source]
         if not each:
             raise ParquetError("an empty list of files")
-        prefixes, found = (
-            {prefix for _, prefix, _ in each},
-            [path for _, _, some in each for path in some],
-        )
+        if (table := next((one for one in each if one.table), None)) and len(each) > 1:
+            raise ParquetError(f"{table.uri}: a table is loaded alone; name only this one")
+        prefixes = {one.prefix for one in each}
+        found = [path for one in each for path in one.paths]
         if again := next(
             (path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1),
             None,
@@ -589,10 +671,18 @@ def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]
                 f"the files have different delays ({', '.join(sorted(prefixes))}): give all "
                 "of them one delay, or none"
             )
-        return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
-    if (at := slow_path(os.fspath(source))) is not None:
-        return os.fspath(source), at.prefix, _find_files(at.path, tables)[2]
+        if each[0].table:
+            return each[0]
+        return _Found(f"{len(found)} files from {each[0].uri}", prefixes.pop(), found)
     text = os.fspath(source)
+    if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
+        found_there = _find_files(at.path, tables, version)
+        uri = at.prefix + found_there.uri if found_there.table else text
+        return replace(found_there, uri=uri, prefix=at.prefix)
+    name, named_version = versioned(text, version)
+    if is_iceberg(name) or (is_delta(name) and not is_table(name)):
+        table_files = TableFiles.open(name, named_version)
+        return _Found(table_files.name, "", list(table_files.files), table_files)
     if os.path.isdir(text):
         paths = sorted(
             str(p)
@@ -608,7 +698,7 @@ def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
     if not paths:
         raise ParquetError(f"{text}: {what}")
-    return text, "", paths
+    return _Found(text, "", paths)
 
 
 def table_of(
@@ -618,24 +708,30 @@ def table_of(
     hash: Mapping[str, int] | None = None,
     spec: Spec | str | os.PathLike[str] | None = None,
     *,
+    version: int | None = None,
     transform_spec: Any = None,
 ) -> FeatureTable | ParquetFiles:
-    """Opens a loader's source: a feature table by its folder or URI, or plain Parquet files. Row groups of plain files
-    go through `transform_spec`."""
+    """Opens a loader's source: a feature table, a Delta or Iceberg table of another program, or plain Parquet files.
+    Row groups of all but the first go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable
 
-        source = FeatureTable.open(source, allow_code=allow_code)
+        name, version = versioned(os.fspath(source), version)
+        source = FeatureTable.open(name, version, allow_code=allow_code)
+        version = None
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(
             source,
             roles,
             hash,
             spec=spec,
+            version=version,
             permission=Permission.of(allow_code),
             transform_spec=transform_spec,
         )
+    if version is not None:
+        raise ParquetError(f"version={version} names a version of a path, and this table is open")
     if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
         raise ParquetError(
             "these files were opened without this TransformSpec, which defines their columns: "
@@ -653,6 +749,6 @@ def table_of(
 
 
 def is_table(name: str) -> bool:
-    """Whether this is a feature table. Every URI of a store counts as one."""
-    path = plain_path(name)
-    return "://" in path or os.path.isdir(Path(path, "_sluice"))
+    """Whether this is a feature table. Every URI of a store counts as one, but for Iceberg's."""
+    path = plain_path(versioned(name)[0])
+    return not is_iceberg(path) and ("://" in path or os.path.isdir(Path(path, "_sluice")))

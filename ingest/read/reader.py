@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.etl.table.table_columns import OWN, FileColumns
 from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
@@ -94,7 +95,7 @@ class RowGroupReader:
         given: pa.Schema | None = None,
         made: MadeColumns | OperatorColumns | None = None,
         sample: str | None = None,
-        folders: Sequence[Mapping[str, int | str]] = (),
+        located: Sequence[FileColumns] = (),
         packed: PackedCopy | None = None,
     ):
         """Opens nothing yet, except footers that the table does not list.
@@ -103,12 +104,12 @@ class RowGroupReader:
         - `bags` has the average number of ids a row for each column of bags.
         - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
         - `sample` names a column of weights, by which rows are drawn.
-        - `folders` has, for each file, the columns that are written in the names of its folders.
+        - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `packed` says where copies of row groups are kept and read from."""
         self.files = tuple(files)
         self._before_read = before_read
         self._sample = sample
-        self._folders = folders
+        self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
         self._result_columns = tuple(columns)
@@ -135,20 +136,32 @@ class RowGroupReader:
         copies = _FRAME_COPIES if given is not None else int(sample is not None)
         if packed is not None:
             copies += _PACK_COPIES
-            local = [self._opener.local(file.path) for file in self.files]
+            local = [
+                None if one.renames else self._opener.local(file.path)
+                for file, one in zip(self.files, self._located, strict=True)
+            ]
             self.packed = PackedRowGroups(
                 packed, local, self._file_schema.names, self._dictionaries
             )
         self.decoding = self._decoding(bags or {}, copies=copies)
-        self.may_stay_packed = not (made or sample or any(folders) or given is not None)
+        adds = any(one.constants for one in self._located)
+        self.may_stay_packed = not (made or sample or adds or given is not None)
         """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
 
     def _set_schemas(self) -> None:
         """Sets the schemas of the files, of the read columns and of the result."""
-        folder = self._folders[0] if self._folders else {}
-        named = pa.table({name: [value] for name, value in folder.items()}).schema
-        self._file_schema = self._schema([name for name in self.columns if name not in named.names])
-        self.stored = pa.schema([*self._file_schema, *(f for f in named if f.name in self.columns)])
+        constants = self._located[0].constants if self._located else {}
+        self._first_with = {
+            name: next(
+                (n for n, one in enumerate(self._located) if name not in one.constants), None
+            )
+            for name in self.columns
+        }
+        """For each column, the number of the first file that stores it. None: no file does."""
+        in_files = [name for name in self.columns if self._first_with[name] is not None]
+        self._file_schema = self._schema(in_files)
+        others = ((name, constants[name].type) for name in self.columns if name not in in_files)
+        self.stored = pa.schema([*self._file_schema, *others])
         """The schema of the columns that are read, in the types of the first file."""
         wanted = self.given
         if wanted is None:
@@ -280,6 +293,7 @@ class RowGroupReader:
                 file = self._take(number)
                 table = self._table(
                     file,
+                    number,
                     group,
                     self.decoding.portions or ((),)
                     if columns is None
@@ -287,11 +301,8 @@ class RowGroupReader:
                 )
                 if self.packed and entry:
                     self.packed.keep(entry, file, table)
-            for name, value in self._folders[number].items() if self._folders else ():
-                if name in (self.columns if columns is None else columns):
-                    table = table.append_column(
-                        self.stored.field(name), pa.repeat(value, table.num_rows)
-                    )
+            wanted = self.columns if columns is None else (*columns, *self._selection_columns)
+            table = self._located[number].with_constants(table, dict.fromkeys(wanted))
         except Exception as error:  # a damaged file can cause any error
             if file is not None:
                 file.close()
@@ -310,10 +321,17 @@ class RowGroupReader:
         if wrong := self.compare(pa.schema(fields)):
             raise SourceError(f"{where}: {wrong}")
 
-    def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
+    def _table(
+        self, file: OpenFile, number: int, group: int, portions: Sequence[Sequence[str]]
+    ) -> pa.Table:
         """Decodes a row group, some of its columns at a time. Arrow's reader keeps the stored form of all columns of
         one call until the call returns, so large columns are read separately."""
-        tables = [flattened(file.read(group, some)) for some in portions]
+        located = self._located[number]
+        tables = [
+            flattened(located.table(file.read(group, located.stored(some)), ()))
+            for some in portions
+        ]
+        tables = [table for table in tables if table.num_columns] or tables[:1]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
@@ -359,11 +377,12 @@ class RowGroupReader:
                     return file
         path = self.files[number].path
         footer = self._footers.get(number)
+        dictionaries = self._located[number].stored(self._dictionaries)
         local = self._opener.local(path)
         opened = (
-            StoreFile(self._opener.open(path), footer, self._dictionaries)
+            StoreFile(self._opener.open(path), footer, dictionaries)
             if local is None
-            else LocalFile(local, footer, self._dictionaries)
+            else LocalFile(local, footer, dictionaries)
         )
         self._footers[number] = opened.metadata
         if isinstance(opened, LocalFile) and footer is not None:
@@ -450,19 +469,22 @@ class RowGroupReader:
         type."""
         if not self.files:
             raise SourceError("there are no files to read")
-        in_file = list(parts(self._footer(0).schema.to_arrow_schema()))
-        known = [part.name for part in in_file]
+        schemas: dict[int, list[pa.Field]] = {}
+        found = []
         for name in names:
-            if (name in known or name not in self._optional) and (
-                wrong := _why_missing(name, known)
-            ):
-                raise SourceError(f"{self.files[0].path}: {wrong}")
-        return pa.schema(
-            [
-                in_file[known.index(name)] if name in known else (name, self._spec_types[name])
-                for name in names
-            ]
-        )
+            number = self._first_with[name] or 0
+            if number not in schemas:
+                stored = self._footer(number).schema.to_arrow_schema()
+                schemas[number] = list(parts(self._located[number].schema(stored)))
+            there = schemas[number]
+            known = [part.name for part in there]
+            if name not in known and name in self._optional:
+                found.append(pa.field(name, self._spec_types[name]))
+                continue
+            if wrong := _why_missing(name, known):
+                raise SourceError(f"{self.files[number].path}: {wrong}")
+            found.append(there[known.index(name)])
+        return pa.schema(found)
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         """Estimates the memory for decoding from the largest row group. The estimate is larger if other files store
@@ -485,14 +507,7 @@ class RowGroupReader:
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
-            alone = decoding_of(
-                footer,
-                group,
-                self._file_schema,
-                bags,
-                scale=scale,
-                file_bytes=self.files[number].bytes or 2**62,
-            )
+            alone = self._decoding_of(number, group, bags, scale)
             found = replace(
                 alone, extra_bytes=alone.extra_bytes + copies * alone.decoded(largest[0])
             )
@@ -512,12 +527,39 @@ class RowGroupReader:
             extra_bytes=round(found.extra_bytes + share * largest[0] * made),
         )
 
+    def _decoding_of(
+        self, number: int, group: int, bags: Mapping[str, float], scale: float
+    ) -> Decoding:
+        """Estimates the memory for decoding a row group by its footer, which has the file's own names of columns."""
+        located = self._located[number]
+        names = [name for name in self._file_schema.names if name not in located.constants]
+        stored = located.stored(names)
+        found = decoding_of(
+            self._footer(number),
+            group,
+            pa.schema(
+                [
+                    self._file_schema.field(n).with_name(own)
+                    for n, own in zip(names, stored, strict=True)
+                ]
+            ),
+            {own: bags[name] for name, own in zip(names, stored, strict=True) if name in bags},
+            scale=scale,
+            file_bytes=self.files[number].bytes or 2**62,
+        )
+        portions = tuple(tuple(located.named(some)) for some in found.portions)
+        added = tuple(name for name in self._file_schema.names if name in located.constants)
+        return replace(found, portions=(*portions, added) if added else portions)
 
-def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:
+
+def first_schema(
+    files: Sequence[DataFile], opened: FileOpener, located: Sequence[FileColumns] = ()
+) -> pa.Schema:
     """Returns the schema of all columns of the first file."""
     if not files:
         raise SourceError("there are no files to read")
-    return _read_footer(files[0].path, opened)[1]
+    stored = _read_footer(files[0].path, opened)[1]
+    return located[0].schema(stored) if located else stored
 
 
 def _read_footer(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:

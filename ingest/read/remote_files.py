@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import threading
-from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
-from sluice.common.slow_path import slow_path
+from sluice.common.stores import SLOW, Place, StoreError
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.range_files import (
+    ArrowFiles,
+    FileSystem,
+    FsspecFiles,
+    LocalFiles,
+    RangeFile,
+)
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
-from sluice.ingest.read.stores import FileSystem, FsspecFiles, LocalFiles, RangeFile, S3Files
 
 
 class RemoteFiles:
@@ -126,36 +131,21 @@ def _read_whole(source: RangeFile, offset: int, length: int) -> bytes:
 
 def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
     """Splits a URI into (scheme with its slashes, root, backend)."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", uri, re.DOTALL)
-    if not match:
-        return "", uri, LocalFiles()
-    slow = slow_path(uri)
-    if slow is not None:
-        return (
-            slow.prefix,
-            slow.path,
-            FaultyFileSystem(LocalFiles(), Disturbance(latency_ms=slow.delay_ms), clock),
-        )
-    scheme, rest = match[1].lower(), match[2]
-    if scheme == "file":
-        if not rest.startswith("/"):
-            raise ValueError(f"{uri}: write file:///path, with an absolute path")
-        return "", unquote(rest), LocalFiles()
-    root, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
-    try:
-        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-    except ValueError:
-        raise ValueError(
-            f"{uri}: write name=value pairs, joined by &, after the question mark"
-        ) from None
-    if not root:
-        raise ValueError(f"{uri}: there is no path in it")
-    if scheme == "latency":
-        inner_scheme, inner_root, inner = _resolve(root, clock)
-        return inner_scheme, inner_root, FaultyFileSystem(inner, Disturbance.parse(options), clock)
-    if scheme in ("s3", "s3a"):
-        return "s3://", root, S3Files(options)
-    return f"{scheme}://", root, FsspecFiles(scheme, options)
+    place = Place.of(uri)
+    if place.delay_ms is not None:
+        slow = Disturbance(latency_ms=place.delay_ms)
+        return place.prefix, place.path, FaultyFileSystem(LocalFiles(), slow, clock)
+    if not place.scheme:
+        return "", place.path, LocalFiles()
+    if place.scheme == SLOW:
+        if "?" in place.path:
+            raise StoreError(f"{uri}: write name=value pairs, joined by &, after the question mark")
+        scheme, root, inner = _resolve(place.path, clock)
+        return scheme, root, FaultyFileSystem(inner, Disturbance.parse(place.options), clock)
+    files, root = place.files(attempts=1)  # `Retrier` retries, so that its counts show all attempts
+    if isinstance(files, pafs.PyFileSystem):
+        return place.prefix, place.path, FsspecFiles(files.handler.fs, place.scheme)
+    return place.prefix, root, ArrowFiles(files, place.scheme)
 
 
 class _File(io.RawIOBase):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from sluice.ingest.knobs import nearest, parse_bytes
+from sluice.ingest.read.range_files import FileSystem, RangeFile
 from sluice.ingest.read.retry import Clock
-from sluice.ingest.read.stores import FileSystem, RangeFile
 
 _PARSERS: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
 

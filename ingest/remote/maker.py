@@ -96,6 +96,7 @@ class UnitMaker:
             bags=columns.bags,
             made=made,
             sample=job.sample,
+            located=plain.located if plain else (),
         )
         # Petastorm's reader gives the same rows, and takes 0.3 s to import.
         rows = ArrowSource(groups)

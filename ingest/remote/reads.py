@@ -44,7 +44,7 @@ def remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
         StartedFleet,
         job=job,
         table=[file.path for file in source.files]
-        if isinstance(source, ParquetFiles)
+        if isinstance(source, ParquetFiles) and source.table is None
         else str(source.uri),
         functions=[str(transform.code) for transform in given.transforms if transform.sendable],
     )

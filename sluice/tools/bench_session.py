@@ -348,6 +348,7 @@ class BenchSession:
             self._before_read if self._latency_s else None,
             self._conditions.files(),
             made=made,
+            located=self._table.located if isinstance(self._table, ParquetFiles) else (),
         )
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)

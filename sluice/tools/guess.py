@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
-    if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
+    if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)
     if not options.out:
         print(text, end="")

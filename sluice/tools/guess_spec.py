@@ -17,6 +17,7 @@ from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
+from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
@@ -38,16 +39,19 @@ _SPLIT_COLUMNS = 4
 
 
 def spec_text(
-    found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None
+    found: Mapping[str, Proposal],
+    others: Mapping[str, str],
+    sample: TextSample | None = None,
+    form: str = "parquet",
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
-    is given for text files."""
+    is given for text files. `form` is the format of the others."""
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
     why = {name: proposal.why for name, proposal in found.items() if name not in used} | dict(
         others
     )
     left_out = [f"#   {name}: {reason}" for name, reason in why.items()]
-    form = sample.form if sample else "parquet"
+    form = sample.form if sample else form
     times = (
         {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
     )
@@ -57,7 +61,7 @@ def spec_text(
         _write_input_column(proposal, times.get(name, ())) for name, proposal in named.items()
     )
     lines = [
-        _HEAD if form == "parquet" else _HEAD_OF_TEXT,
+        _HEAD_OF_TEXT if sample else _HEAD,
         "[input]",
         f'format = "{form}"',
         *(f"{key} = {json.dumps(value)}" for key, value in (sample.keys if sample else {}).items()),
@@ -93,7 +97,7 @@ def spec_text(
     taken = {name.lower() for name in found}
     for proposal in used.values():
         lines += _write_columns(
-            proposal, _choose_name(proposal.name, found, used, taken), learns=form != "parquet"
+            proposal, _choose_name(proposal.name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
 
@@ -315,14 +319,16 @@ def _write_column(
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
-    if not (paths := text_paths(source)):
-        facts, rows, others = facts_of(source)
-        return spec_text(proposals(facts, rows, label, is_click=True), others)
+    is_table = isinstance(source, str) and is_iceberg(source)
+    if is_table or not (paths := text_paths(source)):
+        facts = facts_of(source)
+        found = proposals(facts.columns, facts.rows, label, is_click=True)
+        return spec_text(found, facts.others, form=facts.form)
     sample = TextSample.of(paths)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
         pq.write_table(
             sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
         )
-        facts, _, others = facts_of(f"{folder}/rows.parquet")
-    found = proposals(facts, sample.rows, label or sample.label, is_click=True)
-    return spec_text(found, {**others, **sample.others}, sample)
+        facts = facts_of(f"{folder}/rows.parquet")
+    found = proposals(facts.columns, sample.rows, label or sample.label, is_click=True)
+    return spec_text(found, {**facts.others, **sample.others}, sample)

@@ -17,11 +17,12 @@ import pytest
 from deltalake import write_deltalake
 
 from sluice.common.errors import InputError
+from sluice.common.stores import StoreError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.spark.errors import clearly
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, lines_in, write_rows, write_spec

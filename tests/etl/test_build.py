@@ -18,6 +18,7 @@ from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
+from sluice.common.stores import StoreError
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
@@ -27,7 +28,6 @@ from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitConflict
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
-from sluice.etl.table.store import StoreError
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.tables import batch_of, column, lines_in, write_rows, write_spec

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.common.stores import StoreError
 from sluice.etl.table import vacuum as vacuum_file
 from sluice.etl.table.pins import LASTS_S, PinKeeper, Removal, being_removed, pins
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.vacuum import DAY_S, vacuum
 from tests.raises import assert_names
 

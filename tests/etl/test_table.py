@@ -17,12 +17,13 @@ import pytest
 from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
+from sluice.common.stores import StoreError
 from sluice.etl.__main__ import main
 from sluice.etl.show import describe_table, draw_table
 from sluice.etl.table.commit import Base, CommitConflict, publish
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import Pin
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError, _bag
 from sluice.etl.table.vacuum import vacuum
 from tests.raises import raises

@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 
 from sluice.common.errors import UsageError
-from sluice.common.slow_path import plain_path, slow_path
+from sluice.common.stores import Place, plain_path
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -40,7 +40,10 @@ def taken(source, **more):
     ],
 )
 def test_a_name_has_a_delay_and_a_path(name, parts):
-    assert slow_path(name) == parts
+    place = Place.of(name)
+    assert (
+        (place.prefix, place.path, place.delay_ms) if place.prefix and not place.scheme else None
+    ) == parts
     assert plain_path(name) == (parts[1] if parts else name)
 
 
@@ -57,7 +60,7 @@ def test_a_name_has_a_delay_and_a_path(name, parts):
     ],
 )
 def test_a_malformed_name_is_refused_with_the_right_form(name):
-    for taking in (slow_path, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
+    for taking in (Place.of, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
         with raises(UsageError, "latency://60ms/ABSOLUTE/PATH"):
             taking(name)
 

@@ -15,13 +15,14 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from sluice.common.stores import StoreError
 from sluice.etl.schema import Field
 from sluice.etl.table import commit
 from sluice.etl.table.commit import Base, CommitConflict
 from sluice.etl.table.job_record import FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from tests.storm.found import Deviation

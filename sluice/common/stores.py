@@ -1,0 +1,206 @@
+"""Opens what a path or a URI names: `Place`. Tables, inputs, the registry and readers all open stores here.
+
+Arrow opens local paths, S3 and its other stores (gs, abfs, hdfs). fsspec opens all others. Connection options follow
+the name: `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. A local path may be read as
+if it were in a slow store: `latency://60ms/ABSOLUTE/PATH`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote
+
+from sluice.common.errors import InputError
+from sluice.common.extras import install_command
+from sluice.common.suggest import nearest
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pafs
+
+SLOW = "latency"
+"""The scheme of a store that is slow on purpose."""
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_QUERY = re.compile(r"\?(\w+=.*)$", re.DOTALL)
+_DELAYED = re.compile(r"(\d+(?:\.\d+)?)(ms|s)(/.*)", re.DOTALL)
+_TEXTS = ("endpoint_override", "scheme", "region", "tls_ca_file_path")
+_FLAGS = (
+    "anonymous",
+    "allow_bucket_creation",
+    "allow_bucket_deletion",
+    "force_virtual_addressing",
+)
+_S3_REQUEST_S, _S3_CONNECT_S = 30.0, 10.0
+
+
+class StoreError(InputError):
+    """A place that cannot be opened, read or written. The message names the place and what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or a folder on this machine or in a store."""
+
+    scheme: str
+    """Empty for a path of this machine."""
+    path: str
+    """The path in its file system. In S3 it begins with the bucket."""
+    query: str = ""
+    """The connection options."""
+    delay_ms: float | None = None
+    """How long each read of this local path waits."""
+    prefix: str = ""
+    """What precedes the path in its name: `latency://60ms`, `s3://`, or nothing."""
+
+    @classmethod
+    def of(cls, uri: str | os.PathLike[str], *, decode: bool = True) -> Place:
+        """Reads a path or a URI, and opens nothing. `decode`: whether %20 in a `file://` URI is a space. Raises a
+        StoreError for a malformed URI."""
+        text = os.fspath(uri)
+        if (match := _URI.fullmatch(text)) is None:
+            return cls("", text)
+        scheme, rest = match[1].lower(), match[2]
+        if scheme == "file":
+            if not rest.startswith("/"):
+                raise StoreError(f"{text}: write file:///path, with an absolute path")
+            return cls("", unquote(rest) if decode else rest)
+        if scheme == SLOW and rest and not rest.startswith("/") and "://" not in rest:
+            return cls._delayed(text, rest)
+        found = _QUERY.search(rest)
+        path = rest[: found.start()] if found else rest
+        if not path:
+            raise StoreError(f"{text}: there is no path in it")
+        scheme = "s3" if scheme in ("s3a", "s3n") else scheme
+        return cls(scheme, path, found[1] if found else "", prefix=f"{scheme}://")
+
+    @classmethod
+    def _delayed(cls, text: str, rest: str) -> Place:
+        form = _DELAYED.fullmatch(rest)
+        if form is None or not form[3].strip("/"):
+            raise StoreError(
+                f"{text}: write latency://60ms/ABSOLUTE/PATH, a delay in ms or s and an absolute path of this "
+                "machine"
+            )
+        delay = float(form[1]) * (1000 if form[2] == "s" else 1)
+        return cls("", form[3], "", delay, f"{SLOW}://{form[1]}{form[2]}")
+
+    @property
+    def name(self) -> str:
+        """The name without connection options, for messages."""
+        return f"{self.prefix}{self.path}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(parse_qsl(self.query, keep_blank_values=True))
+
+    @property
+    def delta(self) -> dict[str, Any]:
+        """The arguments with which delta-rs opens a table here."""
+        given, options = self.options, dict[str, str]()
+        scheme = given.get("scheme", "https")
+        if "endpoint_override" in given:
+            options["AWS_ENDPOINT_URL"] = f"{scheme}://{given['endpoint_override']}"
+        if scheme == "http":
+            options["AWS_ALLOW_HTTP"] = "true"
+        if "region" in given:
+            options["AWS_REGION"] = given["region"]
+        # A delayed path is a local path for delta-rs.
+        uri = self.name.rstrip("/") if self.scheme else os.path.abspath(self.path)
+        return {"table_uri": uri, "storage_options": options or None}
+
+    def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:
+        """Returns the file system, and the path in it. `attempts` limits the attempts of each request to S3,
+        for callers that retry by themselves. Raises a StoreError if neither Arrow nor fsspec knows the store."""
+        import pyarrow as pa
+        from pyarrow import fs
+
+        if not self.scheme:
+            return fs.LocalFileSystem(), os.path.abspath(self.path)
+        if self.scheme == "s3":
+            return self._s3(attempts)
+        try:
+            uri = f"{self.scheme}://{self.path.partition('/')[0]}"
+            return fs.FileSystem.from_uri(f"{uri}?{self.query}" if self.query else uri)[
+                0
+            ], self.path
+        except pa.ArrowInvalid:
+            return self._fsspec()
+
+    def open(self) -> Any:
+        """Opens the file for reading."""
+        files, path = self.files()
+        return files.open_input_file(path)
+
+    def _s3(self, attempts: int | None) -> tuple[pafs.FileSystem, str]:
+        from pyarrow import fs
+
+        settings: dict[str, Any] = {**_endpoint(), **self.options}
+        for name in settings:
+            if name not in (*_TEXTS, *_FLAGS):
+                raise StoreError(
+                    f"{self.name}: unknown option {name!r}{nearest(name, (*_TEXTS, *_FLAGS))}"
+                )
+        for name in settings.keys() & set(_FLAGS):
+            settings[name] = settings[name].lower() in ("1", "true", "yes")
+        bucket, slash, key = self.path.partition("/")
+        keys, _, bucket = bucket.rpartition("@")
+        if keys:
+            access, _, secret = keys.partition(":")
+            settings |= {"access_key": unquote(access), "secret_key": unquote(secret)}
+        if not settings.keys() & {"region", "endpoint_override"}:
+            settings["region"] = _region_of(bucket)
+        if attempts is not None:
+            settings |= {
+                "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
+                "request_timeout": _S3_REQUEST_S,
+                "connect_timeout": _S3_CONNECT_S,
+            }
+        return fs.S3FileSystem(**settings), f"{bucket}{slash}{key}"
+
+    def _fsspec(self) -> tuple[pafs.FileSystem, str]:
+        from pyarrow import fs
+
+        web = self.scheme in ("http", "https")  # the query is part of the address there
+        name = f"{self.name}?{self.query}" if web and self.query else self.name
+        try:
+            import fsspec
+
+            other, inner = fsspec.core.url_to_fs(name, **({} if web else self.options))
+        except ModuleNotFoundError as error:
+            if error.name != "fsspec":
+                raise
+            raise StoreError(
+                f"{self.name}: Arrow does not open {self.scheme!r}, and fsspec, which may, is not installed: "
+                f"{install_command('petastorm')}"
+            ) from None
+        except (ImportError, ValueError, TypeError) as error:
+            raise StoreError(
+                f"{self.name}: neither Arrow nor fsspec opens a store {self.scheme!r} here ({error}); local paths, s3, "
+                "latency and fsspec's schemes can be read"
+            ) from None
+        return fs.PyFileSystem(fs.FSSpecHandler(other)), inner
+
+
+def plain_path(uri: str) -> str:
+    """Returns a local path without its delay. All other names stay as they are."""
+    place = Place.of(uri) if uri.startswith(f"{SLOW}://") else None
+    return place.path if place and not place.scheme else uri
+
+
+def _endpoint() -> dict[str, str]:
+    """Returns the endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    scheme, _, address = url.partition("://")
+    return {"scheme": scheme, "endpoint_override": address.rstrip("/")} if address else {}
+
+
+def _region_of(bucket: str) -> str | None:
+    """Returns the region of a bucket, or None for the environment's default if the bucket does not say it."""
+    from pyarrow import fs
+
+    try:
+        return str(fs.resolve_s3_region(bucket))
+    except OSError:
+        return None
