@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.dlrm.ranks import world
 from sluice.dlrm.evaluation import split
+from sluice.dlrm.ranks import world
 from sluice.dlrm.training import overlapped_steps, trainer
 from sluice.ingest.gpu import PinnedStaging
 from tests.dlrm.ranks import trained, whole_weights
@@ -44,7 +44,7 @@ def test_what_comes_from_buffers_that_are_used_again_is_the_same_to_the_last_dig
     lane = LateLane()
     plain = run("plain", None, module, ahead=ahead)
     assert is_same(run("late", lane, module, ahead=ahead), plain)
-    assert 0 < lane.made < len(lane.copies)
+    assert 0 < lane.made <= len(lane.copies) - 5 * (module is not split)
 
 
 def test_the_late_device_finds_a_buffer_of_training_that_is_used_too_early(run):
