@@ -47,6 +47,11 @@ test-ray: setup  ## workers that a real Ray cluster of two nodes places, in a ne
 	@unshare --user --map-root-user --net sh -c \
 		'ip link set lo up && exec .venv-peers-ray-workers/bin/python -m tests.ingest.remote.ray_cluster'
 
+.PHONY: test-gpu
+test-gpu: setup  ## what needs an NVIDIA GPU: its tests, and benchmarks/gpu.py on all GPUs of this host (without one: exit code 2)
+	@$(PY) -m benchmarks.gpu --short
+	@$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))

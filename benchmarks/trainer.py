@@ -109,7 +109,7 @@ def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
     """One step, as the trainer takes it."""
     parts.rates.set_step(number)
     parts.dense.zero_grad()
-    logits = parts.model(*parts.layout.features(batch, here.device))
+    logits = parts.model(*parts.layout.features(batch))
     torch.autograd.backward(loss_of(logits, batch.label, batch.weight))
     parts.dense.step()
 
@@ -209,7 +209,7 @@ def evaluation(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, now = _run_of(args)
     with BatchLoader(table, batch_size=config.batch_size) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here)
-        some = [parts.layout.features(b, here.device) for b in islice(_copies(loader), 16)]
+        some = [parts.layout.features(b) for b in islice(_copies(loader), 16)]
     batches = cycle(some)
 
     def with_gradients() -> int:

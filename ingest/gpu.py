@@ -1,4 +1,4 @@
-"""Copies tensors to a device without waiting: `PinnedStaging`.
+"""Copies tensors to a device without waiting, and a few numbers back: `PinnedStaging` and `fetch`.
 
 A device copies in the background only from pinned memory. So each tensor is first copied into a pinned buffer. The
 buffer is used again after the device has taken the tensor from it.
@@ -77,3 +77,12 @@ class CudaLane:
 def staging_for(device: torch.device) -> PinnedStaging | None:
     """Returns the way to a GPU. None: the device is a CPU, which takes tensors as they are."""
     return PinnedStaging(CudaLane(device)) if device.type == "cuda" else None
+
+
+def fetch(numbers: torch.Tensor) -> tuple[torch.Tensor, Callable[[], bool]]:
+    """Starts a copy to the host. Returns the copy, and a function that tells whether it has arrived."""
+    if not numbers.is_cuda:
+        return numbers, lambda: True
+    found = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    found.copy_(numbers, non_blocking=True)
+    return found, CudaLane(numbers.device).mark()

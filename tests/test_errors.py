@@ -28,7 +28,6 @@ NOT_A_USERS_MISTAKE = {
     "FunctionError",
     "FunctionMemoryError",
     "Gone",
-    "GradientError",
     "JobFailure",
     "MechanismError",
     "NoWorkerAnswers",

@@ -63,7 +63,7 @@ class HostPieces:
         return found
 
 
-class CudaLane:
+class CudaHostLane:
     """The way from a GPU, through pinned memory."""
 
     def is_there(self, tensor: Tensor) -> bool:

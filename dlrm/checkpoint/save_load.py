@@ -24,7 +24,7 @@ from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged_files
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
-from sluice.dlrm.checkpoint.host_pieces import CudaLane, HostLane, HostPieces
+from sluice.dlrm.checkpoint.host_pieces import CudaHostLane, HostLane, HostPieces
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -73,7 +73,7 @@ class Checkpoints:
         self._keep = keep
         self._record = record
         self.files = files or CheckpointDisk()
-        self._lane = lane or (CudaLane() if world.device.type == "cuda" else None)
+        self._lane = lane or (CudaHostLane() if world.device.type == "cuda" else None)
         self._memory_free = memory_free or Machine().memory_free
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")

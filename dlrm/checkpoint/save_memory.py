@@ -56,13 +56,13 @@ class SaveMemory:
     def text(self) -> str:
         """Says what a checkpoint needs and how it will be written."""
         needs = (
-            f"a checkpoint: {self._who} of a host must write {format_bytes(self.state_bytes)}, and "
-            f"{format_bytes(self.free_bytes)} of memory are free"
+            f"a checkpoint: a host's {self._who} must write {format_bytes(self.state_bytes)}; "
+            f"{format_bytes(self.free_bytes)} of its memory are free"
         )
         if self.copies:
-            return f"{needs}; training goes on while a copy is written"
+            return f"{needs}, so training goes on while a copy is written"
         return (
-            f"{needs}, too little for a copy; training stops while it is written in pieces of "
+            f"{needs}, too little for a copy, so training stops while it is written in pieces of "
             f"{format_bytes(self.piece_bytes)}"
         )
 

@@ -14,7 +14,9 @@ from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
 from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.model_input import ModelInput
 from sluice.etl.ops.base import MAX_ID
+from sluice.ingest.gpu import staging_for
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -100,11 +102,13 @@ def evaluate(
     sliced = [names.index(name) for name in slices]
     counter: _Exact | _Rough | None = None
     ranges = _Ranges(len(feed.dense_names), len(names))
+    staging = staging_for(world.device)
     for batch in through(feed):
         checker.check(batch)
         if singles is not None:
             singles.add(batch)
-        logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
+        sample = ModelInput.of(parts.layout, batch, staging).to(world.device)
+        logits = parts.model(sample.dense, sample.sparse).cpu()
         real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
         ids = [

@@ -95,9 +95,7 @@ class TableLayout:
         )
         """How the ids of each column except the history are weighted. Empty: they are summed without weights."""
 
-    def features(
-        self, batch: Batch, device: torch.device
-    ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    def features(self, batch: Batch) -> tuple[torch.Tensor, KeyedJaggedTensor]:
         """Makes the model's inputs from a batch. It copies nothing if no column is compressed or wide."""
         values = batch.values
         lengths = batch.lengths
@@ -117,10 +115,9 @@ class TableLayout:
             v, n, w = zip(*found, strict=True)
             found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighting else None)]
         values, lengths, weights = found[0]
-        sparse = KeyedJaggedTensor(keys=self.names, values=values, lengths=lengths, weights=weights)
-        if device.type == "cpu":
-            return dense, sparse
-        return dense.to(device, non_blocking=True), sparse.to(device, non_blocking=True)
+        return dense, KeyedJaggedTensor(
+            keys=self.names, values=values, lengths=lengths, weights=weights
+        )
 
     def _weights(self, lengths: torch.Tensor) -> torch.Tensor | None:
         if not self.weighting:

@@ -30,7 +30,7 @@ def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Qualit
         torch.inference_mode(),
     ):
         for batch in batches:
-            inputs = servable.layout.features(batch, torch.device("cpu"))
+            inputs = servable.layout.features(batch)
             measured.append(
                 [
                     t.numpy().astype(np.float64)

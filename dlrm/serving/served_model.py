@@ -220,7 +220,7 @@ class Servable:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with torch.inference_mode():
-            logits: torch.Tensor = self.model(*self.layout.features(batch, torch.device("cpu")))
+            logits: torch.Tensor = self.model(*self.layout.features(batch))
         return logits
 
     def about(self) -> dict[str, Any]:

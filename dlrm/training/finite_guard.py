@@ -1,11 +1,11 @@
-"""Checks that the loss of every step is finite: `FiniteGuard`. It explains a loss that is not finite by the largest
-inputs and the learning rates."""
+"""Checks that the loss of every step is finite, and the length of its gradients: `FiniteGuard`. It explains a number
+that is not finite by the largest inputs and the learning rates."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from sluice.common.errors import UsageError
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import EXTREME, BatchChecker
+from sluice.ingest.gpu import fetch
 
 if TYPE_CHECKING:
     from sluice.dlrm.options import Config
@@ -40,41 +41,44 @@ class FiniteGuard:
         self._checker = checker
         self._warn = warn
         self.skips = config.on_nonfinite == "skip"
-        self._losses: deque[tuple[int, tuple[int, int], Tensor, Any]] = deque()
-        self._failed: tuple[int, tuple[int, int], float] | None = None
+        self._lengths: Mapping[str, Tensor] = {}
+        self._watched: deque[
+            tuple[int, tuple[int, int], Sequence[str], Tensor, Callable[[], bool]]
+        ] = deque()
+        """Step, batch, what its numbers are, the numbers, and whether they have arrived."""
+        self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 
+    def watch_lengths(self, lengths: Mapping[str, Tensor]) -> None:
+        """Takes the lengths of the gradients of the step that is being made, as `clip` returns them."""
+        self._lengths = lengths
+
     def watch(self, step: int, finished: FinishedStep) -> None:
-        """Takes the loss of a finished step. A loss on a GPU is copied in the background, so no step waits."""
-        loss = finished.loss
-        arrived = None
-        if loss.device.type == "cuda":
-            loss = torch.empty_like(loss, device="cpu", pin_memory=True).copy_(
-                loss, non_blocking=True
-            )
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
-        self._losses.append((step, finished.batch, loss, arrived))
+        """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
+        numbers = torch.stack([*self._lengths.values(), finished.loss])
+        names = [
+            f"the length of the gradient of {name!r}" if name else "the gradients' length"
+            for name in self._lengths
+        ]
+        self._lengths = {}
+        self._watched.append((step, finished.batch, [*names, "the loss"], *fetch(numbers)))
 
     def has_failed(self) -> bool:
-        """Whether a loss that has arrived on this rank is not finite."""
-        while (
-            self._failed is None
-            and self._losses
-            and (self._losses[0][3] is None or self._losses[0][3].query())
-        ):
-            step, batch, loss, _ = self._losses.popleft()
-            if not math.isfinite(loss.item()):
-                self._failed = step, batch, loss.item()
+        """Whether a number that has arrived on this rank is not finite."""
+        while self._failed is None and self._watched and self._watched[0][4]():
+            step, batch, names, numbers, _ = self._watched.popleft()
+            for name, number in zip(names, numbers.tolist(), strict=True):
+                if self._failed is None and not math.isfinite(number):
+                    self._failed = step, batch, f"{name} is {number}"
         return self._failed is not None
 
     def end(self) -> None:
-        """Raises NotANumber for the first loss of any rank that is not finite."""
-        self.has_failed()  # checks the losses that have arrived since the last call
-        step, batch, loss = min(
+        """Raises NotANumber for the first number of any rank that is not finite."""
+        self.has_failed()  # checks the numbers that have arrived since the last call
+        step, batch, what = min(
             tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
         )
-        raise self.error(f"the loss is {loss} at step {step}", batch)
+        raise self.error(f"{what} at step {step}", batch)
 
     def admits(self, step: int, batch: tuple[int, int], loss: Tensor) -> bool:
         """Whether the loss of every rank is finite. If not, all ranks skip this step, before a backward pass updates a

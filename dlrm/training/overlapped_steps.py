@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
-from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.streamable import Pipelineable
 
 from sluice.dlrm.model.ranker import loss_of
+from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.steps import FinishedStep
-from sluice.ingest.gpu import PinnedStaging, staging_for
+from sluice.ingest.gpu import staging_for
 
 if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
@@ -27,52 +24,6 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.finite_guard import FiniteGuard
     from sluice.dlrm.training.steps import Fetched
     from sluice.ingest.batch import Batch
-
-
-@dataclass
-class ModelInput(Pipelineable):  # type: ignore[misc]
-    """A batch as the model takes it, in a form that TorchRec's pipeline can move to a device."""
-
-    dense: Tensor
-    sparse: KeyedJaggedTensor
-    label: Tensor
-    weight: Tensor
-    rows: float
-    """The mean number of rows of a rank, without padding."""
-    staging: PinnedStaging | None
-    """The way to the device. None: the batch stays where it is."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        """Sends the batch to the device. TorchRec calls this on its stream for copies."""
-        if self.staging is None:
-            return self
-        # The lengths per key are computed here. Otherwise the host would wait for the device to compute them.
-        sparse = self.sparse.sync()
-        weights = sparse.weights_or_none()
-        dense, label, weight, values, lengths, *sent_weights = self.staging.send(
-            [
-                self.dense,
-                self.label,
-                self.weight,
-                sparse.values(),
-                sparse.lengths(),
-                *([] if weights is None else [weights]),
-            ]
-        )
-        moved = KeyedJaggedTensor(
-            keys=sparse.keys(),
-            values=values,
-            lengths=lengths,
-            weights=sent_weights[0] if sent_weights else None,
-            stride=sparse.stride(),
-            length_per_key=sparse.length_per_key(),
-            offset_per_key=sparse.offset_per_key(),
-        )
-        return replace(self, dense=dense, sparse=moved, label=label, weight=weight)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        for tensor in (self.dense, self.sparse, self.label, self.weight):
-            tensor.record_stream(stream)
 
 
 class _Lookup(nn.Module):
@@ -140,12 +91,8 @@ class OverlappedSteps:
                 waited += fetched.wait_s
                 check(batch)
                 self._started.append(fetched)
-                yield ModelInput(
-                    *self._parts.layout.features(batch, torch.device("cpu")),
-                    batch.label,
-                    batch.weight,
-                    fetched.rows / self._ranks,
-                    self._staging,
+                yield ModelInput.of(
+                    self._parts.layout, batch, self._staging, fetched.rows / self._ranks
                 )
 
         self._step, source = first, samples()

@@ -12,13 +12,15 @@ import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.model.ranker import first_bias, loss_of
-from sluice.dlrm.optim.clip import GradientError, clip
+from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.steps import Fetched, FinishedStep, TrainingBatches
 from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.ingest.gpu import staging_for
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -150,6 +152,7 @@ class Trainer:
         self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
         self._peak_bytes = 0
         self._has_first_bias = False
+        self._staging = staging_for(self.world.device)
         self._overlapped_steps: OverlappedSteps | None = None
         on_gpu = self.world.device.type == "cuda"
         if on_gpu if self.ahead is None else self.ahead:
@@ -245,14 +248,14 @@ class Trainer:
 
     def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
         """Makes a step and returns the loss. None: the batch was skipped."""
-        device = self.world.device
         parts = self.parts
         batch = fetched.batch
         mean_rows = fetched.rows / self.world.ranks
         parts.rates.set_step(step)
         parts.dense.zero_grad()
-        logits = parts.model(*parts.layout.features(batch, device), mean_rows)
-        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), mean_rows)
+        sample = ModelInput.of(parts.layout, batch, self._staging, mean_rows).to(self.world.device)
+        logits = parts.model(sample.dense, sample.sparse, mean_rows)
+        loss = loss_of(logits, sample.label, sample.weight, mean_rows)
         if self.guard.skips and not self.guard.admits(step + 1, (batch.epoch, batch.step), loss):
             return None
         # This also updates the tables.
@@ -262,11 +265,8 @@ class Trainer:
 
     def _update(self) -> None:
         if self.config.optim.clip:
-            try:
-                clip(self.parts.dense_parameters.items(), self.config.optim.clip)
-            except GradientError as error:
-                # All ranks raise this error, because their mean gradient is the same.
-                raise self.guard.error(str(error)) from None
+            parameters = self.parts.dense_parameters.items()
+            self.guard.watch_lengths(clip(parameters, self.config.optim.clip))
         self.parts.update()
 
     def _evaluate(self, meta: CheckpointMeta) -> bool:

@@ -84,11 +84,10 @@ def build(
         batch_size=ROWS,
         ranks=here.ranks,
         epochs=2,
-        log_every=1,
         sharding=sharding,
         seed=1,
         optim=optim,
-        **{"model": MODEL, **settings},
+        **{"model": MODEL, "log_every": 1, **settings},
     )
     items = (
         config.model.target if config.model.history_table == "target" else ""
@@ -272,11 +271,11 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     before = whole_weights(parts.model, here)
     alone = unsharded(config, parts, before)
     every = bagged(batch(7, ROWS), 7)
-    logits = alone(*parts.layout.features(every, here.device))
+    logits = alone(*parts.layout.features(every))
     loss_of(logits, every.label, every.weight).backward()
     mine = bagged(batch(7, ROWS, here.rank, here.ranks), 7, here.rank, here.ranks)
     parts.rates.set_step(0)
-    found = parts.model(*parts.layout.features(mine, here.device))
+    found = parts.model(*parts.layout.features(mine))
     loss_of(found, mine.label, mine.weight).backward()
     parts.copied.step()
     after = whole_weights(parts.model, here)
@@ -305,7 +304,7 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     before = whole_weights(parts.model, here)
     alone = unsharded(config, parts, before)
     real = real_rows(bagged(batch(0, ROWS), 0), REAL)
-    loss = loss_of(alone(*parts.layout.features(real, here.device)), real.label, real.weight)
+    loss = loss_of(alone(*parts.layout.features(real)), real.label, real.weight)
     loss.backward()
     lines: list[dict] = []
     begun = CheckpointMeta(
@@ -711,7 +710,7 @@ def resumed(here: Ranks, folder: Path) -> dict:
     losses = []
     with torch.no_grad():
         for b in fake.batches:
-            logits = parts.model(*parts.layout.features(b, here.device))
+            logits = parts.model(*parts.layout.features(b))
             losses.append(loss_of(logits, b.label, b.weight).item())
     found["loss"] = here.sum(torch.tensor(losses, dtype=torch.float64)).mean().item() / here.ranks
     return found

@@ -206,7 +206,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
         ) as batches:
             for batch in batches:
                 parts.dense.zero_grad()
-                parts.model(*parts.layout.features(batch, here.device)).square().sum().backward()
+                parts.model(*parts.layout.features(batch)).square().sum().backward()
                 parts.dense.step()
         meta = CheckpointMeta.of(first, config.to_dict())
         saved = save_load.Checkpoints(tmp_path, parts, here, keep=1, record=lambda _: None)

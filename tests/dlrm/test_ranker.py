@@ -42,7 +42,7 @@ def batch() -> FakeBatch:
 
 
 def looked_up(config: ModelConfig) -> dict[str, tuple[list[int], list[int]]]:
-    _, sparse = TableLayout(config, COLUMNS).features(batch(), CPU)
+    _, sparse = TableLayout(config, COLUMNS).features(batch())
     return {
         key: (sparse[key].values().tolist(), sparse[key].lengths().tolist())
         for key in list(sparse.keys())
@@ -65,7 +65,7 @@ def test_a_column_may_have_the_name_of_anything_that_torch_knows():
 
 
 def test_full_tables_take_a_batchs_own_memory():
-    dense, sparse = TableLayout(ModelConfig(width=8), COLUMNS).features(given := batch(), CPU)
+    dense, sparse = TableLayout(ModelConfig(width=8), COLUMNS).features(given := batch())
     assert sparse.values().data_ptr() == given.values.data_ptr()
     assert dense is given.dense
 
@@ -98,7 +98,7 @@ def test_a_history_shares_the_targets_table_with_negative_items():
     assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 5, 9)]
     past, others = ([f"h@{n}" for n in range(4)], [f"h@not{n}" for n in range(1, 4)])
     assert layout.keys == {"a": ["a"], "b": ["b", *past, *others]}
-    _, sparse = layout.features(batch(), CPU)
+    _, sparse = layout.features(batch())
     row = {
         i: int(codes(torch.tensor(i), ITEMS[2], Compression(kind="spread"))[0]) for i in range(60)
     }
@@ -112,7 +112,7 @@ def test_a_history_shares_the_targets_table_with_negative_items():
     ]
     assert [sparse[key].lengths().tolist() for key in others] == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
     with torch.no_grad():
-        _, judged = layout.features(batch(), CPU)
+        _, judged = layout.features(batch())
     assert [judged[key].lengths().tolist() for key in others] == [[0, 0, 0]] * 3
     assert judged["h@1"].values().tolist() == [row[22]]
 
@@ -178,7 +178,7 @@ def test_a_wide_part_takes_uncompressed_ids():
 
 def test_missing_dense_values_are_masked_and_counted_if_asked():
     layout = TableLayout(ModelConfig(width=8), COLUMNS, MissingNumbers(["d0", "d1"]))
-    dense, _ = layout.features(batch(), CPU)
+    dense, _ = layout.features(batch())
     assert dense[0].tolist() == [1.0, 0.0]
     assert layout.missing.counts == {"d1": 1}
 
@@ -217,7 +217,7 @@ def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expect
     layout = TableLayout(
         ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS
     )
-    _, sparse = layout.features(batch(), CPU)
+    _, sparse = layout.features(batch())
     assert sparse["h"].weights().tolist() == pytest.approx(expected)
     assert sparse["a@q"].weights().tolist() == sparse["a@r"].weights().tolist() == [1, 1, 1]
 

@@ -189,7 +189,7 @@ with world() as here:
         parts = parts_of(config, layout, bench.DENSE, placed(config, layout.tables, machine(1, 1)), here)
         for number in range(2):
             bench.step(parts, batches[number], number, here)
-        loss = loss_of(parts.model(*layout.features(batches[2], here.device)), batches[2].label, batches[2].weight)
+        loss = loss_of(parts.model(*layout.features(batches[2])), batches[2].label, batches[2].weight)
         before = memory("VmRSS")
         open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
         torch.autograd.backward(loss)

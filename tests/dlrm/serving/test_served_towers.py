@@ -71,8 +71,8 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             )
             one = bagged(batch(9, 64), 9)
             with torch.no_grad():
-                found = alone(*narrow.features(one, here.device))
-                wanted = parts.model(*layout.features(one, here.device))
+                found = alone(*narrow.features(one))
+                wanted = parts.model(*layout.features(one))
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6, msg=str(how))
             assert tables.bytes == sum(t.bytes for t in narrow.tables)
             assert found.std() > 1e-3

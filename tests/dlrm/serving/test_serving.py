@@ -137,7 +137,7 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
             ):
                 for batch in batches:
                     kept = batch.weight > 0
-                    logits = parts.model(*parts.layout.features(batch, here.device))
+                    logits = parts.model(*parts.layout.features(batch))
                     ids = batch.values.split(batch.lengths.view(5, -1).sum(1).tolist())
                     scalars = torch.stack([part.double() for part in ids[:4]], 1)
                     trained.append(

@@ -1,0 +1,119 @@
+"""The parts of benchmarks/gpu.py that need no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from benchmarks.gpu import GpuUse, parse
+from benchmarks.gpu_cases import CASES, ROWS, Batches, compare
+from sluice.common.errors import UsageError
+from tests.dlrm.rig import ROOT, environment, last_json, written
+from tests.dlrm.test_checkpoint import META
+from tests.raises import assert_names, raises
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
+
+
+@no_gpu
+def test_without_a_gpu_one_sentence_says_so():
+    with raises(UsageError, "sees no NVIDIA GPU", "--device cpu"):
+        parse([])
+    assert parse(["--device", "cpu", "--short"]).ranks == 1
+
+
+@no_gpu
+@pytest.mark.slow
+def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(tmp_path):
+    """It compares CPUs with CPUs, so no weight differs."""
+    words = ["--device", "cpu", "--ranks", "2", "--short", "--only", "uvm", "bf16 tables"]
+    process = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *words],
+        cwd=ROOT,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = last_json(process)
+    assert found["equal"] is True
+    assert (found["gpus"], found["ranks"]) == ([], 2)
+    for one in found["cases"]:
+        assert (one["backend"], one["losses"], one["weights"]) == ("gloo", 0.0, 0.0)
+    for name in ("before", "after"):
+        assert found[name]["samples_per_s"] > 0
+        assert 0 <= found[name]["stall_fraction"] < 1
+        assert found[name]["gpu_use"] is None
+    assert_names(process.stderr, "bf16 tables", "stall_fraction")
+
+
+@pytest.mark.parametrize(
+    ("weight", "loss", "equal"), [(0.0, 0.0, True), (1e-2, 0, False), (0, 1e-3, False)]
+)
+def test_a_difference_beyond_a_tolerance_is_none(tmp_path, weight, loss, equal):
+    values = torch.ones(4)
+    for side, more in (("device", weight), ("cpu", 0.0)):
+        folder = tmp_path / side / "step-000000001"
+        written({"model.table": values + more}, folder, META)
+        (tmp_path / side / "LATEST").write_text("step-000000001\n")
+    sides = [
+        {"losses": [0.5, 0.5 * (1 + more)], "samples_per_s": 1.0, "backend": name}
+        for name, more in (("nccl", loss), ("gloo", 0.0))
+    ]
+    found = compare("fused", *sides, tmp_path)
+    assert found["equal"] is equal
+    assert found["weights"] == pytest.approx(weight, abs=1e-6)
+    assert found["losses"] == pytest.approx(loss)
+    assert json.dumps(found)
+
+
+def test_any_number_of_ranks_shares_the_same_rows():
+    (whole,) = Batches(1, 8, 0, 1)
+    parts = [next(iter(Batches(1, 8, rank, 2))) for rank in range(2)]
+    assert torch.equal(torch.cat([part.dense for part in parts]), whole.dense)
+    ids = [part.values.view(len(ROWS), -1) for part in parts]
+    assert torch.equal(torch.cat(ids, 1), whole.values.view(len(ROWS), -1))
+
+
+def test_a_cpu_takes_the_kernel_that_it_has():
+    assert CASES["uvm"].sharding("cuda") == {
+        "large": "row:uvm",
+        "middle": "table:uvm",
+        "tiny": "data",
+    }
+    assert CASES["uvm"].sharding("cpu")["large"] == "row:fused"
+
+
+def test_the_use_is_a_mean_over_gpus_and_looks():
+    enough = threading.Event()
+    looks: list[int] = []
+
+    def read(gpu: int) -> float:
+        looks.append(gpu)
+        if len(looks) >= 6:
+            enough.set()
+        return 10.0 * gpu
+
+    with GpuUse(2, read, every_s=0.0) as use:
+        assert enough.wait(60)
+    assert use.mean == 5.0
+
+
+def test_without_nvml_the_use_is_not_known(capsys):
+    tried = threading.Event()
+
+    def read(_: int) -> float:
+        tried.set()
+        raise ModuleNotFoundError("pynvml does not seem to be installed")
+
+    with GpuUse(1, read, every_s=0.0) as use:
+        assert tried.wait(60)
+    assert use.mean is None
+    assert_names(capsys.readouterr().err, "pynvml", "nvidia-ml-py")
