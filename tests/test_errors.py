@@ -30,6 +30,7 @@ NOT_A_USERS_MISTAKE = {
     "Gone",
     "GradientError",
     "JobFailure",
+    "LostRanks",
     "MechanismError",
     "NoWorkerAnswers",
     "PolicyInputError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from sluice.dlrm.liveness import heartbeat
 from sluice.dlrm.liveness.activity import Activity, Beat, verdict
 from sluice.dlrm.liveness.heartbeat import Heartbeat
-from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.dlrm.liveness.rank_exit import LostRanks, RankExit
+from sluice.dlrm.ranks import await_ranks
 from tests.raises import assert_names
 
 BEAT = Beat(
@@ -252,6 +254,18 @@ def test_an_answer_of_the_store_or_a_sleep_of_the_machine_ends_no_rank():
         assert pulse._talk() is None
     clock.now += 5000.0
     pulse.look()
+
+
+def test_ranks_that_do_not_start_are_named():
+    """As of a host that is lost while its ranks start."""
+    store = dist.HashStore()
+    for rank in (2, 0):
+        with pytest.raises(LostRanks) as missing:
+            await_ranks(store, rank, 4, timedelta(milliseconds=10))
+    assert_names(str(missing.value), "1, 3 of 4")
+    for rank in (1, 3):
+        store.set(f"sluice/started/{rank}", "host1")
+    await_ranks(store, 0, 4)
 
 
 def test_ranks_that_were_all_stopped_together_go_on_together():
