@@ -162,13 +162,15 @@ def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
 def _met() -> tuple[Any, int, int]:
     """Returns the ranks' store, the number of this rank, and of how many."""
     try:
-        return next(dist.rendezvous("env://", timeout=_START))  # type: ignore[attr-defined]
+        met = dist.rendezvous("env://", timeout=_START)  # type: ignore[attr-defined]
+        store, rank, ranks = next(met)
     except dist.DistError as error:
         raise LostRanks(
             f"rank {os.environ['RANK']} on {platform.node()} cannot reach the first rank's host, "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, within {_START.total_seconds():.0f} s. Look at "
             "that host and the network between them"
         ) from error
+    return store, rank, ranks
 
 
 def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) -> None:

@@ -170,7 +170,9 @@ class Heartbeat:
         elif judgement["silent"]:
             beats = [_beat(self._store.get(_beat_key(rank))) for rank in judgement["ranks"]]
             # In containers, torchrun has the same process id on every host.
-            self._kill([beat for beat in beats if (beat.host, beat.parent) == (_HOST, os.getppid())])
+            self._kill(
+                [beat for beat in beats if (beat.host, beat.parent) == (_HOST, os.getppid())]
+            )
         speaks = self._rank == min(
             set(range(self._ranks)) - set(judgement["ranks"] if judgement["silent"] else ())
         )

@@ -22,6 +22,8 @@ class Fetched:
     """The loader's position after this batch."""
     rows: int
     """The number of rows over all ranks, without padding."""
+    others_s: float = 0.0
+    """Seconds that this rank waited for the others, once it had its part."""
 
 
 class TrainingBatches(Protocol):
@@ -52,6 +54,8 @@ class FinishedStep:
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
     """The loader's position after this step's batch."""
+    others_s: float = 0.0
+    """Seconds that this rank waited for the others before this step."""
     batch: tuple[int, int] = (0, 0)
     """The batch's epoch, and its number in the epoch."""
     skipped: bool = False
@@ -62,5 +66,9 @@ class FinishedStep:
         """Returns the step of a batch. Without a loss, the batch was skipped and counts no rows."""
         number = fetched.batch.epoch, fetched.batch.step
         if loss is None:
-            return cls(torch.zeros(()), 0, 0, wait_s, fetched.position, number, skipped=True)
-        return cls(loss, fetched.batch.rows, fetched.rows, wait_s, fetched.position, number)
+            loss, rank_rows, rows, skipped = torch.zeros(()), 0, 0, True
+        else:
+            rank_rows, rows, skipped = fetched.batch.rows, fetched.rows, False
+        return cls(
+            loss, rank_rows, rows, wait_s, fetched.position, fetched.others_s, number, skipped
+        )
