@@ -21,6 +21,7 @@ _NETWORK = "10.77.0"
 _WAIT = "echo ready && exec cat"
 _SWITCH = f"ip link add switch type bridge && ip link set switch up && {_WAIT}"
 _HOST = f'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && {_WAIT}'
+_UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child")
 _JOIN_GROUP = 'echo $$ > "$0" && exec "$@"'
 _GROUPS = {"/sys/fs/cgroup": "cpu.max", "/sys/fs/cgroup/cpu": "cpu.cfs_quota_us"}
 _PERIOD_US = 100_000
@@ -47,16 +48,16 @@ class Hosts:
         addresses = self._folder / "hosts"
         names = (f"{_NETWORK}.{host + 1} host{host}\n" for host in range(self._count))
         addresses.write_text("127.0.0.1 localhost\n" + "".join(names))
-        with ExitStack() as self._stack:
-            self._stack.callback(self._remove_groups)
-            isolated = "unshare --user --map-root-user --net --pid --fork --kill-child".split()
-            self._switch = self._begin(isolated, _SWITCH)
-            isolated = "unshare --net --pid --uts --mount --mount-proc --fork --kill-child".split()
+        with ExitStack() as stack:
+            self._stack = stack
+            stack.callback(self._remove_groups)
+            self._switch = self._begin([*_UNSHARE, "--user", "--map-root-user"], _SWITCH)
             for host in range(self._count):
-                words = [*_inside(self._switch, "--user", "--net"), *isolated]
+                inside = _inside(self._switch, "--user", "--net")
+                words = [*inside, *_UNSHARE, "--uts", "--mount", "--mount-proc"]
                 self._first.append(self._begin(words, _HOST, f"host{host}", str(addresses)))
                 self._plug(host)
-            self._stack = self._stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -285,16 +285,18 @@ def _bottleneck(stall: float) -> str:
 
 def _late_rank(run: Run) -> list[str]:
     """Returns a sentence about the rank that the others waited for. [] if none was late most of the time."""
-    late: list[Line] = [line["late"] for line in (lines := run.of("train")) if line.get("late")]
+    lines = run.of("train")
+    late: list[Line] = [line["late"] for line in lines if line.get("late")]
     if not late or len(late) < len(lines) / 2:
         return []
     rank = mode(one["rank"] for one in late)
     those = [one for one in late if one["rank"] == rank]
     others, own = (fmean(one[name] for one in those) for name in ("others", "input"))
-    return [
+    text = (
         f"The other ranks waited {percent(others)} of their time for rank {rank} on {those[0]['host']}, which "
         f"waited {percent(own)} of its time for input."
-    ]
+    )
+    return [text]
 
 
 def tell(run: Run) -> str:

@@ -113,8 +113,8 @@ class Heartbeat:
         if self._silent_s > beat.silence_s and is_late:
             self._ending.leave(
                 f"rank {self._rank} on {_HOST} has lost the first rank's host: its store did not answer for "
-                f"{self._silent_s:.0f} s (at most {beat.silence_s:.0f} s) while this rank {beat.phase}. Look at that host and "
-                "the network between them"
+                f"{self._silent_s:.0f} s (at most {beat.silence_s:.0f} s) while this rank {beat.phase}. "
+                "Look at that host and the network between them"
             )
 
     def step(self) -> None:

@@ -314,7 +314,7 @@ class Trainer:
                 "loss": loss / rows,
                 "samples_per_s": interval.samples_per_s,
                 "stall": interval.stall,
-                **late_rank(*ranks.T[2:].tolist(), hosts=self.hosts),
+                **late_rank(ranks.T[2:].tolist(), self.hosts),
             }
         )
 
@@ -327,16 +327,14 @@ class Trainer:
         self.save(progress.meta)
 
 
-def late_rank(
-    wait_s: Sequence[float],
-    compute_s: Sequence[float],
-    others_s: Sequence[float],
-    hosts: Sequence[str],
-) -> dict[str, Any]:
+def late_rank(seconds: Sequence[Sequence[float]], hosts: Sequence[str]) -> dict[str, Any]:
     """Returns the rank that the others wait for, with their mean share of waiting and its own share of waiting for
-    input. Empty if no rank makes the others wait for long. The arguments are the seconds of each rank."""
+    input. Empty if no rank makes the others wait for long.
+
+    `seconds` holds three lists of each rank's time: for input, in steps, and within steps for other ranks."""
+    wait_s, compute_s, others_s = seconds
     totals = [max(wait + compute, 1e-9) for wait, compute in zip(wait_s, compute_s, strict=True)]
-    shares = [seconds / total for seconds, total in zip(others_s, totals, strict=True)]
+    shares = [waited / total for waited, total in zip(others_s, totals, strict=True)]
     rank = min(range(len(shares)), key=shares.__getitem__)
     others = sum(share - shares[rank] for share in shares) / max(1, len(shares) - 1)
     if others <= _LATE_SHARE:

@@ -11,8 +11,9 @@ from benchmarks.small_table import small_table
 
 ROWS, BATCH, SAVED = 3200, 64, 10
 STEPS = ROWS * 8 // 10 // BATCH
-MODEL = "--width 4 --dense-layers 8 --over-layers 8".split()
-TRAIN = [*f"--batch-size {BATCH} --save-every {SAVED} --log-every 1".split(), *MODEL]
+TRAIN = (
+    f"--batch-size {BATCH} --save-every {SAVED} --log-every 1 --width 4 --dense-layers 8 --over-layers 8"
+).split()
 
 
 def write(folder: Path):

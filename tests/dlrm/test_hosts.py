@@ -1,4 +1,4 @@
-"""torchrun on several hosts, by the command of docs/launch.md: equal to one process, with hosts lost, cut off or slow."""
+"""torchrun on several hosts, by docs/launch.md: equal to one process, and with hosts lost, cut off or slow."""
 
 from __future__ import annotations
 

@@ -144,18 +144,14 @@ def test_the_time_of_ranks_is_a_mean_and_their_rows_a_sum():
 
 def test_the_rank_that_others_wait_for_is_named_with_its_own_wait_for_input():
     hosts = ["host0", "host0", "host1"]
-    late = late_rank([0.1, 0.0, 6.0], [9.9, 10.0, 4.0], [5.0, 4.0, 0.5], hosts=hosts)["late"]
+    late = late_rank([[0.1, 0.0, 6.0], [9.9, 10.0, 4.0], [5.0, 4.0, 0.5]], hosts)["late"]
     assert (late["rank"], late["host"]) == (2, "host1")
     assert (late["others"], late["input"]) == pytest.approx((0.4, 0.6))
 
 
 def test_no_rank_is_late_if_all_wait_for_each_other_or_there_is_one():
-    assert late_rank([0.0, 0.0], [10.0, 10.0], [3.0, 3.9], hosts=["a", "b"]) == {}
-    assert (
-        late_rank([9.0], [1.0], [0.5], hosts=["a"])
-        == late_rank([0.0], [0.0], [0.0], hosts=[])
-        == {}
-    )
+    assert late_rank([[0.0, 0.0], [10.0, 10.0], [3.0, 3.9]], ["a", "b"]) == {}
+    assert late_rank([[9.0], [1.0], [0.5]], ["a"]) == late_rank([[0.0]] * 3, ["a"]) == {}
 
 
 def test_all_steps_of_all_epochs_are_counted():
