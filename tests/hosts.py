@@ -27,6 +27,10 @@ _GROUPS = {"/sys/fs/cgroup": "cpu.max", "/sys/fs/cgroup/cpu": "cpu.cfs_quota_us"
 _PERIOD_US = 100_000
 
 
+class _NotPossible(Exception):
+    """This machine or this user cannot do it."""
+
+
 class Hosts:
     """So many hosts on one switch, host0 and so on. They share all files but /etc/hosts."""
 
@@ -45,6 +49,13 @@ class Hosts:
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
                 pytest.skip(f"no hosts: {tool} is missing (Debian: apt-get install {package})")
+        try:
+            self._make()
+        except _NotPossible as error:
+            pytest.skip(f"no hosts: {error}")
+        return self
+
+    def _make(self) -> None:
         addresses = self._folder / "hosts"
         names = (f"{_NETWORK}.{host + 1} host{host}\n" for host in range(self._count))
         addresses.write_text("127.0.0.1 localhost\n" + "".join(names))
@@ -58,7 +69,6 @@ class Hosts:
                 self._first.append(self._begin(words, _HOST, f"host{host}", str(addresses)))
                 self._plug(host)
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -126,7 +136,7 @@ class Hosts:
         self._stack.callback(process.communicate)
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
-            pytest.skip(f"no hosts: {process.communicate()[1].decode().strip()}")
+            raise _NotPossible(process.communicate()[1].decode().strip())
         return psutil.Process(process.pid).children(recursive=True)[-1].pid
 
     def _plug(self, host: int) -> None:
@@ -165,7 +175,7 @@ def _inside(pid: int, *namespaces: str) -> list[str]:
 def _run(words: Sequence[str]) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"no hosts: {' '.join(words)}: {done.stderr.strip()}")
+        raise _NotPossible(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,7 @@ from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm.checkpoint.meta import latest
 from tests.dlrm import epochs
-from tests.dlrm.rig import ROOT, environment
-from tests.dlrm.test_launch_page import torchrun_commands
+from tests.dlrm.cluster import Cluster, ended
 from tests.hosts import Hosts
 from tests.raises import assert_names
 
@@ -36,66 +33,6 @@ def table(tmp_path):
 def hosts(tmp_path, request) -> Iterator[Hosts]:
     with Hosts(request.param, tmp_path) as made:
         yield made
-
-
-class Cluster:
-    """Runs the page's command on hosts."""
-
-    def __init__(self, hosts: Hosts, folder: Path, *more: object) -> None:
-        """`more` are options of training."""
-        self._hosts, self._folder, self._more = hosts, folder, more
-
-    def agent(self, host: int, count: int, what: str = "none", name: str = "") -> Agent:
-        """Starts torchrun on one of `count` hosts. `what` happens to its rank (elastic_ranks.py)."""
-        (words,) = [
-            words for words in torchrun_commands() if "--rdzv-endpoint=HOST0:29400" in words
-        ]
-        here = {
-            "torchrun": Path(sys.executable).parent / "torchrun",
-            "--nnodes=4": f"--nnodes={count}",
-            "--nproc-per-node=8": "--nproc-per-node=1",
-            "--rdzv-endpoint=HOST0:29400": "--rdzv-endpoint=host0:29400",
-            "dlrm.train": "tests.dlrm.elastic_ranks",
-            "/shared/table": self._folder / "table",
-            "/shared/run": self._folder / "run",
-        }
-        assert set(here) <= set(words)
-        words = [here.get(word, word) for word in words]
-        module = words.index("tests.dlrm.elastic_ranks") + 1
-        words[module:module] = [self._folder / "log", what]
-        name = name or f"host{host}"
-        env = {**environment(self._folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        more = (*epochs.TRAIN, *self._more)
-        process = self._hosts.start(host, [*words, *more], name, cwd=ROOT, env=env)
-        return Agent(process, self._folder / name)
-
-
-class Agent:
-    """A torchrun on a host."""
-
-    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
-        self._process, self._path = process, path
-
-    @property
-    def said(self) -> str:
-        return self._path.with_suffix(".err").read_text()
-
-    def end(self, code: int = 0) -> None:
-        """Waits for its end."""
-        assert self._process.wait(120) == code, self.said[-3000:]
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for something that it causes."""
-        end = time.monotonic() + 120
-        while not holds():
-            assert self._process.poll() is None, self.said[-3000:]
-            assert time.monotonic() < end, self.said[-3000:]
-            time.sleep(0.05)
-
-
-def ended(agents: Sequence[Agent]) -> None:
-    for agent in agents:
-        agent.end()
 
 
 @pytest.mark.parametrize("hosts", [4], indirect=True)
