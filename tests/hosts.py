@@ -23,7 +23,7 @@ _SWITCH = f"ip link add switch type bridge && ip link set switch up && {_WAIT}"
 _HOST = f'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && {_WAIT}'
 _UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child")
 _JOIN_GROUP = 'echo $$ > "$0" && exec "$@"'
-_GROUPS = {"/sys/fs/cgroup": "cpu.max", "/sys/fs/cgroup/cpu": "cpu.cfs_quota_us"}
+_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
 _PERIOD_US = 100_000
 
 
@@ -110,19 +110,21 @@ class Hosts:
         self._at_host(host, f"tc qdisc replace dev eth0 {limit}")
 
     def limit_cores(self, host: int, cores: float) -> None:
-        """Gives a host a quota of cores, for what is started on it from now on."""
+        """Gives a host a quota of cores. What was started before the first call keeps all cores."""
+        if host not in self._groups:
+            self._groups[host] = self._make_group(host)
         quota = round(cores * _PERIOD_US)
-        for parent, limit in _GROUPS.items():
-            if not Path(parent, "cgroup.procs").exists():
-                continue
-            group = Path(parent) / f"sluice-host-{self._first[host]}"
-            with suppress(OSError):
-                group.mkdir()
-                self._groups[host] = group
-                (group / limit).write_text(
-                    f"{quota} {_PERIOD_US}" if limit == "cpu.max" else str(quota)
-                )
-                return
+        for limit, text in (("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.cfs_quota_us", str(quota))):
+            if (self._groups[host] / limit).exists():
+                (self._groups[host] / limit).write_text(text)
+
+    def _make_group(self, host: int) -> Path:
+        for parent in _GROUPS:
+            group = parent / f"sluice-host-{self._first[host]}"
+            if (parent / "cgroup.procs").exists():
+                with suppress(OSError):
+                    group.mkdir()
+                    return group
         pytest.skip("no quota of cores for a host: this user may make no control group")
 
     def _begin(self, words: Sequence[str], script: str, *arguments: str) -> int:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 CUT_S = 20.0
 STALL_S = 5
+EPOCHS = 12
 
 
 @pytest.fixture
@@ -100,11 +101,26 @@ def test_after_a_cut_of_the_network_the_same_agents_go_on(hosts, table, tmp_path
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_slow_host_is_named_and_the_agent_of_the_other_adds_no_worker(hosts, table, tmp_path):
     """It has a third of a core. The run goes on at its pace; more workers elsewhere would change nothing."""
-    hosts.limit_cores(1, 0.3)
-    cluster = Cluster(hosts, tmp_path, "--epochs", 12, "--tuning", "auto", "--knobs", "read=1")
-    ended([cluster.agent(host, 2) for host in range(2)])
+    hosts.limit_cores(1, 2)  # until it has started
+    cluster = Cluster(
+        hosts,
+        tmp_path,
+        "--epochs",
+        EPOCHS,
+        "--log-every",
+        20,
+        "--tuning",
+        "auto",
+        "--knobs",
+        "read=1",
+    )
+    agents = [cluster.agent(host, 2) for host in range(2)]
     run = tmp_path / "run"
-    assert sum(event["rows"] > 0 for event in epochs.events(run, "epoch")) == 12
+    agents[0].until((run / "checkpoints" / "LATEST").exists)
+    hosts.limit_cores(1, 0.3)
+    ended(agents)
+    (end,) = epochs.events(run, "end")
+    assert end["rows_trained"] == EPOCHS * epochs.STEPS * epochs.BATCH
     assert_names(narrative.verdict(Run.read(run)), "waited", "rank 1 on host1")
     changes = epochs.events(run, "decision")
     assert all(workers(change["after"]) <= workers(change["before"]) for change in changes), changes
