@@ -3,7 +3,7 @@
     python -m tests.dlrm.elastic_ranks LOG WHAT@STEP WORDS…
 
 This happens to an agent's last rank, before the first step from STEP on. `kill`: it dies, and if it is the agent's only
-one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/held and waits for LOG/go. `none`:
+one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/held and waits for LOG/go, after which nothing happens. `none`:
 nothing.
 """
 
@@ -39,7 +39,7 @@ class Witness(input_checks.BatchChecker):
         rank, local, beside = (
             int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         )
-        if local == beside - 1 and batch.step >= self.at:
+        if local == beside - 1 and batch.step >= self.at and not (self.log / "go").exists():
             self._disturb(alone=beside == 1)
         rows = [int(n) for n in batch.dense[:, 0]]
         with open(self.log / f"{self.begun}-{rank}.jsonl", "a") as file:
