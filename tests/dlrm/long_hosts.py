@@ -1,6 +1,6 @@
 """What takes too long for the tests: lost and slow hosts, with torch's own limits.
 
-    python -m tests.dlrm.long_hosts lost-meeting | long-cut | slow-link
+    python -m tests.dlrm.long_hosts lost-meeting | long-cut | slow
 
 The last line of standard output is a JSON object with the seconds of each part.
 """
@@ -54,16 +54,23 @@ def long_cut(hosts: Hosts, folder: Path) -> dict[str, float]:
     return {"agent_ended": was_over, "after_s": time.monotonic() - began}
 
 
-def slow_link(hosts: Hosts, folder: Path) -> dict[str, float]:
-    """The second host's link is limited to 2 Mbit/s. How much longer does the epoch take?"""
+def slow(hosts: Hosts, folder: Path) -> dict[str, float]:
+    """The second host has 0.3 of a core, or its link 2 Mbit/s. At which pace does the run go on?"""
     found = {}
-    for name in ("free", "limited"):
+    hosts.limit_cores(1, 2)
+    for name in ("free", "core", "link"):
         (folder / name).mkdir()
         epochs.write(folder / name)
-        if name == "limited":
+        cluster = Cluster(hosts, folder / name, "--epochs", 6, "--log-every", 20)
+        agents = [cluster.agent(host, 2) for host in range(2)]
+        latest = folder / name / "run" / "checkpoints" / "LATEST"
+        agents[0].until(latest.exists)
+        if name == "core":
+            hosts.limit_cores(1, 0.3)
+        if name == "link":
             hosts.limit_link(1, "2mbit")
-        cluster = Cluster(hosts, folder / name)
-        ended([cluster.agent(host, 2) for host in range(2)])
+        ended(agents)
+        hosts.limit_cores(1, 2)
         (end,) = epochs.events(folder / name / "run", "end")
         found[f"{name}_samples_per_s"] = end["samples_per_s"]
     return found
@@ -72,7 +79,7 @@ def slow_link(hosts: Hosts, folder: Path) -> dict[str, float]:
 CASES: dict[str, Callable[[Hosts, Path], dict[str, float]]] = {
     "lost-meeting": lost_meeting,
     "long-cut": long_cut,
-    "slow-link": slow_link,
+    "slow": slow,
 }
 
 

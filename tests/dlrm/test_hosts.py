@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm.checkpoint.meta import latest
-from tests.dlrm import epochs
+from tests.dlrm import epochs, slow_service
 from tests.dlrm.cluster import Cluster, ended
 from tests.hosts import Hosts
 from tests.raises import assert_names
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 CUT_S = 20.0
 STALL_S = 5
-EPOCHS = 12
+EPOCHS = 6
 
 
 @pytest.fixture
@@ -99,26 +99,21 @@ def test_after_a_cut_of_the_network_the_same_agents_go_on(hosts, table, tmp_path
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
-def test_a_slow_host_is_named_and_the_agent_of_the_other_adds_no_worker(hosts, table, tmp_path):
-    """It has a third of a core. The run goes on at its pace; more workers elsewhere would change nothing."""
-    hosts.limit_cores(1, 2)  # until it has started
-    cluster = Cluster(
-        hosts,
-        tmp_path,
+def test_a_host_with_slow_input_is_named_and_the_agent_of_the_other_adds_no_worker(
+    hosts, table, tmp_path
+):
+    """The run goes on at its pace; more workers elsewhere would change nothing."""
+    more = (
         "--epochs",
         EPOCHS,
         "--log-every",
         20,
-        "--tuning",
-        "auto",
-        "--knobs",
-        "read=1",
+        "--transform",
+        f"{slow_service.__name__}:ask:I2>I2",
     )
-    agents = [cluster.agent(host, 2) for host in range(2)]
+    cluster = Cluster(hosts, tmp_path, *more)
+    ended([cluster.agent(host, 2) for host in range(2)])
     run = tmp_path / "run"
-    agents[0].until((run / "checkpoints" / "LATEST").exists)
-    hosts.limit_cores(1, 0.3)
-    ended(agents)
     (end,) = epochs.events(run, "end")
     assert end["rows_trained"] == EPOCHS * epochs.STEPS * epochs.BATCH
     assert_names(narrative.verdict(Run.read(run)), "waited", "rank 1 on host1")
