@@ -3,8 +3,8 @@
     python -m tests.dlrm.elastic_ranks LOG WHAT@STEP WORDS…
 
 This happens to an agent's last rank, before the first step from STEP on. `kill`: it dies, and if it is the agent's only
-one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/held and waits for LOG/go. Nothing happens
-after that. `none`: nothing.
+one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/held and waits for LOG/go. After that,
+and with `none`, nothing happens.
 """
 
 from __future__ import annotations
