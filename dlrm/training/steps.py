@@ -65,10 +65,9 @@ class FinishedStep:
     def of(cls, fetched: Fetched, loss: torch.Tensor | None, wait_s: float) -> FinishedStep:
         """Returns the step of a batch. Without a loss, the batch was skipped and counts no rows."""
         number = fetched.batch.epoch, fetched.batch.step
+        others_s = fetched.others_s
         if loss is None:
-            loss, rank_rows, rows, skipped = torch.zeros(()), 0, 0, True
-        else:
-            rank_rows, rows, skipped = fetched.batch.rows, fetched.rows, False
-        return cls(
-            loss, rank_rows, rows, wait_s, fetched.position, fetched.others_s, number, skipped
-        )
+            loss = torch.zeros(())
+            return cls(loss, 0, 0, wait_s, fetched.position, others_s, number, skipped=True)
+        rows = fetched.rows
+        return cls(loss, fetched.batch.rows, rows, wait_s, fetched.position, others_s, number)

@@ -39,16 +39,21 @@ class Witness(input_checks.BatchChecker):
         rank, local, beside = (
             int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         )
-        if local == beside - 1 and batch.step >= self.at and not (self.log / "go").exists():
+        if local == beside - 1 and batch.step >= self.at and not self._is_over():
             self._disturb(alone=beside == 1)
         rows = [int(n) for n in batch.dense[:, 0]]
         with open(self.log / f"{self.begun}-{rank}.jsonl", "a") as file:
             file.write(json.dumps({"step": batch.step, "rows": rows}) + "\n")
 
+    def _is_over(self) -> bool:
+        """Whether it has happened: it happens once."""
+        mark = {"kill": "killed", "hold": "go"}.get(self.what)
+        return mark is None or (self.log / mark).exists()
+
     def _disturb(self, *, alone: bool) -> None:
-        if self.what != "none":  # the checkpoint before is written meanwhile
-            until(lambda: saved(self.log) > self.begun)
+        until(lambda: saved(self.log) > self.begun)  # the checkpoint before is written meanwhile
         if self.what == "kill":
+            (self.log / "killed").touch()
             if alone:
                 os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
