@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from sluice.dlrm.liveness.rank_exit import LostRanks
 from sluice.dlrm.sharding import machine as machines
 from sluice.ingest.machine import Machine
 
 _ARRAY = "an array"
+_START = timedelta(minutes=5)
+"""How long all ranks may take to start. torch's own limit is half an hour."""
 
 
 def gather(value: Any, ranks: int, group: Any) -> list[Any]:
@@ -154,6 +159,34 @@ def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
     )
 
 
+def _met() -> tuple[Any, int, int]:
+    """Returns the ranks' store, the number of this rank, and of how many."""
+    try:
+        met = dist.rendezvous("env://", timeout=_START)  # type: ignore[attr-defined]
+        store, rank, ranks = next(met)
+    except dist.DistError as error:
+        raise LostRanks(
+            f"rank {os.environ['RANK']} on {platform.node()} cannot reach the first rank's host, "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, within {_START.total_seconds():.0f} s. Look at "
+            "that host and the network between them"
+        ) from error
+    return store, rank, ranks
+
+
+def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) -> None:
+    """Waits until all ranks have started. Raises LostRanks with those that have not."""
+    keys = [f"sluice/started/{number}" for number in range(ranks)]
+    store.set(keys[rank], platform.node())
+    try:
+        store.wait(keys, limit)
+    except dist.DistError as error:
+        lost = [number for number, key in enumerate(keys) if not store.check([key])]
+        raise LostRanks(
+            f"ranks that did not start within {limit.total_seconds():.0f} s: "
+            f"{', '.join(map(str, lost))} of {ranks}. Look at the hosts that should have started them"
+        ) from error
+
+
 @contextmanager
 def world() -> Iterator[Ranks]:
     """Returns a context in which the process group exists."""
@@ -169,12 +202,13 @@ def world() -> Iterator[Ranks]:
         torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
-        store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        store, rank, ranks = _met()
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # torchrun keeps its store when it starts ranks anew: what those before wrote there must not be read. A
             # store of the ranks' own goes with them; there, agents need not have counted as many starts.
             number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = dist.PrefixStore(f"life {number}", store)  # type: ignore[attr-defined]
+        await_ranks(store, rank, ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]

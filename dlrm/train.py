@@ -22,7 +22,13 @@ from sluice.common.errors import UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import start_options
-from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, end_with_torchrun, tell_torchrun
+from sluice.dlrm.liveness.rank_exit import (
+    Elsewhere,
+    LostRanks,
+    RankExit,
+    end_with_torchrun,
+    tell_torchrun,
+)
 
 _FIRST_SPEAKS_S = 10.0
 
@@ -56,6 +62,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         if not first and not in_touch:
             # The first rank meets the same and says it; torchrun then ends this one, unless the first met nothing.
             first = not threading.Event().wait(_FIRST_SPEAKS_S)
+        if isinstance(error, LostRanks):
+            first = os.environ.get("LOCAL_RANK", "0") == "0"
         raise SystemExit(_report_error(error, first=first)) from None
 
 
@@ -64,7 +72,7 @@ def _report_error(error: Exception, *, first: bool) -> int:
     missing = advice(error, "train")
     wrong_input = bool(missing) or isinstance(error, UsageError)
     if first:
-        if not wrong_input and not isinstance(error, Elsewhere):
+        if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
             traceback.print_exc()
         say(f"error: {missing or error}")
         tell_torchrun(missing or str(error))

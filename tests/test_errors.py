@@ -29,6 +29,7 @@ NOT_A_USERS_MISTAKE = {
     "FunctionMemoryError",
     "Gone",
     "JobFailure",
+    "LostRanks",
     "MechanismError",
     "NoWorkerAnswers",
     "PolicyInputError",

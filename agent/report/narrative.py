@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, mode
 from typing import Any
 
 from sluice.agent.report.format import count, moves, percent, seconds
@@ -260,6 +261,7 @@ def sentences(run: Run) -> list[str]:
     if figures.stall_last is not None:
         text = _bottleneck(figures.stall_last)
         parts.append(f"After the faults, {text[0].lower()}{text[1:]}" if fault_times(run) else text)
+    parts += _late_rank(run)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         parts.append(f"AUC {figures.auc:.4f}{of}.")
@@ -279,6 +281,22 @@ def _bottleneck(stall: float) -> str:
             f"The trainer is the bottleneck now. It waits for input {percent(stall)} of its time."
         )
     return f"The input is still the bottleneck: the trainer waits {percent(stall)} of its time."
+
+
+def _late_rank(run: Run) -> list[str]:
+    """Returns a sentence about the rank that the others waited for. [] if none was late most of the time."""
+    lines = run.of("train")
+    late: list[Line] = [line["late"] for line in lines if line.get("late")]
+    if not late or len(late) < len(lines) / 2:
+        return []
+    rank = mode(one["rank"] for one in late)
+    those = [one for one in late if one["rank"] == rank]
+    others, own = (fmean(one[name] for one in those) for name in ("others", "input"))
+    text = (
+        f"The other ranks waited {percent(others)} of their time for rank {rank} on {those[0]['host']}, which "
+        f"waited {percent(own)} of its time for input."
+    )
+    return [text]
 
 
 def tell(run: Run) -> str:

@@ -35,6 +35,7 @@ class Beat:
     """How long the rank may report nothing before it counts as stopped."""
     process: int
     parent: int
+    host: str
     over: bool = False
     """Whether the rank has finished."""
 
@@ -70,8 +71,8 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
             tuple(silent),
             True,
             "; ".join(
-                f"rank {rank} stands still: nothing was heard of it for {unfinished[rank][1]:.0f} s; the last was: it "
-                f"{beat.phase} (at most {beat.silence_s:.0f} s)"
+                f"rank {rank} on {beat.host} stands still: nothing was heard of it for "
+                f"{unfinished[rank][1]:.0f} s; the last was: it {beat.phase} (at most {beat.silence_s:.0f} s)"
                 for rank, beat in silent.items()
             ),
         )
@@ -90,7 +91,8 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
         tuple(blamed),
         False,
         "; ".join(
-            f"rank {rank} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most {beat.limit_s:.0f} s)"
+            f"rank {rank} on {beat.host} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most "
+            f"{beat.limit_s:.0f} s)"
             for rank, beat in blamed.items()
         ),
     )
@@ -179,7 +181,7 @@ class Activity:
             phase, waits, limit, work = before
             self._begin(phase, limit=limit, waits=waits, work=work)
 
-    def beat(self, process: int, parent: int) -> Beat:
+    def beat(self, process: int, parent: int, host: str = "") -> Beat:
         """Returns a report of what this rank is doing now."""
         with self._lock:
             count, work = self._count, self._work
@@ -199,6 +201,7 @@ class Activity:
                 silence_s=self._unmeasured_s if limit is None else self.step_limit_s,
                 process=process,
                 parent=parent,
+                host=host,
             )
 
     def _begin(

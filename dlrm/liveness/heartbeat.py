@@ -1,11 +1,12 @@
 """Sends heartbeats: every second each rank reports what it does. Two ranks check the reports. All end if one has
-stopped."""
+stopped, and a rank ends whose store does not answer."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
 import os
+import platform
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from sluice.ingest.process.stacks import own_stacks
 _JUDGES = 2  # so many ranks check the reports; the second notices if the first has stopped
 _VERDICT_KEY = "sluice/verdict"
 _ANSWER_S = 1.0
+_HOST = platform.node()
 
 
 def _beat_key(rank: int) -> str:
@@ -32,7 +34,10 @@ def _beat_key(rank: int) -> str:
 
 class Heartbeat:
     """A context around training, with a thread that reports through a clone of the process group's store: `check` comes
-    before `get`, and nothing ever waits."""
+    before `get`, so nothing waits while the store answers.
+
+    The store is on the first rank's host. If the network or that host is lost, no call returns. A second thread watches
+    for that, because no other rank can tell this one to end."""
 
     def __init__(
         self,
@@ -60,26 +65,57 @@ class Heartbeat:
         self._number = 0
         self._reports: dict[int, tuple[bytes, float]] = {}
         self._listened_at: float | None = None
+        self._looked_at = clock()
+        self._silent_s = 0.0
+        """For how long the store has not answered."""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sluice-pulse", daemon=True)
+        self._threads = [
+            threading.Thread(target=target, name="sluice-pulse", daemon=True)
+            for target in (self._run, self._watch)
+        ]
 
     def __enter__(self) -> Heartbeat:
         # This works even in a rank whose interpreter is held by a library: it does not need the interpreter's lock.
         faulthandler.register(signal.SIGUSR2, file=sys.__stderr__ or 2, all_threads=True)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(2 * self._every_s)  # a store that does not answer is not waited for
+        for thread in self._threads:
+            thread.join(2 * self._every_s)  # a store that does not answer is not waited for
         faulthandler.unregister(signal.SIGUSR2)
 
     def _run(self) -> None:
         # If the store is gone, its owner has ended. The ranks learn that in another way.
         with suppress(Exception):
             while not self._ended.wait(self._every_s):
-                self.step()
+                self._talk()
             self._report(over=True)
+
+    def _talk(self) -> None:
+        self.step()
+        self._silent_s = 0.0
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        """Ends this rank if the store has not answered for too long and training does not go on either."""
+        beat = self._activity.beat(os.getpid(), os.getppid())
+        now = self._clock()
+        # Time in which this rank was stopped itself does not count.
+        self._silent_s += min(now - self._looked_at, 2 * self._every_s)
+        self._looked_at = now
+        is_late = beat.limit_s is None or beat.age_s > beat.limit_s
+        if self._silent_s > beat.silence_s and is_late:
+            self._ending.leave(
+                f"rank {self._rank} on {_HOST} has lost the first rank's host: its store did not answer for "
+                f"{self._silent_s:.0f} s (at most {beat.silence_s:.0f} s) while this rank {beat.phase}. "
+                "Look at that host and the network between them"
+            )
 
     def step(self) -> None:
         """Reports what this rank is doing; then judges, if it is one of the judges, and acts on the verdict."""
@@ -92,7 +128,7 @@ class Heartbeat:
 
     def _report(self, *, over: bool = False) -> None:
         self._number += 1
-        beat = asdict(self._activity.beat(os.getpid(), os.getppid()))
+        beat = asdict(self._activity.beat(os.getpid(), os.getppid(), _HOST))
         self._store.set(
             _beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number})
         )
@@ -133,7 +169,10 @@ class Heartbeat:
             )
         elif judgement["silent"]:
             beats = [_beat(self._store.get(_beat_key(rank))) for rank in judgement["ranks"]]
-            self._kill([beat for beat in beats if beat.parent == os.getppid()])
+            # In containers, torchrun has the same process id on every host.
+            self._kill(
+                [beat for beat in beats if (beat.host, beat.parent) == (_HOST, os.getppid())]
+            )
         speaks = self._rank == min(
             set(range(self._ranks)) - set(judgement["ranks"] if judgement["silent"] else ())
         )

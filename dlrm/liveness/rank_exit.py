@@ -20,6 +20,10 @@ class Elsewhere(RuntimeError):
     """Another rank ended, and said why."""
 
 
+class LostRanks(RuntimeError):
+    """The first rank is lost, or ranks never started. Every host says so, because no rank can speak for all."""
+
+
 class RankExit:
     """Lets exactly one thread end the process: the main thread, after `claim()`, or another one by `leave`."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import platform
 from collections.abc import Callable
 from typing import Any
+
+import torch.distributed as dist
 
 from sluice.agent.report import page
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.heartbeat import Heartbeat
-from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit
+from sluice.dlrm.liveness.rank_exit import Elsewhere, LostRanks, RankExit
 from sluice.dlrm.ranks import world
 from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training.signals import StopSignals
@@ -41,7 +44,13 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
             return {**result, "report": None if report is None else str(report)}
         except Exception as error:
             # The rank that reports first knows the cause. The others only see its connections close.
-            cause = signals.other_ranks_error()
+            try:
+                cause = signals.other_ranks_error()
+            except dist.DistError:
+                raise LostRanks(
+                    f"rank {ranks.rank} on {platform.node()} has lost the first rank's host: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
             if cause is None:
                 signals.report_error(str(error))
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -253,6 +254,7 @@ class VersionRun:
                 synced_batches=self._batches,
                 tick=tick,
                 table_changed=self._has_new_version,
+                hosts=self._ranks.gather_objects(platform.node()),
                 memory_used=Machine().memory_used,
                 warn=lambda step, text: self._warn(text, step),
             )

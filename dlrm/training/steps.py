@@ -22,6 +22,8 @@ class Fetched:
     """The loader's position after this batch."""
     rows: int
     """The number of rows over all ranks, without padding."""
+    others_s: float = 0.0
+    """Seconds that this rank waited for the others, once it had its part."""
 
 
 class TrainingBatches(Protocol):
@@ -52,6 +54,8 @@ class FinishedStep:
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
     """The loader's position after this step's batch."""
+    others_s: float = 0.0
+    """Seconds that this rank waited for the others before this step."""
     batch: tuple[int, int] = (0, 0)
     """The batch's epoch, and its number in the epoch."""
     skipped: bool = False
@@ -61,6 +65,9 @@ class FinishedStep:
     def of(cls, fetched: Fetched, loss: torch.Tensor | None, wait_s: float) -> FinishedStep:
         """Returns the step of a batch. Without a loss, the batch was skipped and counts no rows."""
         number = fetched.batch.epoch, fetched.batch.step
+        others_s = fetched.others_s
         if loss is None:
-            return cls(torch.zeros(()), 0, 0, wait_s, fetched.position, number, skipped=True)
-        return cls(loss, fetched.batch.rows, fetched.rows, wait_s, fetched.position, number)
+            loss = torch.zeros(())
+            return cls(loss, 0, 0, wait_s, fetched.position, others_s, number, skipped=True)
+        rows = fetched.rows
+        return cls(loss, fetched.batch.rows, rows, wait_s, fetched.position, others_s, number)

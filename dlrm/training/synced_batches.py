@@ -75,15 +75,17 @@ class SyncedBatches:
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait = self._clock() - asked_at
                 self._activity.meets(number)
+                met_at = self._clock()
                 self.stopped, rows, failed = self._agree(
                     batch, guard is not None and guard.has_failed()
                 )
+                others_s = self._clock() - met_at
                 if failed and guard is not None:
                     guard.end()
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
-                yield Fetched(clear_padding(batch), wait, feed.state_dict(), rows)
+                yield Fetched(clear_padding(batch), wait, feed.state_dict(), rows, others_s)
         finally:
             self._activity.rests()
 

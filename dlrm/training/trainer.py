@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.overlapped_steps import OverlappedSteps
     from sluice.ingest.batch import Batch
+
+_LATE_SHARE = 0.1
+"""A rank is late if the others wait for it for more than this share of their time."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class _TrainingProgress:
     """The rows of this rank since the last report."""
     wait_s: float = 0.0
     compute_s: float = 0.0
+    others_s: float = 0.0
+    """The time that this rank waited for the others before its steps. It is a part of `compute_s`."""
     timing: Timing = field(default_factory=Timing)
     first_batch_s: float | None = None
     finished: FinishedStep | None = None
@@ -99,7 +104,7 @@ class _TrainingProgress:
     def start_interval(self) -> None:
         """Resets the sums, after a report."""
         self.rows = 0
-        self.wait_s = self.compute_s = 0.0
+        self.wait_s = self.compute_s = self.others_s = 0.0
         self.loss.zero_()
 
     def add(self, finished: FinishedStep, step_s: float, ranks: int) -> None:
@@ -121,6 +126,7 @@ class _TrainingProgress:
         self.rows += finished.rank_rows
         self.wait_s += wait_s
         self.compute_s += step_s - wait_s
+        self.others_s += finished.others_s
 
 
 @dataclass(kw_only=True)
@@ -145,6 +151,8 @@ class Trainer:
     tick: Callable[[], None] = lambda: None
     warn: Callable[[int, str], None] = lambda *_: None
     table_changed: Callable[[CheckpointMeta], bool] = lambda _: False
+    hosts: Sequence[str] = ()
+    """The name of each rank's host."""
     ahead: bool | None = None
     clock: Callable[[], float] = time.perf_counter
 
@@ -280,9 +288,15 @@ class Trainer:
     def _report(self, progress: _TrainingProgress) -> None:
         """Reports the sums over all ranks since the last report, and resets them."""
         self._peak_bytes = max(self._peak_bytes, self.memory_used())
-        own = (progress.loss.item(), progress.rows, progress.wait_s, progress.compute_s)
-        sums = self.world.sum(torch.tensor(own, dtype=torch.float64))
-        loss, rows, wait_s, compute_s = sums.tolist()
+        own = (
+            progress.loss.item(),
+            progress.rows,
+            progress.wait_s,
+            progress.compute_s,
+            progress.others_s,
+        )
+        ranks = self.world.gather(torch.tensor(own, dtype=torch.float64)).view(-1, len(own))
+        loss, rows, wait_s, compute_s, _ = ranks.sum(0).tolist()
         progress.start_interval()
         if not math.isfinite(loss):
             self.guard.end()
@@ -300,6 +314,7 @@ class Trainer:
                 "loss": loss / rows,
                 "samples_per_s": interval.samples_per_s,
                 "stall": interval.stall,
+                **late_rank(ranks.T[2:].tolist(), self.hosts),
             }
         )
 
@@ -310,3 +325,25 @@ class Trainer:
         progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
         progress.saved_at = progress.meta.step
         self.save(progress.meta)
+
+
+def late_rank(seconds: Sequence[Sequence[float]], hosts: Sequence[str]) -> dict[str, Any]:
+    """Returns the rank that the others wait for, with their mean share of waiting and its own share of waiting for
+    input. Empty if no rank makes the others wait for long.
+
+    `seconds` holds three lists of each rank's time: for input, in steps, and within steps for other ranks."""
+    wait_s, compute_s, others_s = seconds
+    totals = [max(wait + compute, 1e-9) for wait, compute in zip(wait_s, compute_s, strict=True)]
+    shares = [waited / total for waited, total in zip(others_s, totals, strict=True)]
+    rank = min(range(len(shares)), key=shares.__getitem__)
+    others = sum(share - shares[rank] for share in shares) / max(1, len(shares) - 1)
+    if others <= _LATE_SHARE:
+        return {}
+    return {
+        "late": {
+            "rank": rank,
+            "host": hosts[rank] if hosts else "",
+            "others": others,
+            "input": wait_s[rank] / totals[rank],
+        }
+    }

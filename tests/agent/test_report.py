@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -311,6 +312,17 @@ def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     assert re.search(
         r"1\. at 1 s: read 1 → \d+\n.*why: .*read.*\n.*effect: 1[2-6](\.\d)? times", explained
     )
+
+
+def test_a_rank_that_the_others_wait_for_is_named(tmp_path):
+    run = _looked_at(tmp_path / "run", [1000.0] * 9)
+    late = {"rank": 3, "host": "host1", "others": 0.4, "input": 0.6}
+    trained = [{"kind": "train", "at": at, "late": late} for at in (4.0, 6.0)]
+    brief = {"kind": "train", "at": 2.0}
+    verdict = narrative.verdict(replace(run, metrics=(*run.metrics, brief, *trained)))
+    assert_names(verdict, "waited 40 %", "rank 3 on host1", "60 %")
+    for few in ((), (brief, brief, trained[0])):
+        assert "rank" not in narrative.verdict(replace(run, metrics=(*run.metrics, *few)))
 
 
 def test_each_start_of_a_run_is_left_out_of_its_rates():

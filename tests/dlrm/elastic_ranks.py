@@ -1,9 +1,10 @@
-"""The trainer as a user has it, but that each rank writes down which rows it trained, and one of them dies.
+"""The trainer as a user has it, but that each rank writes down which rows it trained, and one of them is disturbed.
 
-    python -m tests.dlrm.elastic_ranks LOG STEP WORDS…
+    python -m tests.dlrm.elastic_ranks LOG WHAT@STEP WORDS…
 
-The first life of an agent's last rank ends before step STEP (−1: it does not). If it is the agent's only one, the agent
-dies with it, as when a host is lost.
+This happens to an agent's last rank, before the first step from STEP on. `kill`: it dies, and if it is the agent's only
+one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/held and waits for LOG/go. After that,
+and with `none`, nothing happens.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import sys
 import time
 from pathlib import Path
 
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.liveness import heartbeat
 from sluice.dlrm.train import main
 from sluice.dlrm.training import input_checks, trainer
+from tests.dlrm.stopping_ranks import Speaks
 
 
 class Witness(input_checks.BatchChecker):
     """Writes down the rows of each training batch: the table has their numbers in its first dense column."""
 
     log: Path
-    dies_at = -1
-    life = 0
-    """0 until there is a checkpoint to go on from."""
+    what: str
+    at: int
+    begun = 0
+    """The step at which these ranks went on."""
 
     def check(self, batch):
         super().check(batch)
@@ -34,24 +39,46 @@ class Witness(input_checks.BatchChecker):
         rank, local, beside = (
             int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         )
-        if (self.life, local, batch.step) == (0, beside - 1, self.dies_at):
-            while not saved(self.log):  # the checkpoint before is written meanwhile
-                time.sleep(0.01)
-            if beside == 1:
-                os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if local == beside - 1 and batch.step >= self.at and not self._is_over():
+            self._disturb(alone=beside == 1)
         rows = [int(n) for n in batch.dense[:, 0]]
-        with open(self.log / f"{self.life}-{rank}.jsonl", "a") as file:
+        with open(self.log / f"{self.begun}-{rank}.jsonl", "a") as file:
             file.write(json.dumps({"step": batch.step, "rows": rows}) + "\n")
 
+    def _is_over(self) -> bool:
+        """Whether it has happened: it happens once."""
+        mark = {"kill": "killed", "hold": "go"}.get(self.what)
+        return mark is None or (self.log / mark).exists()
 
-def saved(log: Path) -> bool:
-    return bool(list(log.parent.glob("run/*/LATEST")))
+    def _disturb(self, *, alone: bool) -> None:
+        until(lambda: saved(self.log) > self.begun)  # the checkpoint before is written meanwhile
+        if self.what == "kill":
+            (self.log / "killed").touch()
+            if alone:
+                os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "hold":
+            until(lambda: Speaks.of_steps)
+            (self.log / "held").touch()
+            until((self.log / "go").exists)
+
+
+def until(holds) -> None:
+    while not holds():  # another process makes it true
+        time.sleep(0.01)
+
+
+def saved(log: Path) -> int:
+    """The step of the newest checkpoint, and 0 if there is none."""
+    checkpoints = log.parent / "run" / "checkpoints"
+    return latest(checkpoints)[1].step if (checkpoints / "LATEST").exists() else 0
 
 
 if __name__ == "__main__":
-    Witness.log, Witness.dies_at = Path(sys.argv[1]), int(sys.argv[2])
-    Witness.life = int(saved(Witness.log))
+    Witness.log = Path(sys.argv[1])
+    Witness.what, _, step = sys.argv[2].partition("@")
+    Witness.at, Witness.begun = int(step or 0), saved(Witness.log)
+    heartbeat.Heartbeat = Speaks  # type: ignore[misc]
     input_checks.BatchChecker = trainer.BatchChecker = Witness  # type: ignore[misc]
     found = main(sys.argv[3:])
     if found is not None:

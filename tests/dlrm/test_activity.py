@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
+from sluice.dlrm.liveness import heartbeat
 from sluice.dlrm.liveness.activity import Activity, Beat, verdict
 from sluice.dlrm.liveness.heartbeat import Heartbeat
-from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.dlrm.liveness.rank_exit import LostRanks, RankExit
+from sluice.dlrm.ranks import await_ranks
 from tests.raises import assert_names
 
 BEAT = Beat(
@@ -23,6 +26,7 @@ BEAT = Beat(
     silence_s=10.0,
     process=1,
     parent=0,
+    host="host1",
 )
 WAITS = replace(BEAT, count=4, phase="waited for the other ranks before batch 2", waits=True)
 
@@ -99,7 +103,7 @@ def test_a_silent_rank_is_named_with_its_last_phase_once_the_others_wait_for_it(
     stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
     found = verdict({0: (other, 0.0), 1: stopped})
     assert (found.ranks, found.silent) == ((1,), True)
-    assert_names(found.text, "rank 1", "nothing was heard", "10 s", "batch 7")
+    assert_names(found.text, "rank 1 on host1", "nothing was heard", "10 s", "batch 7")
     assert verdict({0: (replace(other, age_s=3.0), 0.0), 1: stopped}) is None, (
         "another rank gets somewhere"
     )
@@ -204,6 +208,64 @@ def test_if_the_first_rank_is_silent_the_second_judges_and_reports(capfd):
     error = json.loads(capfd.readouterr().out)["error"]
     assert_names(error, "rank 0", "nothing was heard")
     assert {one.process for one in killed} == {os.getpid()}
+
+
+def test_a_silent_rank_of_another_host_is_not_looked_for_among_the_processes_of_this_one(
+    monkeypatch,
+):
+    """In containers, torchrun and its ranks may have the same numbers on all hosts."""
+    clock = Clock()
+    killed: list[Beat] = []
+    pulses = [pulse for _, pulse in ranks_of(clock, 2, killed)]
+    monkeypatch.setattr(heartbeat, "_HOST", "host0")
+    assert beat(pulses[:1]) == []
+    monkeypatch.setattr(heartbeat, "_HOST", "host1")
+    for _ in range(11):
+        assert beat(pulses[1:]) == []
+        clock.now += 1.0
+    assert beat(pulses[1:]) == [0]
+    assert killed == []
+
+
+def test_a_rank_whose_store_does_not_answer_ends_once_it_gets_nowhere(capfd):
+    clock = Clock()
+    activity, pulse = ranks_of(clock, 2)[1]
+    for _ in range(20):  # training goes on: the store's host has much to do
+        clock.now += 1.0
+        activity.steps(9)
+        pulse.look()
+    for _ in range(10):
+        clock.now += 1.0
+        pulse.look()
+    clock.now += 1.0
+    with pytest.raises(Left):
+        pulse.look()
+    assert_names(capfd.readouterr().err, "rank 1 on ", "the first rank's host", "10 s", "batch 9")
+
+
+def test_an_answer_of_the_store_or_a_sleep_of_the_machine_ends_no_rank():
+    clock = Clock()
+    activity, pulse = ranks_of(clock, 3)[2]  # this one does not judge
+    activity.steps(9)
+    for _ in range(3):
+        for _ in range(9):
+            clock.now += 1.0
+            pulse.look()
+        assert pulse._talk() is None
+    clock.now += 5000.0
+    pulse.look()
+
+
+def test_ranks_that_do_not_start_are_named():
+    """As of a host that is lost while its ranks start."""
+    store = dist.HashStore()
+    for rank in (2, 0):
+        with pytest.raises(LostRanks) as missing:
+            await_ranks(store, rank, 4, timedelta(milliseconds=10))
+    assert_names(str(missing.value), "1, 3 of 4")
+    for rank in (1, 3):
+        store.set(f"sluice/started/{rank}", "host1")
+    await_ranks(store, 0, 4)
 
 
 def test_ranks_that_were_all_stopped_together_go_on_together():

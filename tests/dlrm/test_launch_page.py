@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "launch.md").read_text()
 ROWS = 16_000
 
 
-def _torchrun_commands() -> list[list[str]]:
+def torchrun_commands() -> list[list[str]]:
     """The words of each torchrun command of the page, those of the Kubernetes job among them."""
     blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", PAGE, re.M | re.S)
     found = []
@@ -44,7 +44,7 @@ def table(tmp_path_factory):
     return clicks_table.write(tmp_path_factory.mktemp("launch") / "table", raw)
 
 
-@pytest.mark.parametrize("words", _torchrun_commands(), ids=" ".join)
+@pytest.mark.parametrize("words", torchrun_commands(), ids=" ".join)
 def test_a_torchrun_command_can_train(table, tmp_path, words):
     launch, own = words[1 : words.index("-m")], words[words.index("dlrm.train") + 1 :]
     options = dict(word.removeprefix("--").split("=", 1) for word in launch)

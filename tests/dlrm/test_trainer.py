@@ -11,7 +11,7 @@ from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import Timing, Trainer
+from sluice.dlrm.training.trainer import Timing, Trainer, late_rank
 from tests.dlrm.rig import DENSE, SIZES, batch
 from tests.raises import raises
 
@@ -68,6 +68,9 @@ class Alone:
     ranks, device = 1, torch.device("cpu")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
     def gather_objects(self, value):
@@ -137,6 +140,18 @@ def test_the_time_of_ranks_is_a_mean_and_their_rows_a_sum():
     assert timing.seconds == 10
     assert timing.samples_per_s == 10
     assert timing.stall == 0.1
+
+
+def test_the_rank_that_others_wait_for_is_named_with_its_own_wait_for_input():
+    hosts = ["host0", "host0", "host1"]
+    late = late_rank([[0.1, 0.0, 6.0], [9.9, 10.0, 4.0], [5.0, 4.0, 0.5]], hosts)["late"]
+    assert (late["rank"], late["host"]) == (2, "host1")
+    assert (late["others"], late["input"]) == pytest.approx((0.4, 0.6))
+
+
+def test_no_rank_is_late_if_all_wait_for_each_other_or_there_is_one():
+    assert late_rank([[0.0, 0.0], [10.0, 10.0], [3.0, 3.9]], ["a", "b"]) == {}
+    assert late_rank([[9.0], [1.0], [0.5]], ["a"]) == late_rank([[0.0]] * 3, ["a"]) == {}
 
 
 def test_all_steps_of_all_epochs_are_counted():

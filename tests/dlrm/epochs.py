@@ -1,0 +1,56 @@
+"""What the ranks of `tests.dlrm.elastic_ranks` trained, over all starts of a run: each row of the epoch once."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.small_table import small_table
+
+ROWS, BATCH, SAVED = 3200, 64, 10
+STEPS = ROWS * 8 // 10 // BATCH
+TRAIN = (
+    f"--batch-size {BATCH} --save-every {SAVED} --log-every 1 --width 4 --dense-layers 8 --over-layers 8"
+).split()
+
+
+def write(folder: Path):
+    """A table in which each row has its number."""
+    (folder / "log").mkdir()
+    return small_table(
+        folder / "table", rows=ROWS, values=50, files=2, row_group_rows=256, number_rows=True
+    )
+
+
+def starts(table, folder: Path) -> list[int]:
+    """The steps at which training began and went on, once each row of the epoch was trained exactly once."""
+    lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for path in (folder / "log").glob("*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            lives[int(path.name.partition("-")[0])][line["step"]] += line["rows"]
+    begun = sorted(lives)
+    assert all(step % SAVED == 0 for step in begun)
+    # Whatever was trained since the last checkpoint went down with the ranks.
+    rows = [
+        row
+        for first, end in pairwise([*begun, STEPS])
+        for step in range(first, end)
+        for row in lives[first][step]
+    ]
+    assert len(set(rows)) == len(rows) == STEPS * BATCH
+    assert set(rows) <= set(range(table.rows_of("train")))
+    assert [event["resumed_at"] for event in events(folder / "run", "start")] == begun
+    return begun
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Step → its loss, as the run wrote it last."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}

@@ -1,0 +1,125 @@
+"""torchrun on several hosts, by docs/launch.md: equal to one process, and with hosts lost, cut off or slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sluice.agent.report import narrative
+from sluice.agent.report.run_folder import Run
+from sluice.dlrm.checkpoint.meta import latest
+from tests.dlrm import epochs, slow_service
+from tests.dlrm.cluster import Cluster, ended
+from tests.hosts import Hosts
+from tests.raises import assert_names
+
+pytestmark = pytest.mark.slow
+
+CUT_S = 20.0
+STALL_S = 5
+EPOCHS = 6
+
+
+@pytest.fixture
+def table(tmp_path):
+    return epochs.write(tmp_path)
+
+
+@pytest.fixture
+def hosts(tmp_path, request) -> Iterator[Hosts]:
+    with Hosts(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_four_hosts_then_two_then_one_train_what_one_process_trains(hosts, table, tmp_path, forks):
+    """Each loss, each weight and each state, with the rows of the epoch once."""
+    run = ("--data", tmp_path / "table", "--run-dir", tmp_path / "one", *epochs.TRAIN)
+    alone = forks.train(*run, "--evals", 4, tmp=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    for count, more in ((4, ("--pause-after", 1)), (2, ("--pause-after", 1)), (1, ())):
+        cluster = Cluster(hosts, tmp_path, "--evals", 4, *more)
+        ended([cluster.agent(host, count, name=f"{host}-of-{count}") for host in range(count)])
+    assert epochs.starts(table, tmp_path) == [0, 10, 20]
+    assert [event["ranks"] for event in epochs.events(tmp_path / "run", "start")] == [4, 2, 1]
+    expected = epochs.losses(tmp_path / "one")
+    assert set(expected) == set(range(1, epochs.STEPS + 1))
+    assert epochs.losses(tmp_path / "run") == pytest.approx(expected, abs=1e-5)
+    found, wanted = (tensors(tmp_path / name) for name in ("run", "one"))
+    assert set(found) == set(wanted)
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0)
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """The newest checkpoint, saved by one rank."""
+    (file,) = latest(run / "checkpoints")[0].glob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_killed_agent_and_then_the_host_in_its_place_are_replaced(hosts, table, tmp_path):
+    """The agent is killed with its rank. The host in its place loses its power, so that no packet tells of it."""
+    cluster = Cluster(hosts, tmp_path, "--stall-after", STALL_S)
+    stays = cluster.agent(0, 2)
+    cluster.agent(1, 2, "kill@17").end(-9)
+    lost = cluster.agent(2, 2, "hold@27")
+    lost.until((tmp_path / "log" / "held").exists)
+    hosts.lose(2)
+    stays.until(lambda: "rank 1 on host2 stands still" in stays.said)
+    ended([stays, cluster.agent(1, 2, name="new")])
+    assert epochs.starts(table, tmp_path) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_after_a_cut_of_the_network_the_same_agents_go_on(hosts, table, tmp_path):
+    """Both sides end their ranks within the limit, and each says whom it lost."""
+    cluster = Cluster(hosts, tmp_path, "--stall-after", STALL_S)
+    first, other = cluster.agent(0, 2), cluster.agent(1, 2, "hold@17")
+    other.until((tmp_path / "log" / "held").exists)
+    began = time.monotonic()
+    hosts.cut(1)
+    (tmp_path / "log" / "go").touch()
+    first.until(lambda: "error: " in first.said)
+    other.until(lambda: "error: " in other.said)
+    assert time.monotonic() < began + CUT_S, "an end of the cut would have ended them"
+    assert_names(first.said, "rank 1 on host1 stands still", f"at most {STALL_S} s")
+    assert_names(
+        other.said, "rank 1 on host1 has lost the first rank's host", f"at most {STALL_S} s"
+    )
+    time.sleep(began + CUT_S - time.monotonic())  # the fault itself
+    hosts.connect(1)
+    ended([first, other])
+    assert epochs.starts(table, tmp_path) == [0, 10]
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_host_with_slow_input_is_named_and_the_agent_of_the_other_adds_no_worker(
+    hosts, table, tmp_path
+):
+    """The run goes on at its pace; more workers elsewhere would change nothing."""
+    more = (
+        "--epochs",
+        EPOCHS,
+        "--log-every",
+        20,
+        "--transform",
+        f"{slow_service.__name__}:ask:I2>I2",
+    )
+    cluster = Cluster(hosts, tmp_path, *more)
+    ended([cluster.agent(host, 2) for host in range(2)])
+    run = tmp_path / "run"
+    (end,) = epochs.events(run, "end")
+    assert end["rows_trained"] == EPOCHS * epochs.STEPS * epochs.BATCH
+    assert_names(narrative.verdict(Run.read(run)), "waited", "rank 1 on host1")
+    changes = epochs.events(run, "decision")
+    assert all(workers(change["after"]) <= workers(change["before"]) for change in changes), changes
+
+
+def workers(knobs: dict) -> int:
+    return sum(knobs["workers"].values())
