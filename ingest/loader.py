@@ -225,13 +225,13 @@ class BatchLoader(IterableDataset[Batch]):
     # ---- iteration
 
     def __iter__(self) -> Iterator[Batch]:
-        self._check_open()
-        _refuse_batches_of_batches()
         if get_worker_info() is not None:
             raise LoaderError(
                 "a loader has its own workers, and cannot run in those of a DataLoader. Use "
                 "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
             )
+        self._check_open()
+        _refuse_batches_of_batches()
         self._iteration += 1
         return self._epoch(self._iteration)
 

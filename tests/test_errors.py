@@ -36,6 +36,7 @@ NOT_A_USERS_MISTAKE = {
     "QuarantineError",
     "RecordError",
     "RestartsExhausted",
+    "RunFailure",
     "SharedMemoryError",
     "StatsError",
     "StepFailed",
