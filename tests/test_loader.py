@@ -465,8 +465,10 @@ class TestElsewhere:
     def test_workers_of_a_dataloader_are_refused_with_what_to_write(self, clicks):
         with loader_of(clicks) as loader:
             through = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1)
+            batches = iter(through)
             with raises(LoaderError, "batch_size=None, num_workers=0"):
-                next(iter(through))
+                next(batches)
+            batches._shutdown_workers()  # otherwise the worker waits for this process
 
     def test_pickling_and_copying_say_what_to_do(self, clicks):
         with loader_of(clicks) as loader, BatchLoader(clicks, batch_size=80, roles=ROLES) as plain:
