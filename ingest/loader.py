@@ -92,7 +92,7 @@ class BatchLoader(IterableDataset[Batch]):
     ):
         _check_arguments(read_ahead_epochs, order, errors)
         self._machine = machine or Machine()
-        self._quarantine = Quarantine(errors)
+        self._rank, self._ranks, self._quarantine = rank, ranks, Quarantine(errors)
         self._input = open_input(
             source,
             batch_size=batch_size,
@@ -107,7 +107,6 @@ class BatchLoader(IterableDataset[Batch]):
             allow_code=allow_code,
         )
         self._read_ahead_epochs = read_ahead_epochs
-        self._rank, self._ranks = rank, ranks
         share = self.plan.share_of(rank, ranks)
         self._remote = None
         if workers:
