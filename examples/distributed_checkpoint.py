@@ -43,14 +43,14 @@ class Model(torch.nn.Module):
 
 
 class Training:
-    """All that a checkpoint holds: torch.distributed.checkpoint calls `state_dict` and `load_state_dict`."""
+    """A model and its optimizer in a form that does not depend on the number of ranks."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Loader):
-        self.model, self.optimizer, self.loader = model, optimizer, loader
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        self.model, self.optimizer = model, optimizer
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "loader": self.loader.state_dict()}
+        return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
@@ -59,7 +59,6 @@ class Training:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        self.loader.load_state_dict(state["loader"])
 
 
 def train(
@@ -73,9 +72,10 @@ def train(
     model = torch.nn.parallel.DistributedDataParallel(Model())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with Loader(source, rank=dist.get_rank(), ranks=dist.get_world_size(), **SETTINGS) as loader:
-        training = Training(model, optimizer, loader)
+        # torch calls state_dict and load_state_dict of both.
+        checkpoint = {"training": Training(model, optimizer), "loader": loader}
         if saved.exists():
-            dcp.load({"training": training}, checkpoint_id=saved)
+            dcp.load(checkpoint, checkpoint_id=saved)
         for number, batch in enumerate(loader, 1):
             observe(batch)
             optimizer.zero_grad()
@@ -84,7 +84,7 @@ def train(
             optimizer.step()
             if number == steps:
                 break
-        dcp.save({"training": training}, checkpoint_id=saved)
+        dcp.save(checkpoint, checkpoint_id=saved)
 
 
 def main() -> None:
