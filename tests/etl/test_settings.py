@@ -203,7 +203,7 @@ def test_help_wraps_paragraphs_and_lists_and_leaves_commands():
 
 
 @pytest.mark.parametrize(("columns", "width"), [("30", 30), (None, 80)])
-def test_help_takes_the_width_of_columns_or_eighty(monkeypatch, capsys, columns, width):
+def test_help_takes_the_width_of_columns_or_eighty(monkeypatch, columns, width):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", columns)
