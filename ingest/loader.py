@@ -92,7 +92,8 @@ class BatchLoader(IterableDataset[Batch]):
     ):
         _check_arguments(read_ahead_epochs, order, errors)
         self._machine = machine or Machine()
-        self._rank, self._ranks, self._quarantine = rank, ranks, Quarantine(errors)
+        self._rank, self._ranks = rank, ranks
+        self._quarantine = Quarantine(errors)
         self._input = open_input(
             source,
             batch_size=batch_size,
@@ -119,8 +120,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
-        self._end_epoch = 0  # the pipeline that runs now reads the epochs before this one
-        self._iteration = 0
+        self._iteration = self._end_epoch = 0  # the pipeline reads the epochs before `_end_epoch`
         self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
         self.order_hash: str | None = None

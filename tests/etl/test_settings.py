@@ -190,14 +190,14 @@ def test_no_program_shows_a_default_that_says_nothing(program, capsys):
 
 
 def test_help_wraps_paragraphs_and_lists_and_leaves_commands():
-    text = "One sentence that is long.\nAnother one.\n\n  word  a meaning that is long\n  sluice show a --very-long\nend"
+    text = "One sentence that is long.\nAnother.\n\n  word  a meaning that is long\n  sluice show --long-option\nend"
     assert wrapped(text, 20).splitlines() == [
         "One sentence that is",
-        "long. Another one.",
+        "long. Another.",
         "",
         "  word  a meaning",
         "        that is long",
-        "  sluice show a --very-long",
+        "  sluice show --long-option",
         "end",
     ]
 
