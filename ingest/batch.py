@@ -32,7 +32,7 @@ class BagColumn(NamedTuple):
     """The number of ids of each row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """The rows that one rank takes in one step. The tensors are views of memory that is reused once all are gone."""
 
@@ -52,10 +52,19 @@ class Batch:
     """The number of rows without padding."""
     epoch: int
     step: int
-    checksum: int = field(default=0, repr=False)
+    checksum: int = 0
     """A checksum of one column's ids before any transform. It is part of the order hash."""
-    columns: Columns | None = field(default=None, repr=False, compare=False)
+    columns: Columns | None = field(default=None, compare=False)
     """The columns and their names. None if the batch was made without them."""
+
+    def __repr__(self) -> str:
+        tensors = ((name, getattr(self, name)) for name in TENSORS)
+        parts = [
+            f"{self.rows:,} rows, epoch {self.epoch}, step {self.step}",
+            ", ".join(f"{n} {list(t.shape)} {str(t.dtype)[6:]}" for n, t in tensors),
+            *([] if self.columns is None else [self.columns.described]),
+        ]
+        return f"Batch({'; '.join(parts)})"
 
     def __len__(self) -> int:
         """The number of rows, including padding."""

@@ -54,6 +54,18 @@ class Columns:
         for name in ("cardinalities", "bags", "fill"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    @property
+    def described(self) -> str:
+        """How many columns of each role there are, with the first names, in one line."""
+        roles = {"dense": self.dense, "sparse": self.sparse}
+        counted = (
+            f"{len(names)} {role}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+            for role, names in roles.items()
+            if names
+        )
+        weight = (f"weight: {self.weight}",) if self.weight else ()
+        return "; ".join((*counted, f"label: {self.label}", *weight))
+
     @classmethod
     def of(
         cls,

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -35,7 +35,7 @@ from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import count_converted
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform, group_into_stages
-from sluice.ingest.stats import Snapshot
+from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -93,6 +93,7 @@ class BatchLoader(IterableDataset[Batch]):
     ):
         _check_arguments(read_ahead_epochs, order, errors)
         self._machine = machine or Machine()
+        self._rank, self._ranks = rank, ranks
         self._quarantine = Quarantine(errors)
         self._input = open_input(
             source,
@@ -120,8 +121,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
-        self._end_epoch = 0  # the pipeline that runs now reads the epochs before this one
-        self._iteration = 0
+        self._iteration = self._end_epoch = 0  # the pipeline reads the epochs before `_end_epoch`
         self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
         self.order_hash: str | None = None
@@ -199,15 +199,39 @@ class BatchLoader(IterableDataset[Batch]):
         """The number of steps of an epoch, the same on every rank."""
         return self.plan.steps
 
+    @property
+    def described(self) -> str:
+        """The rows, the steps of an epoch, the rank and the columns, in one line."""
+        plan, table = self.plan, self._input.table
+        parts = (
+            f"{table.uri}, split {self._input.split}, {plan.rows:,} rows",
+            f"{plan.steps:,} steps of {plan.batch_size:,}",
+            f"rank {self._rank} of {self._ranks}",
+            self._input.columns.described,
+        )
+        return "; ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"BatchLoader({self.described})"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be pickled or copied, because threads and open files cannot go to another process."""
+        raise LoaderError(
+            "a loader cannot be pickled or copied, because it has threads and open files. Make one in each process; to "
+            "continue at the same row, pass its state_dict() to load_state_dict() there. In a DataLoader, use "
+            "DataLoader(loader, batch_size=None, num_workers=0)"
+        )
+
     # ---- iteration
 
     def __iter__(self) -> Iterator[Batch]:
-        self._check_open()
         if get_worker_info() is not None:
             raise LoaderError(
                 "a loader has its own workers, and cannot run in those of a DataLoader. Use "
                 "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
             )
+        self._check_open()
+        _refuse_batches_of_batches()
         self._iteration += 1
         return self._epoch(self._iteration)
 
@@ -348,6 +372,9 @@ class BatchLoader(IterableDataset[Batch]):
     def snapshot(self) -> Snapshot:
         return self._progress.counters()
 
+    def stats(self) -> LoaderStats:
+        return self._progress.stats(self._rank)
+
     @property
     def tunable(self) -> Progress:
         """The counters and knobs for an agent. It does not see what happens while the trainer rests."""
@@ -471,6 +498,22 @@ class BatchLoader(IterableDataset[Batch]):
                 "this loader was made before the process was forked, and its threads are in the other process. "
                 "Make a loader in each process"
             )
+
+
+def _refuse_batches_of_batches() -> None:
+    """Raises if torch's DataLoader iterates in order to collate several batches into one. Only its frame tells."""
+    frame = sys._getframe(2)
+    for _ in range(2):  # a BatchLoader is iterated by a DataLoader, or by a Loader that is
+        if frame.f_globals.get("__name__") == "torch.utils.data._utils.fetch":
+            if frame.f_locals.get("auto_collation"):
+                raise LoaderError(
+                    "a loader gives whole batches, and DataLoader would collate several of them into one. Use "
+                    "DataLoader(loader, batch_size=None)"
+                )
+            return
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> None:

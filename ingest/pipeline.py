@@ -554,6 +554,10 @@ class Pipeline:
             for s in found
         )
 
+    def durations(self) -> dict[str, tuple[int, ...]]:
+        """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""
+        return {name: tuple(one.durations.counts) for name, one in self._counters.items()}
+
     @property
     def gone(self) -> bool:
         """Whether no worker of any stage is left."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
-from sluice.ingest.stats import Snapshot, StageStats
+from sluice.ingest.stats import READY, Durations, LoaderStats, Snapshot, StageStats
 
 if TYPE_CHECKING:
     from sluice.ingest.pipeline import Pipeline
@@ -245,11 +245,15 @@ class Progress:
         # One tuple, so that a snapshot in another thread sees a consistent state.
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
         self._first: tuple[int, float, float] | None = None  # rows and totals after the first batch
+        self._waits = Durations()
         self._rests = Rests()  # only the consumer's thread changes it
 
     def enter(self, phase: str) -> None:
         """Notes that the consumer begins to `wait` or to `compute`, or that it is `away` between two epochs."""
         now = time.monotonic()
+        before = self._consumer
+        if before.phase == "wait" and phase == "compute" and self._batches > 1:
+            self._waits.add(now - before.began)
         self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
 
     @contextmanager
@@ -318,6 +322,18 @@ class Progress:
             held_back_pressure=held_back["pressure"],
             restarts=self._pipeline.restarts,
             elsewhere=dict(self._remote_stats()),
+        )
+
+    def stats(self, rank: int) -> LoaderStats:
+        """Returns the figures from the first batch on."""
+        wait_s, compute_s = self._consumer.totals(time.monotonic())
+        rows, waited_s, computed_s = self._first or (self._rows, wait_s, compute_s)
+        return LoaderStats(
+            rank=rank,
+            rows=self._rows - rows,
+            wait_s=wait_s - waited_s,
+            compute_s=compute_s - computed_s,
+            durations={READY: tuple(self._waits.counts), **self._pipeline.durations()},
         )
 
     def outcome(self) -> dict[str, Any]:

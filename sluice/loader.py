@@ -35,7 +35,7 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
-from sluice.ingest.stats import Snapshot
+from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
@@ -296,6 +296,11 @@ class Loader(IterableDataset[Any]):
         finally:
             batches.close()  # type: ignore[attr-defined] # an epoch is a generator
 
+    def __repr__(self) -> str:
+        return f"Loader({self._batches.described}; tuning {self.tuning.mode})"
+
+    __reduce__ = BatchLoader.__reduce__
+
     def __len__(self) -> int:
         """The number of steps of an epoch, the same on every rank."""
         return len(self._batches)
@@ -319,6 +324,11 @@ class Loader(IterableDataset[Any]):
     def snapshot(self) -> Snapshot:
         """Returns the counters since the start."""
         return self._batches.snapshot()
+
+    def stats(self) -> LoaderStats:
+        """Returns this rank's figures: rows a second, share of time waiting, and how long batches and stages took
+        (`LoaderStats`). `to_dict()` gives them to a logger; `since(earlier)` limits them to the time since then."""
+        return self._batches.stats()
 
     def resting(self) -> AbstractContextManager[None]:
         """Returns a context that pauses the measurements, for work that is not training, such as a validation or a

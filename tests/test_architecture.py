@@ -23,6 +23,7 @@ HEIGHTS = {name: height for height, name in enumerate((SHARED, *ROOMS, TOOLS))}
 """The packages from the ground up: none imports one above it, but for programs."""
 MOST_FILES = 20
 SHARED_WITH_AGENT = {
+    "sluice.ingest.choices",
     "sluice.ingest.knobs",
     "sluice.ingest.stats",
     "sluice.ingest.stage_spec",

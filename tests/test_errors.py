@@ -36,6 +36,7 @@ NOT_A_USERS_MISTAKE = {
     "QuarantineError",
     "RecordError",
     "RestartsExhausted",
+    "RunFailure",
     "SharedMemoryError",
     "StatsError",
     "StepFailed",
@@ -149,7 +150,7 @@ def test_each_program_ends_a_users_mistake_with_2_and_one_line(
 
         if program == "dlrm.train":  # it prints the error of its rank itself
             monkeypatch.setattr("sys.argv", ["train", "--run-dir", "r", "--data", "t"])
-            monkeypatch.setattr(module.start, "start_point", fail)
+            monkeypatch.setattr("sluice.dlrm.session.start.start_point", fail)
         else:
             monkeypatch.setattr(module, "main", fail)
         with pytest.raises(SystemExit) as ended:

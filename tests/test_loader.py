@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -11,15 +12,18 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice import Errors, Loader, Order
 from sluice.agent.report.narrative import tell
+from sluice.agent.report.prometheus import LoaderMetrics
 from sluice.agent.report.run_folder import Run, RunError
 from sluice.agent.tunable import Policy, Reason
 from sluice.common.errors import UsageError
@@ -28,6 +32,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.stats import Durations, doublings, quantile
 from tests.ingest.twin import eventually, halve
 from tests.raises import assert_names, raises
 
@@ -449,6 +454,40 @@ class TestElsewhere:
             assert loader.tuning.mode == "auto"
             assert loader.order_hash == plain.order_hash
 
+    @pytest.mark.parametrize("as_", ["batch", "dict"])
+    def test_a_dataloader_that_would_collate_batches_is_told_what_to_write(self, clicks, as_):
+        with (
+            loader_of(clicks, as_=as_) as loader,
+            raises(LoaderError, "DataLoader(loader, batch_size=None)"),
+        ):
+            iter(torch.utils.data.DataLoader(loader))
+
+    def test_workers_of_a_dataloader_are_refused_with_what_to_write(self, clicks):
+        with loader_of(clicks) as loader:
+            through = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1)
+            batches = iter(through)
+            with raises(LoaderError, "batch_size=None, num_workers=0"):
+                next(batches)
+            batches._shutdown_workers()  # otherwise the worker waits for this process
+
+    def test_pickling_and_copying_say_what_to_do(self, clicks):
+        with loader_of(clicks) as loader, BatchLoader(clicks, batch_size=80, roles=ROLES) as plain:
+            for one in (loader, plain):
+                for attempt in (ForkingPickler.dumps, copy.copy, copy.deepcopy):
+                    with raises(LoaderError, "state_dict()", "num_workers=0"):
+                        attempt(one)
+
+    def test_loaders_and_batches_are_shown_in_one_line(self, clicks):
+        with loader_of(clicks, rank=1, ranks=2) as loader:
+            assert repr(loader) == (
+                f"Loader({clicks}, split train, 2,000 rows; 25 steps of 80; rank 1 of 2; 1 dense: price; "
+                "1 sparse: item; label: clicked; tuning auto)"
+            )
+            assert repr(next(iter(loader))) == (
+                "Batch(40 rows, epoch 0, step 0; dense [40, 1] float32, values [40] int32, lengths [40] int32, "
+                "label [40] float32, weight [40] float32; 1 dense: price; 1 sparse: item; label: clicked)"
+            )
+
     def test_a_batch_moves_as_frameworks_move_theirs(self, clicks):
         """Lightning and Accelerate call `to` of what has it, with a device and perhaps `non_blocking`."""
         with loader_of(clicks) as loader:
@@ -486,6 +525,62 @@ class TestElsewhere:
             env={**os.environ, "PYTHONPATH": str(repo)},
         )
         assert (done.returncode, done.stdout.strip()) == (0, "25 25 auto {}"), done.stderr
+
+
+class TestStats:
+    def test_rows_waits_and_stages_are_counted_from_the_first_batch_on(self, clicks):
+        with loader_of(clicks, tuning="fixed", rank=1, ranks=2) as loader:
+            assert loader.stats().to_dict() == {
+                "rank": 1,
+                "rows": 0,
+                "rows_per_s": 0.0,
+                "stall_fraction": 0.0,
+            }
+            batches = iter(loader)
+            next(batches)
+            first = loader.stats()
+            taken = sum(batch.rows for batch in batches)
+            stats = loader.stats()
+        assert (first.rows, stats.rows, taken) == (0, 24 * 40, 24 * 40)
+        assert sum(stats.durations["ready"]) == 24
+        assert sum(stats.durations["read"]) == 5, "row groups of this rank"
+        assert stats.rows_per_s == pytest.approx(stats.rows / (stats.wait_s + stats.compute_s))
+        figures = stats.to_dict()
+        for name in ("ready", "read", "shuffle", "batch", "collate"):
+            assert 0 < figures[f"{name}_p50_s"] <= figures[f"{name}_p99_s"], name
+        rest = stats.since(first)
+        assert (rest.rows, sum(rest.durations["ready"])) == (24 * 40, 24)
+        assert stats.since(stats).to_dict() == {
+            "rank": 1,
+            "rows": 0,
+            "rows_per_s": 0.0,
+            "stall_fraction": 0.0,
+        }
+
+    def test_quantiles_are_at_most_a_quarter_too_large(self):
+        drawn = np.random.default_rng(0).lognormal(-6, 3, 10_000)
+        durations = Durations()
+        for seconds in drawn:
+            durations.add(seconds)
+        for share in (0.5, 0.99):
+            exact = np.quantile(drawn, share, method="inverted_cdf")
+            assert exact <= quantile(durations.counts, share) <= 1.25 * exact
+        assert dict(doublings(durations.counts))[0.5] == (drawn < 0.5).sum()
+        for seconds in (0.0, 1e-12, 1e6):
+            durations.add(seconds)
+        assert sum(durations.counts) == 10_003
+        assert quantile([0] * 120, 0.5) is None
+
+    def test_prometheus_gets_them_of_a_bare_loader(self, clicks):
+        with loader_of(clicks) as loader:
+            registry = CollectorRegistry()
+            registry.register(LoaderMetrics(loader))
+            assert len(list(loader)) == 25
+            text = generate_latest(registry).decode()
+        assert "\nsluice_loader_rank 0.0\n" in text
+        assert "\nsluice_loader_rows_total 2000.0\n" in text
+        assert "\nsluice_loader_ready_seconds_count 24.0\n" in text
+        assert '\nsluice_loader_stage_seconds_bucket{le="+Inf",stage="read"} 10.0\n' in text
 
 
 def test_the_order_is_one_group_of_settings(clicks):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LEARNED = "sluice.agent.policies.opening.policy"
 
 
-def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
+def make_auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
     """Returns the learned policy with the planner after it. Without weights: the planner.
 
     `known` is what is known of the pipeline before its first row. A file of `weights` replaces those in use."""
@@ -84,7 +84,7 @@ def names() -> list[str]:
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
     """Returns the policy of that name. `auto` uses `known` and `weights`, or the weights in use."""
     if name == "auto":
-        return auto(known, weights)
+        return make_auto(known, weights)
     if name in PRODUCT:
         module, _, kind = PRODUCT[name].partition(":")
         made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()

@@ -104,7 +104,7 @@ class VersionRun:
         self._journal = self._session.journal()
         self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
         self._journal.set_listener(endpoint.observe)
-        endpoint.show_loader(loader.snapshot, self._table.version)
+        endpoint.show_loader(loader, self._table.version)
         stack.callback(endpoint.show_loader, None, self._table.version)
         self._journal.say(self._planned.text)
         for line in (self._start.chosen, left_out(loader.plan)):

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from sluice.agent.report.format import line as as_line
 from sluice.agent.report.format import moves
+from sluice.agent.report.prometheus import LoaderMetrics, Measured
 from sluice.dlrm.options import ConfigError
-from sluice.ingest.stats import Snapshot
 
 _TRAINING = {
     "step": "Batches trained",
@@ -23,28 +23,6 @@ _TRAINING = {
 }
 _EVENTS = ("decision", "fault", "occasion")
 _EVAL = ("auc", "ne", "logloss", "calibration")
-_STAGE_COUNTERS = {
-    "rows": "Rows passed on",
-    "bytes": "Bytes passed on",
-    "busy_s": "Seconds of useful work",
-    "cpu_s": "Seconds of processor time",
-    "wait_input_s": "Seconds without input",
-    "wait_output_s": "Seconds without room after it",
-}
-_STAGE_GAUGES = {"workers": "Workers", "queue_bytes": "Bytes that wait behind it"}
-_LOADER_COUNTERS = {
-    "batches": "Batches that the trainer took",
-    "rows": "Rows that the trainer took",
-    "consumer_wait_s": "Seconds that the trainer waited",
-    "consumer_compute_s": "Seconds between two batches",
-    "cpu_used_s": "Seconds of processor time",
-    "held_back": "Times that work waited for memory",
-}
-_LOADER_GAUGES = {
-    "memory_used": "Bytes in use",
-    "memory_limit": "Bytes that may be used",
-    "cpu_quota": "Cores",
-}
 
 
 class Endpoint:
@@ -67,7 +45,7 @@ class Endpoint:
         self._train: dict[str, float] = {}
         self._evals: dict[str, dict[str, float]] = {}
         self._decisions = 0
-        self._snapshot: Callable[[], Snapshot] | None = None
+        self._loader: Measured | None = None
         self._version = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -104,9 +82,9 @@ class Endpoint:
             self._server.server_close()
             self._thread.join()
 
-    def show_loader(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
+    def show_loader(self, loader: Measured | None, version: int) -> None:
         """Sets the loader whose counters are shown from now on. None: there is no loader."""
-        self._snapshot, self._version = snapshot, version
+        self._loader, self._version = loader, version
 
     def observe(self, line: Mapping[str, Any]) -> None:
         """Takes a metric or an event of the run."""
@@ -151,50 +129,5 @@ class Endpoint:
                 if name in values:
                     by_split.add_metric([split], values[name])
             yield by_split
-        if self._snapshot is not None:
-            yield from _loader_metrics(self._snapshot())
-
-
-def _loader_metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    yield from _elsewhere_metrics(snapshot.elsewhere)
-    for texts, family in (
-        (_LOADER_COUNTERS, CounterMetricFamily),
-        (_LOADER_GAUGES, GaugeMetricFamily),
-    ):
-        for name, text in texts.items():
-            yield family(f"sluice_loader_{_with_unit(name)}", text, getattr(snapshot, name))
-    for texts, family in (
-        (_STAGE_COUNTERS, CounterMetricFamily),
-        (_STAGE_GAUGES, GaugeMetricFamily),
-    ):
-        for name, text in texts.items():
-            by_stage = family(f"sluice_loader_stage_{_with_unit(name)}", text, labels=["stage"])
-            for stage in snapshot.stages:
-                by_stage.add_metric([stage.name], getattr(stage, name))
-            yield by_stage
-
-
-_ELSEWHERE = {
-    "workers": "Workers on other hosts",
-    "starting": "Those that are starting",
-    "start_s": "How long they take to start",
-    "bytes": "Bytes that came from them",
-    "retries": "Requests made again",
-    "hedges": "Requests to a second worker as the first was slow",
-    "core_s": "Cores that they held, times seconds: their price",
-}
-
-
-def _elsewhere_metrics(counts: Mapping[str, float]) -> Iterator[Metric]:
-    for name, text in _ELSEWHERE.items():
-        if name in counts:
-            family = (
-                GaugeMetricFamily
-                if name in {"workers", "starting", "start_s"}
-                else CounterMetricFamily
-            )
-            yield family(f"sluice_loader_elsewhere_{_with_unit(name)}", text, counts[name])
-
-
-def _with_unit(name: str) -> str:
-    return name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name
+        if self._loader is not None:
+            yield from LoaderMetrics(self._loader).collect()

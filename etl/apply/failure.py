@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.common.errors import OperatorError
 from sluice.etl.ops import Operator
-from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.chain import step
 
 _SHOWN = 100

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError, id_kind
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, id_kind
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import (
     FIRST,
     MAX_ID,
@@ -21,7 +22,6 @@ from sluice.etl.ops.base import (
     NULL,
     Fitted,
     Operator,
-    OperatorError,
     ids_of,
     spread,
     within,

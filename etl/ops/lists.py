@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, within
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import Operator, as_number, as_text, within
 from sluice.etl.ops.hashing import hash_texts
 
 Lengths = npt.NDArray[np.int64]

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import FIRST, NULL, Operator, OperatorError, values_of, within
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import FIRST, NULL, Operator, values_of, within
 
 COMPARISONS = {
     "==": pc.equal,

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import OperatorError, values_of
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import values_of
 from sluice.etl.ops.hash_table import Lookup
 
 Floats = npt.NDArray[np.float64]

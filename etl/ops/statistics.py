@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import Fitted, OperatorError, as_number, as_text, values_of, within
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import Fitted, as_number, as_text, values_of, within
 from sluice.etl.ops.exact_sums import parts, quotient, root, total
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix

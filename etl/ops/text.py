@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import Operator, OperatorError, as_text, within
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import Operator, as_text, within
 from sluice.etl.ops.lists import flat, relisted
 
 _BETWEEN = "\x1f"  # a character that no keyboard types

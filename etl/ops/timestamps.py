@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, values_of
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import Operator, as_number, as_text, values_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.ops.base import KINDS, Operator, OperatorError
+from sluice.common.errors import OperatorError
+from sluice.etl.ops.base import KINDS, Operator
 
 _TYPES = {
     "text": pa.string(),

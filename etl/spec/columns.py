@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+from sluice.common.errors import OperatorError
 from sluice.common.suggest import nearest
-from sluice.etl.ops import OPERATORS, Fitted, Operator, OperatorError
+from sluice.etl.ops import OPERATORS, Fitted, Operator
 from sluice.etl.ops.base import LISTS, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import Fill, Missing, OneHot

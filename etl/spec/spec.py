@@ -18,7 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.ops import Fitted, OperatorError
+from sluice.common.errors import OperatorError
+from sluice.etl.ops import Fitted
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.numeric import InverseShare
 from sluice.etl.ops.user_function import Python

@@ -6,8 +6,8 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sluice.common.errors import UsageError
-from sluice.etl.ops import Operator, OperatorError
+from sluice.common.errors import OperatorError, UsageError
+from sluice.etl.ops import Operator
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.ingest.knobs import nearest
 from sluice.ingest.plain.hashed_ids import MOST_IDS, can_hash

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from sluice.ingest.machine import core_wait_s
-from sluice.ingest.stats import StageStats
+from sluice.ingest.stats import Durations, StageStats
 
 
 class StageCounters:
@@ -22,6 +22,7 @@ class StageCounters:
         self._at = clock()
         self._busy = self._waiting = 0
         self._blocked = False
+        self.durations = Durations()
         self.items = self.rows = self.bytes = self.process_bytes = 0
         self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
@@ -75,12 +76,13 @@ class WorkerClock:
         """`lock` guards all counters of a pipeline."""
         self._own_stage = self._current = stage
         self._lock = lock
-        self._cpu_s = self._core_wait_s = 0.0
+        self._cpu_s = self._core_wait_s = self._began = 0.0
 
     def begin(self) -> None:
         """Notes that the worker got an item."""
         with self._lock:
             self._own_stage.change(waiting=-1, busy=1)
+        self._began = time.monotonic()
         self._cpu_s = time.thread_time()
         self._core_wait_s = core_wait_s()
 
@@ -104,12 +106,15 @@ class WorkerClock:
         """Adds the time so far to the current stage, and makes `stage` the current one."""
         cpu_s = time.thread_time()
         waited_s = core_wait_s()
+        now = time.monotonic()
         with self._lock:
+            self._current.durations.add(now - self._began)
             self._current.cpu_s += cpu_s - self._cpu_s
             self._current.core_wait_s += waited_s - self._core_wait_s
             if stage is not self._current:
                 self._current.change(busy=-1)
                 stage.change(busy=1)
         self._current = stage
+        self._began = now
         self._cpu_s = cpu_s
         self._core_wait_s = waited_s

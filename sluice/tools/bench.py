@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.common.program import say
 from sluice.common.settings import parse
-from sluice.tools.bench_session import BenchOptions, BenchSession
+from sluice.tools.bench_options import BenchOptions
 
 _DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and the rate at which its reader decodes (the
 limit). The last line of the output is one JSON object."""
@@ -27,6 +27,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     options = parse(
         BenchOptions, argv=argv, prog="sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES
     )
+    from sluice.tools.bench_session import BenchSession
+
     with BenchSession(options, say) as session:
         outcome = session.run()
     outcome = session.reported(outcome)
@@ -39,6 +41,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
 def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the rates from the packed copy and from Parquet alone, and the disk space of both."""
+    from sluice.tools.bench_session import BenchSession
+
     conditions = replace(options.conditions, packed=None, packed_folder="")
     with BenchSession(replace(options, run="", live=None, conditions=conditions), say) as session:
         plain = session.run()

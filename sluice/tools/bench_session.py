@@ -9,139 +9,45 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
+from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.live_server import PageOptions, shown
-from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.common.settings import setting
-from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.ingest.choices import AUTO, READERS
-from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
-from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
+from sluice.agent.report.format import line
+from sluice.agent.report.live_server import shown
+from sluice.agent.report.narrative import summary
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
+from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.agent.runtime.knobs_file import is_file_name
+from sluice.etl.spec.table_transform import short_transforms
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest
+from sluice.ingest.options import function_of, table_named
+from sluice.ingest.process.stacks import on_signal
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import reader_of, source_of
+from sluice.ingest.row_order import Order, Read
+from sluice.ingest.run_conditions import RunConditions
+from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
+from sluice.tools.bench_options import BenchOptions
+from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
+from sluice.tools.terminal import View
 
 if TYPE_CHECKING:
-    from sluice.agent.report.run_folder import RunFolder
-    from sluice.ingest.row_order import Read
     from sluice.ingest.stages.transform import Function
-    from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit
 
 _SETTLED = 1 / 3  # share of the time at its end that counts as settled
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchRows:
-    """Which rows are loaded, and in which order."""
-
-    title = "what"
-    table: tuple[str, ...] = setting(
-        help="a feature table, as etl/job.py writes it, or any folder, glob or files of Parquet",
-        metavar="TABLE",
-        positional=True,
-        several=True,
-    )
-    roles: str | None = setting(
-        None,
-        "roles of the columns of plain Parquet, for instance "
-        "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
-        "guessed, and printed, unless --spec says it)",
-        metavar="ROLE=NAME,…;…",
-    )
-    fill: float | None = setting(
-        None,
-        "what stands where a number is missing (default: an error; 0 if roles are guessed)",
-        metavar="NUMBER",
-    )
-    split: str = setting("train", "which part of the table", metavar="NAME")
-    batch_size: int = setting(8192, "rows of a batch")
-    seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
-    epochs: int | None = setting(
-        None,
-        "load exactly so many epochs instead, however long that takes; its rate counts "
-        "from the start, with the wait for the first batch",
-        metavar="N",
-        least=1,
-    )
-    seed: int = setting(0, "decides the order of rows")
-    shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchInput(KnobOptions, TransformOptions):
-    """How the loader works, apart from its knobs."""
-
-    title = "input"
-    reader: str = setting(
-        AUTO,
-        "who decodes; auto: petastorm where it is installed, else arrow",
-        choices=(AUTO, *READERS),
-    )
-    tuning: str = setting(
-        "fixed",
-        "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
-        "as a setting is measured unless more is asked for; training has auto)",
-        metavar="POLICY",
-    )
-    udf: tuple[str, ...] = setting(
-        (),
-        "a transform: a function over a dict of numpy arrays, a stage of its own, which "
-        "can also run in processes (--knobs NAME.backend=process); may be given again",
-        metavar="MODULE:FUNCTION",
-        again=True,
-    )
-    arrow_udf: tuple[str, ...] = setting(
-        (),
-        "a transform over a pyarrow.RecordBatch, after those of --udf",
-        metavar="MODULE:FUNCTION",
-        again=True,
-    )
-    memory_limit: int | None = setting(
-        None,
-        "what the whole process may use, for instance 2GiB (default: what the machine allows)",
-        metavar="BYTES",
-        parse=parse_bytes,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
-    """What is loaded and how, the imitated trainer and store, and the run folder."""
-
-    title = "measurement"
-    step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
-    store_latency_ms: float = setting(
-        0.0, "how long a store takes before it answers a row group's read", least=0
-    )
-    run: str = setting(
-        "",
-        "a new folder for events, metrics and a report",
-        flags=("--run-dir", "--run"),
-        metavar="DIR",
-    )
-    quarantine: str = setting(
-        "quarantine.jsonl", "where quarantined rows are listed", metavar="FILE"
-    )
-    conditions: RunOptions = field(default_factory=RunOptions)
-    code: CodeOptions = field(default_factory=CodeOptions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the record of a run folder: everything but the permission to run code."""
-        return {name: value for name, value in asdict(self).items() if name != "code"}
 
 
 class BenchSession:
     """A loader with its agent and their measurements. It is a context."""
 
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
-        from sluice.etl.spec.table_transform import short_transforms
-        from sluice.ingest.columns import Columns
-        from sluice.ingest.read.parquet_files import ParquetFiles
-        from sluice.ingest.read.sources import reader_of
-        from sluice.ingest.run_conditions import RunConditions
-
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
         self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
@@ -169,9 +75,6 @@ class BenchSession:
 
     def _check_knobs(self, knobs: str) -> None:
         """Raises a KnobError for a stage that will not exist, before anything slow."""
-        from sluice.agent.runtime.knobs_file import is_file_name
-        from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
-
         if is_file_name(knobs):
             return
         asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
@@ -182,14 +85,8 @@ class BenchSession:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
-        from sluice.agent.report.run_folder import RunFolder
-        from sluice.agent.runtime.foreknowledge import foreknowledge
-        from sluice.agent.runtime.knob_memory import KnobMemory
-
         # This loads torch, so mistakes in the arguments are reported before.
         from sluice.ingest.loader import BatchLoader
-        from sluice.ingest.read.petastorm.options import PetastormOptions
-        from sluice.ingest.row_order import Order
         from sluice.ingest.stages.transform import Transform
 
         options = self._options
@@ -253,13 +150,6 @@ class BenchSession:
 
     def run(self) -> dict[str, Any]:
         """Loads for the requested time and returns the figures."""
-        from sluice.agent.controller import Controller
-        from sluice.agent.report.narrative import summary
-        from sluice.agent.report.run_folder import Run
-        from sluice.ingest.process.stacks import on_signal
-        from sluice.tools.bench_outcome import Peak, consume
-        from sluice.tools.terminal import View
-
         loader, stack = self._loader, self._stack
         loader.pack()
         limit = self._decode_limit()
@@ -334,12 +224,6 @@ class BenchSession:
         return outcome
 
     def _decode_limit(self) -> DecodeLimit:
-        from sluice.ingest.columns import Columns
-        from sluice.ingest.read.parquet_files import ParquetFiles
-        from sluice.ingest.read.reader import RowGroupReader
-        from sluice.ingest.read.sources import source_of
-        from sluice.tools.bench_outcome import DecodeLimit
-
         split, names = self._options.split, Columns.of(self._table.fields).names
         made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
         groups = RowGroupReader(
@@ -365,8 +249,6 @@ class BenchSession:
         self._write("metric", metric)
 
     def _record(self, event: dict[str, Any]) -> None:
-        from sluice.agent.report.format import line
-
         # A fault on purpose is marked when it happens, not when it is noticed.
         marked = "fault" if self._options.conditions.inject else "occasion"
         self._view.tell(line(event), mark=event["kind"] == marked)

@@ -184,7 +184,7 @@ def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_sam
         ran.append(governor)
         return run(*given, governor=governor, **named)
 
-    monkeypatch.setattr(simulated, "run", counted)
+    monkeypatch.setattr("sluice.agent.simulator.rollout.run", counted)
     (found,) = run_task(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
     best = reference(scenario, seed=3)
     bare = run(scenario, make("fixed"), seed=3, governor=False)

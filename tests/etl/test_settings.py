@@ -10,6 +10,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import OptionError, check, make, parse, read, replaced, setting
+from sluice.common.text_table import wrapped
 from tests.optional_folders import is_left_out
 from tests.raises import raises
 
@@ -186,3 +187,25 @@ def test_no_program_shows_a_default_that_says_nothing(program, capsys):
         nothing in text
         for nothing in ("default: None", "default: False", "default: ()", "==SUPPRESS==")
     )
+
+
+def test_help_wraps_paragraphs_and_lists_and_leaves_commands():
+    text = "One sentence that is long.\nAnother.\n\n  word  a meaning that is long\n  sluice show --long-option\nend"
+    assert wrapped(text, 20).splitlines() == [
+        "One sentence that is",
+        "long. Another.",
+        "",
+        "  word  a meaning",
+        "        that is long",
+        "  sluice show --long-option",
+        "end",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("30", 30), (None, 80)])
+def test_help_takes_the_width_of_columns_or_eighty(monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    lines = wrapped("word " * 100).splitlines()
+    assert width - len("word ") <= max(map(len, lines)) <= width

@@ -13,6 +13,7 @@ from sluice.etl.__main__ import main
 from sluice.etl.synth import raw_logs
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
 from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table_commands import FORMATS
 from tests.etl.tables import auc
 
 
@@ -62,7 +63,7 @@ def test_later_days_bring_values_never_seen():
     assert np.isin(later.codes("C9"), first.codes("C9")).all()
 
 
-@pytest.mark.parametrize("form", raw_logs.FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, form):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         synthesize(tmp_path / name, rows=500, seed=seed, form=form)
@@ -80,7 +81,7 @@ def test_chunks_do_not_show(tmp_path, monkeypatch, form):
 
 
 def test_all_formats_say_the_same(tmp_path):
-    for form in raw_logs.FORMATS:
+    for form in FORMATS:
         synthesize(tmp_path / form, rows=300, seed=4, form=form)
     want = pq.read_table(tmp_path / "parquet").to_pylist()
     tsv = [line.split("\t") for line in (tmp_path / "tsv").read_text().splitlines()]

@@ -203,6 +203,9 @@ class RowGroupStage:
             ),
         )
 
+    def durations(self) -> dict[str, tuple[int, ...]]:
+        return {READ.name: tuple(self._counters.durations.counts)}
+
     def stats(self) -> tuple[StageStats, ...]:
         workers, room = self.knobs.workers[READ.name], self.knobs.read_ahead_bytes
         return (

@@ -6,13 +6,14 @@ import json
 import re
 import socket
 import urllib.request
+from types import SimpleNamespace
 
 from prometheus_client import generate_latest
 
 from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.telemetry.prometheus import Endpoint
-from sluice.ingest.stats import Snapshot, StageStats
+from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
 from tests import ports
 from tests.raises import raises
 
@@ -43,12 +44,23 @@ NOW = Snapshot(
     held_back=1,
     elsewhere={"workers": 4, "bytes": 900, "retries": 2, "hedges": 1, "core_s": 7.5},
 )
+WAITS = Durations()
+for seconds in (1e-5, 1e-5, 0.3):
+    WAITS.add(seconds)
+STATS = LoaderStats(
+    rank=1,
+    rows=250,
+    wait_s=0.5,
+    compute_s=2.0,
+    durations={"ready": tuple(WAITS.counts), "read": tuple(WAITS.counts)},
+)
+LOADER = SimpleNamespace(snapshot=lambda: NOW, stats=lambda: STATS)
 FAULT = "fault cores=1@10s: 1 core instead of 2"
 
 
 def filled() -> Endpoint:
     endpoint = Endpoint(1, clock=lambda: 1_790_000_000.25)
-    endpoint.show_loader(lambda: NOW, version=4)
+    endpoint.show_loader(LOADER, version=4)
     endpoint.observe(
         {"kind": "train", "step": 20, "epoch": 1, "loss": 0.5, "samples_per_s": 99.0, "stall": 0.25}
     )
@@ -87,6 +99,13 @@ def test_trainer_and_loader_are_exported():
         "sluice_loader_memory_limit 4000.0",
         'sluice_loader_stage_busy_seconds_total{stage="read"} 1.5',
         'sluice_loader_stage_workers{stage="read"} 3.0',
+        "sluice_loader_rank 1.0",
+        'sluice_loader_ready_seconds_bucket{le="1.52587890625e-05"} 2.0',
+        'sluice_loader_ready_seconds_bucket{le="0.25"} 2.0',
+        'sluice_loader_ready_seconds_bucket{le="0.5"} 3.0',
+        "sluice_loader_ready_seconds_count 3.0",
+        "sluice_loader_ready_seconds_sum 0.5",
+        'sluice_loader_stage_seconds_bucket{le="0.5",stage="read"} 3.0',
         "sluice_loader_elsewhere_workers 4.0",
         "sluice_loader_elsewhere_retries_total 2.0",
         "sluice_loader_elsewhere_core_seconds_total 7.5",
@@ -136,7 +155,7 @@ def test_it_is_served_and_ends(monkeypatch):
             pass
     port = ports.free()
     with Endpoint.at_address(f"127.0.0.1:{port}", 0, 0) as endpoint:
-        endpoint.show_loader(lambda: NOW, version=2)
+        endpoint.show_loader(LOADER, version=2)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             assert b"sluice_train_table_version 2.0" in reply.read()
     with Endpoint.at_address("", 0, 0) as endpoint:
