@@ -78,7 +78,7 @@ docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; de
 bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader (SUBSET=1: less of everything)
 	@$(PY) -m benchmarks.loaders $(if $(SUBSET),--subset)
 
-bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming and SPDL
+bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming, SPDL, LanceDB and litData
 	@bash .ci/peers
 
 race: setup  ## loaders side by side on one table, drawn as they run: a minute, no Java, no Spark (FULL=1: all peers)

@@ -11,7 +11,9 @@ from setuptools import find_packages, setup
 
 README = Path(__file__).with_name("README.md").read_text("utf-8")
 # A package index shows README without the repository: a link to a file of it stays as its words, a picture goes.
-DESCRIPTION = re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", re.sub(r"!\[[^]]*\]\([^)]*\)\n*", "", README))
+DESCRIPTION = re.sub(
+    r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", re.sub(r"!\[[^]]*\]\([^)]*\)\n*", "", README)
+)
 
 setup(
     long_description=DESCRIPTION,

@@ -20,7 +20,9 @@ ROWS = 40_000
 
 
 def main(command: str) -> None:
-    assert "site-packages" in sluice.__file__, f"this is not the installed package: {sluice.__file__}"
+    assert "site-packages" in sluice.__file__, (
+        f"this is not the installed package: {sluice.__file__}"
+    )
     folder = Path("clicks")
     folder.mkdir()
     random = np.random.default_rng(0)

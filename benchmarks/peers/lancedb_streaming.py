@@ -57,7 +57,9 @@ def collated(samples: list[tuple[np.ndarray, ...]]) -> tuple[torch.Tensor, ...]:
     return torch.log1p(floats[:, :-1]), ids, floats[:, -1]
 
 
-def streamed(table: lancedb.table.Table, job: Job, rows: int, clump: int, workers: int) -> Iterator[int]:
+def streamed(
+    table: lancedb.table.Table, job: Job, rows: int, clump: int, workers: int
+) -> Iterator[int]:
     """Batches of samples of so many rows; workers share the table's splits."""
     samples = job.batch_size // rows
     for epoch in itertools.count():
@@ -81,13 +83,13 @@ def streamed(table: lancedb.table.Table, job: Job, rows: int, clump: int, worker
             yield len(dense)
 
 
-def scanned(table: lance.LanceDataset, job: Job, ahead: int) -> Iterator[int]:
+def scanned(table: lance.LanceDataset, job: Job) -> Iterator[int]:
     """Fragments in random order; the rows of each batch of the scan are shuffled, and cut into batches."""
     random, size = np.random.default_rng(0), job.batch_size
     fragments = table.get_fragments()
     while True:
         order = [fragments[n] for n in random.permutation(len(fragments))]
-        scanner = table.scanner(fragments=order, batch_size=SCANNED, batch_readahead=ahead)
+        scanner = table.scanner(fragments=order, batch_size=SCANNED, batch_readahead=4)
         for batch in scanner.to_batches():
             floats, ids = blocks_of(batch, job, random.permutation(batch.num_rows))
             for at in range(0, len(ids) - size + 1, size):
@@ -107,21 +109,33 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
     prepared.bytes = size_of(os.path.join(job.folder, "lance", "blocks.lance"))
     prepared.settings = "blocks"
     names = [*job.floats, *job.ids]
-    columns = lance.write_dataset(
-        pa.concat_tables(pq.ParquetFile(path).read(columns=names) for path in job.files),
-        os.path.join(job.folder, "columns"),
-        max_rows_per_file=4 * SCANNED,
-    )
+    whole = pa.concat_tables(pq.ParquetFile(path).read(columns=names) for path in job.files)
+    tables = {
+        version: lance.write_dataset(
+            whole,
+            os.path.join(job.folder, version),
+            data_storage_version=version,
+            max_rows_per_file=4 * SCANNED,
+        )
+        for version in ("2.0", "2.2")
+    }
     return {
         **{
-            f"a sample a row, clumps of {clump}": lambda clump=clump: streamed(single, job, 1, clump, 0)
+            f"a sample a row, clumps of {clump}": lambda clump=clump: streamed(
+                single, job, 1, clump, 0
+            )
             for clump in (1, 1024)
         },
         **{
-            f"blocks of {BLOCK} rows, {workers} workers": lambda w=workers: streamed(block, job, BLOCK, 1, w)
+            f"blocks of {BLOCK} rows, {workers} workers": lambda w=workers: streamed(
+                block, job, BLOCK, 1, w
+            )
             for workers in (0, 2)
         },
-        **{f"scan, {n} batches ahead": lambda n=n: scanned(columns, job, n) for n in (2, 8)},
+        **{
+            f"scan of format {version}": lambda t=table: scanned(t, job)
+            for version, table in tables.items()
+        },
     }
 
 
