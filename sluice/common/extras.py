@@ -48,7 +48,7 @@ def install_command(extra: str) -> str:
 
 
 def _mismatch() -> str:
-    """A release of fbgemm loads with one release of torch: 1.3 with torch 2.8, 1.4 with 2.9, and so on."""
+    """A release of fbgemm loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11, and so on."""
     torch = metadata.version("torch")
     fits = int(torch.split(".")[1]) - 5
     return (
