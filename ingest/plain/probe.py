@@ -251,7 +251,7 @@ class _FileLook:
     def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the first `rows` rows of these row groups."""
         chosen = list(groups)
-        if not chosen:  # which Arrow 18 refuses to read
+        if not chosen:  # which some releases of Arrow refuse to read
             return
         for batch in self._file.iter_batches(max(1, rows), chosen, names):
             yield batch.slice(0, rows)
