@@ -83,7 +83,7 @@ docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; de
 bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader (SUBSET=1: less of everything)
 	@$(PY) -m benchmarks.loaders $(if $(SUBSET),--subset)
 
-bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming and SPDL
+bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming, SPDL, LanceDB and litData
 	@bash .ci/peers
 
 race: setup  ## loaders side by side on one table, drawn as they run: a minute, no Java, no Spark (FULL=1: all peers)
@@ -93,6 +93,21 @@ race: setup  ## loaders side by side on one table, drawn as they run: a minute, 
 bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars, DuckDB
 	@test -x .venv-peers-etl/bin/python || $(PY) -m venv .venv-peers-etl
 	@.venv-peers-etl/bin/python -m pip install -q -r requirements-peers-etl.txt
+
+.PHONY: wheel
+wheel: .venv-build/made  ## dist/: the wheel, and the source archive that it is built from; checked as a package index does
+	@rm -rf dist build/lib
+	@.venv-build/bin/python -m build --no-isolation -o dist . >/dev/null
+	@.venv-build/bin/twine check --strict dist/*
+
+.PHONY: test-install
+test-install: wheel  ## pip and uv each install that wheel in an empty environment, where it is used: 3 GB each with CUDA
+	@bash .ci/install-wheel
+
+.venv-build/made: requirements-build.lock | setup
+	@rm -rf .venv-build && $(PY) -m venv .venv-build
+	@.venv-build/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
+	@touch $@
 
 dist: setup  ## build/sluice.zip, for spark-submit --py-files
 	@$(PY) .ci/dist.py build/sluice.zip

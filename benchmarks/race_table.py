@@ -1,4 +1,4 @@
-"""Writes the table of loaders in README.md from the log's table of the race: `python -m benchmarks.race_table`.
+"""Writes the table of loaders in README.md from the log's tables of the race: `python -m benchmarks.race_table`.
 
 This module holds no figures. tests/benchmarks/test_race_table.py fails if README differs from the log.
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 README = ROOT / "README.md"
-ENTRY = "2026-11-22 · The race, once torch has one thread in a transform's thread"
+ENTRIES = (
+    "2026-11-22 · The race, once torch has one thread in a transform's thread",
+    "2026-11-24 · LanceDB and litData in the race",
+)
+"""The rate of ours is the first one's. Each ratio is of turns in its own run."""
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",
@@ -32,19 +36,22 @@ _LOADERS = (
         ("no", "queue lengths", "order by seed, no resume", "no"),
     ),
     ("mosaicml-streaming", "mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
+    ("LanceDB, its streaming dataset", "LanceDB", ("no", "queue lengths", "yes", "yes")),
     ("Ray Data", "Ray Data", ("workers, hosts", "object store", "no", "no")),
     (
         "Hugging Face, mapped Arrow",
         "Hugging Face, its memory-mapped Arrow",
         ("no", "left to the kernel", "yes", "your code"),
     ),
+    ("litData", "litData", ("no", "disk cache", "yes", "yes")),
 )
 """A loader's name in README, how its row in the log begins, and what it can do."""
 
 
 def written(log: str) -> str:
     """Returns the table as Markdown. A ratio is bold where ours is faster."""
-    columns, rows = table_of(log, ENTRY, "best setting")
+    tables = [table_of(log, entry, "best setting") for entry in ENTRIES]
+    columns, rows = tables[0][0], [row for _, rows in tables for row in rows]
     ratio_at = next(n for n, name in enumerate(columns) if name.startswith("ours is as fast"))
     rate_at = columns.index("rows/s")
     ours = next(row for row in rows if row[0] == "ours")

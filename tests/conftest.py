@@ -214,15 +214,26 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture(scope="session")
 def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built once for all tests."""
+    """The wheel of this checkout by way of its source archive, as an index gets both, built once for all tests."""
     out = tmp_path_factory.mktemp("wheel")
     copy = out / "checkout"
     copy.mkdir()
     without_caches = shutil.ignore_patterns("__pycache__")
     for name in ("sluice", "etl", "ingest", "agent", "dlrm"):  # as a clone has them, with its links
         shutil.copytree(repo / name, copy / name, symlinks=True, ignore=without_caches)
-    for name in ("pyproject.toml", "setup.py", "README.md"):
-        (copy / name).symlink_to(repo / name)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(repo / name, copy)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from setuptools import build_meta; build_meta.build_sdist('dist')",
+        ],
+        cwd=copy,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     subprocess.run(
         [
             sys.executable,
@@ -235,7 +246,7 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--no-index",
             "-w",
             out,
-            copy,
+            next((copy / "dist").glob("*.tar.gz")),
         ],
         check=True,
         capture_output=True,

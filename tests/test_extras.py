@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.small_table import small_table
-from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
+from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS, advice
 
 pytestmark = pytest.mark.slow
 
@@ -210,6 +210,17 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
     assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(
         ours.metadata.get_all("Provides-Extra") or ()
     )
+
+
+def test_a_release_of_fbgemm_for_another_torch_is_named_with_the_one_that_fits(monkeypatch):
+    """What torch says then is that a library of fbgemm cannot be loaded."""
+    monkeypatch.setattr(metadata, "version", {"torch": "2.11.0+cpu"}.get)
+    said = advice(
+        OSError("Could not load this library: /site/fbgemm_gpu/fbgemm_gpu_config.so"), "train"
+    )
+    assert "another torch than 2.11.0+cpu" in said
+    assert 'pip install "torchrec==1.6.*" and the same release of fbgemm-gpu' in said
+    assert not advice(OSError("No such file or directory: 'fbgemm.so'"))
 
 
 LOAD = """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,20 @@ def test_the_wheel_installs_nothing_but_sluice(wheel):
     assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, (
         "what modules read lies beside them"
     )
+
+
+def test_an_index_can_show_the_description(wheel):
+    """It is Markdown, and has no link or picture that only the repository could answer."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("dist-info/METADATA"))
+        described = message_from_bytes(archive.read(name))
+    assert described["Description-Content-Type"] == "text/markdown"
+    text = described.get_payload()
+    assert "# Sluice" in text
+    assert "https://arxiv.org/abs/2108.09373" in text
+    assert [
+        link for link in re.findall(r"\]\(([^)]*)", text) if not link.startswith("https://")
+    ] == []
 
 
 def test_a_wheel_works_with_a_users_folders_of_the_same_names(wheel, tmp_path):

@@ -44,6 +44,8 @@ PEERS = (
     Kind("Hugging Face datasets", "hf_datasets", "torch", "mapped Arrow"),
     Kind("mosaicml-streaming", "mosaic_streaming", "torch"),
     Kind("SPDL", "spdl", "torch"),
+    Kind("LanceDB", "lancedb_streaming", "torch", "scan"),
+    Kind("litData", "litdata_streaming", "torch"),
 )
 
 

@@ -264,7 +264,10 @@ class _FileLook:
 
     def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the first `rows` rows of these row groups."""
-        for batch in self._file.iter_batches(max(1, rows), list(groups), names):
+        chosen = list(groups)
+        if not chosen:  # which some releases of Arrow refuse to read
+            return
+        for batch in self._file.iter_batches(max(1, rows), chosen, names):
             yield batch.slice(0, rows)
             rows -= batch.num_rows
             if rows <= 0:

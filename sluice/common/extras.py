@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 DISTRIBUTION = "sluice-recsys"
 """The name that pip knows this project by. The name `sluice` belongs to another project there."""
 EXTRAS = {
@@ -45,14 +47,26 @@ def install_command(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
+def _mismatch() -> str:
+    """A release of fbgemm loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11, and so on."""
+    torch = metadata.version("torch")
+    fits = int(torch.split(".")[1]) - 5
+    return (
+        f"the installed fbgemm-gpu was built for another torch than {torch}: "
+        f'pip install "torchrec==1.{fits}.*" and the same release of fbgemm-gpu (fbgemm-gpu-cpu without a GPU)'
+    )
+
+
 def advice(error: Exception, verb: str = "") -> str:
-    """Returns a sentence that names the package and the extra, or the folder that was left out. Empty for any other
-    error."""
+    """Returns a sentence that names the package and the extra, the folder that was left out, or the release of fbgemm
+    that fits. Empty for any other error."""
     places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
     if isinstance(error, ModuleNotFoundError) and error.name in [
         f"sluice.{p.replace('/', '.')}" for p in places
     ]:
         return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
+    if isinstance(error, OSError) and "/fbgemm_gpu/" in str(error):
+        return _mismatch()
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in EXTRAS:
         return ""
