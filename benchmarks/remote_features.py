@@ -1,6 +1,6 @@
 """What two parts of remote workers save, in processor time: one pass for several jobs, and transforms elsewhere.
 
-    python -m benchmarks.remote_features [--only shared,calls] [--rounds 3]
+python -m benchmarks.remote_features [--only shared,calls] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -108,12 +108,14 @@ def run_jobs(
     assert len({one["hash"] for one in found}) == 1
     rows = sum(one["rows"] for one in found)
     trainers_s = sum(one["cpu_s"] for one in found)
-    return {
+    one = {
         "trainers": trainers_s / rows * 1e9,
         "workers": made_s / rows * 1e9,
         "all": (trainers_s + made_s) / rows * 1e9,
         "rows_per_s": min(one["rows"] / one["s"] for one in found),
     }
+    say(f"{count} jobs, {len(workers)} workers: {one}")
+    return one
 
 
 def shared(table: FeatureTable, rounds: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ def text_crosses(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Eight crosses of two ids, each hashed as a text, row by row, as a first version in Python does."""
     names = [name for name in columns if name.startswith("C")][:9]
     found = {}
-    for one, other in zip(names, names[1:], strict=False):
+    for one, other in pairwise(names):
         pairs = zip(columns[one].tolist(), columns[other].tolist(), strict=True)
         found[one] = np.array([zlib.crc32(f"{a}_{b}".encode()) % 1000 for a, b in pairs], np.int32)
     return found
