@@ -1,6 +1,8 @@
-"""What two parts of remote workers save, in processor time: one pass for several jobs, and transforms elsewhere.
+"""What remote workers cost and save, in processor time: one pass for several jobs, transforms elsewhere, and workers on
+another host.
 
-python -m benchmarks.remote_features [--only shared,calls] [--rounds 3]
+    python -m benchmarks.remote_features [--only shared,calls] [--rounds 3]
+    unshare -rn python -m benchmarks.remote_features --only hosts     two hosts are two network namespaces
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,8 @@ from sluice.ingest.stages.transform import Transform
 BATCH, STEP_S = 1024, 0.004
 _TRAINER = """
 import json, sys, time
-from sluice.ingest.knobs import Knobs
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 table, workers, epochs, batch, step_s = json.loads(sys.argv[1])
@@ -42,34 +46,50 @@ loader = BatchLoader(FeatureTable.open(table), batch_size=batch, fill=0.0, read_
                      workers=workers, reading=Reading(reader="arrow"),
                      knobs=Knobs(workers={"read": 2}, backend={"read": "remote"} if workers else {},
                                  read_ahead_bytes=2**24, prefetch_bytes=2**22))
+waited = rows = 0
 def epoch():
-    rows = waited = 0
-    for one in loader:
+    global waited, rows
+    batches, at = iter(loader), time.perf_counter()
+    for one in batches:
+        waited += time.perf_counter() - at
         rows += one.rows
         time.sleep(step_s)
-    return rows
+        at = time.perf_counter()
 epoch()
 print("ready", flush=True)
 sys.stdin.readline()
+waited = rows = 0
 began, at = time.process_time(), time.perf_counter()
-rows = sum(epoch() for _ in range(epochs))
+for _ in range(epochs):
+    epoch()
 print(json.dumps({"cpu_s": time.process_time() - began, "rows": rows, "s": time.perf_counter() - at,
-                  "hash": loader.order_hash}), flush=True)
+                  "waited": waited, "hash": loader.order_hash}), flush=True)
 sys.stdin.readline()
 """
 
 
 @contextlib.contextmanager
-def plain_workers(table: FeatureTable, folder: Path, share: int) -> Any:
-    """Two workers with one thread each; yields their processes and the `workers` of a loader."""
+def plain_workers(
+    table: FeatureTable,
+    folder: Path,
+    share: int,
+    host: str = "127.0.0.1",
+    *,
+    at: Sequence[str] = (),
+) -> Any:
+    """Two workers with one thread each; yields their processes and the `workers` of a loader. The words `at` go before
+    their command."""
     token = folder / "token"
     token.write_text(os.urandom(16).hex())
-    words = f"-m sluice worker --table {table.uri} --token-file {token} --threads 1 --share {share}"
+    words = (
+        f"-m sluice worker --table {table.uri} --token-file {token} --threads 1 --share {share} "
+    )
+    words += f"--listen {host}:0"
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(2):
             worker = subprocess.Popen(
-                [sys.executable, *words.split()],
+                [*at, sys.executable, *words.split()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -105,7 +125,7 @@ def run_jobs(
     made_s = sum(process_s(worker.pid) for worker in workers) - before
     for job in jobs:
         job.communicate("end\n")
-    assert len({one["hash"] for one in found}) == 1
+    assert {one["hash"] for one in found} == {order_hash_of(str(table.uri))}, "another order"
     rows = sum(one["rows"] for one in found)
     trainers_s = sum(one["cpu_s"] for one in found)
     one = {
@@ -113,9 +133,63 @@ def run_jobs(
         "workers": made_s / rows * 1e9,
         "all": (trainers_s + made_s) / rows * 1e9,
         "rows_per_s": min(one["rows"] / one["s"] for one in found),
+        "stall_per_mille": max(one["waited"] / one["s"] for one in found) * 1000,
     }
     say(f"{count} jobs, {len(workers)} workers: {one}")
     return one
+
+
+@cache
+def order_hash_of(table: str) -> str | None:
+    """The order hash of the last of four epochs, of a loader without workers."""
+    opened = FeatureTable.open(table)
+    with BatchLoader(opened, batch_size=BATCH, fill=0.0, read_ahead_epochs=4) as loader:
+        for _ in range(4):
+            for _ in loader:
+                pass
+        return loader.order_hash
+
+
+@contextlib.contextmanager
+def other_host() -> Any:
+    """Yields the words that run a command on another host, 10.9.0.2: a network namespace behind a veth pair. This
+    process must be root in a network namespace of its own (`unshare -rn`)."""
+    with subprocess.Popen(
+        ["unshare", "-n", "sh", "-c", "echo up; exec sleep 3600"], stdout=subprocess.PIPE
+    ) as host:
+        assert host.stdout is not None
+        host.stdout.readline()
+        at = ["nsenter", "-t", str(host.pid), "-n"]
+        for words in (
+            "ip link add a type veth peer name b",
+            f"ip link set b netns {host.pid}",
+            "ip addr add 10.9.0.1/24 dev a",
+            "ip link set a up",
+            "ip link set lo up",
+            f"{' '.join(at)} ip addr add 10.9.0.2/24 dev b",
+            f"{' '.join(at)} ip link set b up",
+        ):
+            subprocess.run(words.split(), check=True)
+        try:
+            yield at
+        finally:
+            host.kill()
+
+
+def hosts(table: FeatureTable, rounds: int) -> dict[str, Any]:
+    """One and three jobs of one host, with two workers on another host."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            other_host() as at,
+            plain_workers(table, Path(folder), 2**28, "10.9.0.2", at=at) as (workers, named),
+        ):
+            for count in (1, 3):
+                one = run_jobs(table, count, workers, named)
+                found.setdefault(f"workers on another host, {count} jobs", []).append(one)
+        found.setdefault("no workers, 1 jobs", []).append(run_jobs(table, 1, [], None))
+    return medians(found)
 
 
 def shared(table: FeatureTable, rounds: int) -> dict[str, Any]:
@@ -185,12 +259,12 @@ def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return told
 
 
-PARTS = {"shared": shared, "calls": calls}
+PARTS = {"shared": shared, "calls": calls, "hosts": hosts}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--only", default="shared,calls")
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)
