@@ -217,12 +217,12 @@ def _of_all(line: Line, ranks: int) -> Line:
 
 def check(path: Path) -> None:
     """Raises RunError for a URI, a file, or a folder with other content."""
-    if _URI.match(str(path)):
+    if found := _URI.match(str(path)):
         raise RunError(
-            f"{_URI.sub(r'\1://', str(path))}: a run folder cannot be in an object store, because a run appends to "
-            "files, locks and renames them; name a folder of this host or of a shared file system. The "
-            "table and the registry may be in a bucket. A checkpoint that checkpoints/LATEST names is "
-            "complete and can be copied to one"
+            f"{found[1]}://{str(path)[found.end() :]}: a run folder cannot be in an object store, because a run "
+            "appends to files, locks and renames them; name a folder of this host or of a shared file "
+            "system. The table and the registry may be in a bucket. A checkpoint that checkpoints/LATEST "
+            "names is complete and can be copied to one"
         )
     if path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose a folder for the run")
