@@ -94,7 +94,7 @@ def test_a_store_that_refuses_for_good_ends_the_start_with_the_tables_uri(server
     assert "s3://data/table" in last_json(done)["error"]
 
 
-@pytest.mark.parametrize("run", ["s3://data/run", "gs://data/run", "file:///run"])
+@pytest.mark.parametrize("run", ["s3://data/run", "gs://data/run"])
 def test_a_run_folder_in_a_bucket_is_refused_by_name_and_nothing_is_written(
     local, tmp_path, monkeypatch, run
 ):
