@@ -1,8 +1,7 @@
-"""What remote workers cost and save, in processor time: one pass for several jobs, transforms elsewhere, and workers on
-another host.
+"""What remote workers cost and save, in processor time: transforms elsewhere, and workers on another host.
 
-    python -m benchmarks.remote_features [--only shared,calls] [--rounds 3]
-    unshare -rn python -m benchmarks.remote_features --only hosts     two hosts are two network namespaces
+python -m benchmarks.remote_features [--rounds 3]
+unshare -rn python -m benchmarks.remote_features --only hosts     two hosts are two network namespaces
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ sys.stdin.readline()
 def plain_workers(
     table: FeatureTable,
     folder: Path,
-    share: int,
     host: str = "127.0.0.1",
     *,
     at: Sequence[str] = (),
@@ -81,9 +79,7 @@ def plain_workers(
     their command."""
     token = folder / "token"
     token.write_text(os.urandom(16).hex())
-    words = (
-        f"-m sluice worker --table {table.uri} --token-file {token} --threads 1 --share {share} "
-    )
+    words = f"-m sluice worker --table {table.uri} --token-file {token} --threads 1 "
     words += f"--listen {host}:0"
     with contextlib.ExitStack() as stack:
         found = []
@@ -183,26 +179,12 @@ def hosts(table: FeatureTable, rounds: int) -> dict[str, Any]:
         with (
             tempfile.TemporaryDirectory() as folder,
             other_host() as at,
-            plain_workers(table, Path(folder), 2**28, "10.9.0.2", at=at) as (workers, named),
+            plain_workers(table, Path(folder), "10.9.0.2", at=at) as (workers, named),
         ):
             for count in (1, 3):
                 one = run_jobs(table, count, workers, named)
                 found.setdefault(f"workers on another host, {count} jobs", []).append(one)
         found.setdefault("no workers, 1 jobs", []).append(run_jobs(table, 1, [], None))
-    return medians(found)
-
-
-def shared(table: FeatureTable, rounds: int) -> dict[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, share in (("share 256 MiB", 2**28), ("share 0", 0)):
-                with plain_workers(table, Path(folder), share) as (workers, named):
-                    for count in (1, 2, 3) if share else (3,):
-                        found.setdefault(f"{name}, {count} jobs", []).append(
-                            run_jobs(table, count, workers, named)
-                        )
-            found.setdefault("no workers, 3 jobs", []).append(run_jobs(table, 3, [], None))
     return medians(found)
 
 
@@ -259,12 +241,12 @@ def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return told
 
 
-PARTS = {"shared": shared, "calls": calls, "hosts": hosts}
+PARTS = {"calls": calls, "hosts": hosts}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="shared,calls")
+    parser.add_argument("--only", default="calls")
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)

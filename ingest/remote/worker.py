@@ -21,7 +21,6 @@ from sluice.common.program import run, say
 from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import NOTHING, Permission
-from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.machine import Machine, give_back
 from sluice.ingest.memory.governor import Governor, MemoryReadings
 from sluice.ingest.process.child_main import end_with_parent
@@ -46,14 +45,6 @@ class WorkerOptions:
         "127.0.0.1:0", "the address to listen at; port 0 takes any free port", metavar="HOST:PORT"
     )
     token_file: str = setting(help="a file with the token that loaders must send", metavar="FILE")
-    share: int = setting(
-        2**28,
-        "how many bytes of results to keep for other loaders of the same table and plan, at most an "
-        "eighth of the memory limit",
-        metavar="BYTES",
-        parse=parse_bytes,
-        least=0,
-    )
     threads: int = setting(
         0,
         "how many row groups to read at once (default: one for each core that its control group "
@@ -95,7 +86,6 @@ def main(argv: list[str]) -> dict[str, Any]:
         threads=options.threads or threads_of(machine),
         certificate=certificate,
         permission=permission,
-        share_bytes=min(options.share, governor.limit // 8),
     )
     print(json.dumps({"listening": server.address}), flush=True)
     say(f"listening at {server.address}; reads {options.table} for loaders that have the token")

@@ -139,8 +139,8 @@ def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they
         with_bucket(server, monkeypatch)
         registry = Registry(f"s3://data/registry?{server.query}", say=said.append)
         server.refuse(0.2, status, methods)
-        for read in (4, 8, 16):
-            assert registry.remember(_entry(read=read))
+        for read in (2, 4, 8, 12, 16):
+            assert registry.remember(_entry(read=read)), said
             assert registry.recall(_context(), LIMITS).knobs.workers["read"] == read
         assert server.refused > 3
         assert said == []

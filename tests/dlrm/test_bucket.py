@@ -96,11 +96,13 @@ def test_a_store_that_refuses_for_good_ends_the_start_with_the_tables_uri(server
 
 @pytest.mark.parametrize("run", ["s3://data/run", "gs://data/run"])
 def test_a_run_folder_in_a_bucket_is_refused_by_name_and_nothing_is_written(
-    local, tmp_path, monkeypatch, run
+    local, tmp_path, monkeypatch, capsys, run
 ):
     monkeypatch.chdir(tmp_path)
     with raises(RunError, run, "checkpoints/LATEST"):
         RunFolder.create(run, {})
-    with raises(RunError, run, "checkpoints/LATEST"):
+    with pytest.raises(SystemExit) as ended:
         train.main(["--data", local.uri, "--run-dir", run, "--check"])
+    assert ended.value.code == 2
+    assert run in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
