@@ -1,7 +1,7 @@
 """Workers elsewhere, with processes of this host in the place of hosts: how far they scale, what a trainer still waits,
-what kills cost, what a row costs the trainer, what several jobs share, and what two trainers find.
+what kills cost, what a row costs the trainer, and what two trainers find.
 
-    python -m benchmarks.service [--only scaling,stall,kills,price,jobs,trainers] [--seconds 6] [--kill-s 600]
+    python -m benchmarks.service [--only scaling,stall,kills,price,trainers] [--seconds 6] [--kill-s 600]
 
 Transforms wait, as for a service, since cores are few. In each part the order hash must be the local one; a part that
 finds another fails. `--kill-s 600` is the long form; the default takes a minute or two.
@@ -203,96 +203,6 @@ def price(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     return told
 
 
-def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
-    """One job, then three at once, on two plain workers; trainers that take a batch in 8 ms."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        token = Path(folder) / "token"
-        token.write_text(os.urandom(16).hex())
-        workers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "sluice",
-                        "worker",
-                        "--table",
-                        str(table.uri),
-                        "--token-file",
-                        token,
-                        "--threads",
-                        "1",
-                    ],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
-            for _ in range(2)
-        ]
-        for worker in workers:
-            stack.callback(worker.terminate)
-        named = ",".join(
-            json.loads(worker.stdout.readline())["listening"] for worker in workers if worker.stdout
-        )
-
-        def together(count: int) -> tuple[float, list[dict[str, Any]]]:
-            before = sum(process_s(worker.pid) for worker in workers)
-            started = [
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "ingest",
-                        "bench",
-                        str(table.uri),
-                        "--batch-size",
-                        str(BATCH),
-                        "--epochs",
-                        "3",
-                        "--tuning",
-                        "fixed",
-                        "--reader",
-                        "arrow",
-                        "--fill",
-                        "0",
-                        "--step-ms",
-                        "8",
-                        "--workers",
-                        f"{named}?token={token}",
-                    ],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                for _ in range(count)
-            ]
-            found = []
-            for process in started:
-                out, err = process.communicate()
-                if process.returncode:
-                    raise UsageError(err[-2000:])
-                found.append(json.loads(out.splitlines()[-1]))
-            return sum(process_s(worker.pid) for worker in workers) - before, found
-
-        together(1)  # what is imported and opened once is no job's
-        (alone_s, [alone]), (all_s, three) = together(1), together(3)
-    checked(table, alone["order_hashes"])
-    if any(one["order_hashes"] != alone["order_hashes"] for one in three):
-        raise UsageError("the order hashes of jobs that share workers differ")
-    speed = min(one["rows_per_s"] for one in three) / alone["rows_per_s"]
-    say(
-        f"| three jobs | {all_s / alone_s:.2f} times the work of one | the slowest at {speed:.2f} of its speed alone |"
-    )
-    return {
-        "work": round(all_s / alone_s, 2),
-        "slowest": round(speed, 3),
-        "core_s": round(alone_s, 2),
-    }
-
-
 def trainers(_: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     """Two ranks that train for two epochs, without workers, with one and with four for each of them."""
     found: dict[str, tuple[float | None, list[str]]] = {}
@@ -355,7 +265,6 @@ PARTS = {
     "stall": stall,
     "kills": kills,
     "price": price,
-    "jobs": jobs,
     "trainers": trainers,
 }
 

@@ -112,7 +112,7 @@ class BatchLoader(IterableDataset[Batch]):
         share = self.plan.share_of(rank, ranks)
         self._remote = None
         if workers:
-            self._remote = _remote_reads(workers, self._input, f"{rank}/{ranks}")
+            self._remote = _remote_reads(workers, self._input)
             weakref.finalize(self, self._remote.close)
         self._origins = Origins(self.plan, share)
         self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
@@ -526,7 +526,7 @@ def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> No
         )
 
 
-def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
+def _remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Connects to remote workers. Their code, `ingest/remote`, is optional, and only this function imports it."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
@@ -537,7 +537,7 @@ def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
             f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
             "repository has it"
         ) from None
-    reads: Asking = make(workers, given, rank)
+    reads: Asking = make(workers, given)
     return reads
 
 

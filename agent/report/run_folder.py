@@ -14,6 +14,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import threading
 import time
 import uuid
@@ -34,7 +35,8 @@ MOST_LOOK_BYTES = 100 * 10**6
 _FILES = ("events", "metrics", "looks")
 _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
-
+_URI = re.compile(r"^([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)
+"""Matches the beginning of a URI, also of one that a Path has shortened to one slash."""
 
 Line = Mapping[str, Any]
 """An event, a measurement or a part of one, as JSON."""
@@ -214,7 +216,14 @@ def _of_all(line: Line, ranks: int) -> Line:
 
 
 def check(path: Path) -> None:
-    """Raises RunError for a file, or for a folder with other content."""
+    """Raises RunError for a URI, a file, or a folder with other content."""
+    if found := _URI.match(str(path)):
+        raise RunError(
+            f"{found[1]}://{str(path)[found.end() :]}: a run folder cannot be in an object store, because a run "
+            "appends to files, locks and renames them; name a folder of this host or of a shared file "
+            "system. The table and the registry may be in a bucket. A checkpoint that checkpoints/LATEST "
+            "names is complete and can be copied to one"
+        )
     if path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose a folder for the run")
     held = {entry.name for entry in path.iterdir()} if path.exists() else set()

@@ -6,6 +6,7 @@ A table of Delta, Iceberg or Hudi lists its current files in a log. A removed fi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
@@ -129,8 +130,13 @@ def files_of_delta(path: str) -> list[str]:
                 "without them (REORG TABLE … APPLY (PURGE))"
             )
         names = [unquote(name) for name in table.get_add_actions().column("path").to_pylist()]
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
         raise InputError(
-            f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})"
+            f"{path}: is no Delta table that can be read ({one_line(error)})"
         ) from None
     return [name if "://" in name else f"{path.rstrip('/')}/{name}" for name in names]
+
+
+def one_line(error: Exception) -> str:
+    """Returns a text of delta-rs in one line. If a store fails, delta-rs writes several lines with colours."""
+    return " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())

@@ -26,6 +26,7 @@ from sluice.etl.spec.table_transform import TableTransform, short_transforms, st
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.foreign_tables import one_line
 from sluice.etl.table.job_record import JobRecord, RecordError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.verify import verify
@@ -230,6 +231,11 @@ def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[Delta
             ) from None
         what = "the table's log" if version is None else f"version {version}"
         raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+    except OSError as error:  # the store refused, or did not answer, after delta-rs's retries
+        raise TableError(
+            f"{uri}: the table's log cannot be read ({one_line(error)}); see that the disk or store "
+            "works and that this user or the credentials in the environment may read it, and try again"
+        ) from None
 
 
 def _data_files(

@@ -157,8 +157,9 @@ class Asking:
                     if wait_s > 0:
                         race.changed.wait(min(_LOOK_S, wait_s))
                         continue
-                    worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(
-                        race.asked, unit.key
+                    reads = isinstance(unit, Unit)
+                    worker = fleet.lease(race.asked | race.failed, reads) or fleet.lease(
+                        race.asked, reads
                     )
                     if worker is None:
                         fleet.changed.wait(_LOOK_S)

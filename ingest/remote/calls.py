@@ -48,7 +48,6 @@ class Call:
     """A function and the columns of the batch that it is called with."""
 
     counted: ClassVar[str] = "calls"
-    key: ClassVar[str] = ""
     kind: str
     """The function, as `module:function`."""
     source: str

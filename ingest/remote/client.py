@@ -29,14 +29,11 @@ class Connection:
         job: RemoteJob,
         *,
         authority: bytes | None = None,
-        asker: tuple[str, str] = ("", ""),
     ):
-        """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used. `asker` is the loader's rank
-        and its unique name. Loaders of the same job and rank want the same units."""
+        """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used."""
         self.address = address
         self._job = job
         self._schema = job.schema
-        self._asker = asker
         self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(
@@ -77,7 +74,7 @@ class Connection:
         self._client.close()
 
     def _rows(self, unit: Unit, options: flight.FlightCallOptions) -> pa.RecordBatch:
-        reader = self._client.do_get(flight.Ticket(unit.request(self._job, *self._asker)), options)
+        reader = self._client.do_get(flight.Ticket(unit.request(self._job)), options)
         chunks = list(islice(reader, 2))
         batch, sent = (chunks[0].data, chunks[0].app_metadata) if chunks else (None, None)
         if batch is None or len(chunks) > 1:

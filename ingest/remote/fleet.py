@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from typing import Any, Protocol
 
 from sluice.common import interpreter
@@ -76,10 +75,6 @@ class RemoteWorker:
 class Fleet:
     """Workers that somebody else has started. `changed` is notified when a worker may be free, or at the end."""
 
-    slack = 3.0
-    """A unit prefers the worker that other loaders ask for it too, even if that has this many more requests a thread
-    than the least busy one."""
-
     def __init__(
         self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic
     ):
@@ -125,22 +120,20 @@ class Fleet:
         """Why no worker answers, for messages."""
         return self.last_lost or "none has answered yet"
 
-    def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
-        """Returns a worker for one more request, or None if none is free. It is the least busy one or, with a `key`,
-        the one among nearly idle workers that other loaders also ask for this key. Call it with the lock held."""
+    def lease(
+        self, others_than: Collection[RemoteWorker], reads: bool = False
+    ) -> RemoteWorker | None:
+        """Returns the least busy worker for one more request, or None if none is free. Of equally busy ones, it is the
+        one that answered longest ago. `reads`: the request is a read, so workers that start later open the table. Call
+        it with the lock held."""
         now = self._clock()
         free = [
             w
             for w in self.workers
             if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now
         ]
-        least = min((w.load for w in free), default=0.0)
-        worker = min(
-            (w for w in free if w.load <= least + (self.slack if key else 0.0)),
-            default=None,
-            key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest(),
-        )
-        self._reads = self._reads or bool(key)
+        worker = min(free, default=None, key=lambda w: (w.load, w.heard))
+        self._reads = self._reads or reads
         if worker is not None:
             if not worker.asked:
                 worker.heard = now
@@ -188,8 +181,6 @@ class Fleet:
 class StartedFleet(Fleet):
     """Worker processes that the loader starts, each with one core. They are started when needed, replaced when they
     die, and end with the loader."""
-
-    slack = 0.0
 
     def __init__(
         self,

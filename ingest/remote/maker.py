@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +15,14 @@ import pyarrow as pa
 from sluice.etl.schema import digest
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.memory.governor import Governor
+from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, Work
 from sluice.ingest.read.sources import ArrowSource
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Chunks, Gatherer, ReadTask, WindowPiece
+from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask, WindowPiece
 from sluice.ingest.stages.table_operators import Operators
 
 if TYPE_CHECKING:
@@ -81,7 +83,13 @@ def job_of(
 class UnitMaker:
     """Makes the units of one job. Many threads can use it. A unit has the same rows each time."""
 
-    def __init__(self, job: RemoteJob, source: FeatureTable | ParquetFiles):
+    def __init__(
+        self,
+        job: RemoteJob,
+        source: FeatureTable | ParquetFiles,
+        governor: Governor | None = None,
+    ):
+        """The `governor` admits units within a memory limit. None: there is no limit."""
         self.job = job
         plain = source if isinstance(source, ParquetFiles) else None
         # The loader's transforms may add columns. The job lists only those that files hold.
@@ -129,7 +137,9 @@ class UnitMaker:
         )
         load_compiled(bags=bool(columns.stored_bags))
         self._idle: deque[tuple[Work, Gatherer]] = deque()
-        self._governor = Governor(2**62, 0)  # the number of threads limits a worker's memory
+        self._row_bytes = columns.row_bytes
+        self._governor = governor or Governor(2**62, 0)
+        self._room = threading.Condition(self._governor.lock)
         rows.open(iter(()), self._take_work)
 
     def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
@@ -161,10 +171,30 @@ class UnitMaker:
             work, gatherer = self._idle.pop()
         except IndexError:
             work, gatherer = self._make_work(), self._gatherer()
-        with self._governor.lock:
-            charge = self._governor.admit(0, due=True)
-        assert charge is not None
-        decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
+        size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
+        with self._admitted(size) as charge:
+            decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
+            found = self._gather(unit, decoded, gatherer)
+        self._idle.append((work, gatherer))
+        return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
+
+    @contextmanager
+    def _admitted(self, size: int) -> Iterator[Charge]:
+        """Waits until `size` bytes fit into the memory limit. If no other unit is being made, it does not wait."""
+        governor = self._governor
+        again = False
+        with governor.lock:
+            while (charge := governor.admit(size, due=not governor.charged)) is None:
+                governor.wait_on(self._room, again)
+                again = True
+        try:
+            yield charge
+        finally:
+            charge.release()
+
+    @staticmethod
+    def _gather(unit: Unit, decoded: Decoded, gatherer: Gatherer) -> list[pa.RecordBatch]:
+        """Returns a batch for each part of the unit."""
         found = []
         for part in unit.parts:
             window = Window(
@@ -177,8 +207,7 @@ class UnitMaker:
                     window if part.full else None,
                 )
             )
-        self._idle.append((work, gatherer))
-        return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
+        return found
 
     def close(self) -> None:
         self._groups.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -19,9 +18,8 @@ from sluice.ingest.remote.unit import RemoteError, RemoteJob
 _MOST = 256
 
 
-def remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
-    """Makes what one loader reads by, from the text in `workers`. A loader's `rank` says which rows of a job it
-    wants."""
+def remote_reads(workers: str, given: LoaderInput) -> Asking:
+    """Makes what one loader reads by, from the text in `workers`."""
     local_only = {
         "a packed copy": given.reading.packed,
         "before_read (--store-latency-ms)": given.before_read,
@@ -67,11 +65,11 @@ def remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
             cluster.start, most=_MOST, first=1, local=False, at_once=_MOST, leave=cluster.close
         )
     else:
-        fleet = Fleet(_connections(workers, job, (rank, secrets.token_hex(8))))
+        fleet = Fleet(_connections(workers, job))
     return Asking(fleet, given.groups)
 
 
-def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[Connection]:
+def _connections(workers: str, job: RemoteJob) -> list[Connection]:
     """Makes the connections for `HOST:PORT,…?token=FILE[&ca=FILE]`."""
     named, _, query = workers.partition("?")
     addresses, options = named.split(","), parse_qs(query)
@@ -89,6 +87,4 @@ def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[C
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
     except OSError as error:
         raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
-    return [
-        Connection(address, token, job, authority=authority, asker=asker) for address in addresses
-    ]
+    return [Connection(address, token, job, authority=authority) for address in addresses]

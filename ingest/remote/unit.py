@@ -142,7 +142,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A text that is the same for every loader that wants this unit."""
+        """The unit as a text."""
         return json.dumps([self.epoch, self.file, self.group, self.draw, self.parts])
 
     @classmethod
@@ -165,16 +165,16 @@ class Unit:
             ),
         )
 
-    def request(self, job: RemoteJob, rank: str, loader: str) -> bytes:
-        """Encodes a request of `loader`, which has this `rank`. Each request holds the job, so that a new worker, or
-        one that has forgotten the job, can open it."""
-        return b"\n".join((job.json, json.dumps([rank, loader]).encode(), self.key.encode()))
+    def request(self, job: RemoteJob) -> bytes:
+        """Encodes a request. Each request holds the job, so that a new worker, or one that has forgotten the job, can
+        open it."""
+        return b"\n".join((job.json, self.key.encode()))
 
     @classmethod
-    def from_request(cls, data: bytes) -> tuple[RemoteJob, str, str, Self]:
-        """Decodes a request into its job, rank, loader and unit. RemoteError if it is not a valid request."""
+    def from_request(cls, data: bytes) -> tuple[RemoteJob, Self]:
+        """Decodes a request into its job and unit. RemoteError if it is not a valid request."""
         try:
-            job, (rank, loader), (*address, parts) = map(json.loads, data.split(b"\n"))
+            job, (*address, parts) = map(json.loads, data.split(b"\n"))
             epoch, file, group, draw = map(_number, address)
             unit = cls(
                 epoch,
@@ -192,7 +192,7 @@ class Unit:
             raise RemoteError(
                 "a request that this version of sluice cannot read; install the same version on both sides"
             ) from None
-        return RemoteJob.of(job), str(rank), str(loader), unit
+        return RemoteJob.of(job), unit
 
 
 def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:

@@ -20,10 +20,11 @@ from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.knobs import parse_bytes
 
 if TYPE_CHECKING:
     from sluice.etl.spec.permission import Permission
+    from sluice.ingest.machine import Machine
+    from sluice.ingest.memory.governor import Governor
     from sluice.ingest.remote.maker import UnitMaker
     from sluice.ingest.remote.unit import RemoteJob
 
@@ -44,13 +45,6 @@ class WorkerOptions:
         "127.0.0.1:0", "the address to listen at; port 0 takes any free port", metavar="HOST:PORT"
     )
     token_file: str = setting(help="a file with the token that loaders must send", metavar="FILE")
-    share: int = setting(
-        2**28,
-        "how many bytes of results to keep for other loaders of the same table and plan",
-        metavar="BYTES",
-        parse=parse_bytes,
-        least=0,
-    )
     threads: int = setting(
         0,
         "how many row groups to read at once (default: one for each core that its control group "
@@ -71,7 +65,6 @@ class WorkerOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-
     options = parse(WorkerOptions, argv=argv, prog="sluice worker", description=_DESCRIPTION)
 
     from sluice.ingest.machine import Machine
@@ -88,19 +81,39 @@ def main(argv: list[str]) -> dict[str, Any]:
         else None
     )
     permission = options.code.permission
+    machine = Machine()
+    governor = memory_of(machine)
     server = WorkerServer(
         options.listen,
         token,
-        partial(open_maker, options.table, permission),
-        threads=options.threads or math.ceil(Machine().cores()),
+        partial(open_maker, options.table, permission, governor=governor),
+        threads=options.threads or threads_of(machine),
         certificate=certificate,
         permission=permission,
-        share_bytes=options.share,
     )
     print(json.dumps({"listening": server.address}), flush=True)
     say(f"listening at {server.address}; reads {options.table} for loaders that have the token")
     server.serve()
     return {"listening": server.address}
+
+
+def threads_of(machine: Machine) -> int:
+    """Returns how many units a worker makes at once: one for each core of its control groups' quota, rounded up."""
+    return math.ceil(machine.cores())
+
+
+def memory_of(machine: Machine) -> Governor:
+    """Returns what admits units into the memory that control groups, the host and ulimit allow this process."""
+    from sluice.ingest.machine import give_back
+    from sluice.ingest.memory.governor import Governor, MemoryReadings
+
+    group = machine.memory_group()
+
+    def used() -> int:
+        return max(machine.memory_own(), (group.charged() if group else None) or 0)
+
+    readings = MemoryReadings(used=used, reclaim=give_back, pressure=machine.memory_pressure)
+    return Governor(machine.memory_limit(), 0, used(), readings)
 
 
 def local(_owner: str) -> None:
@@ -131,8 +144,13 @@ def local(_owner: str) -> None:
     threading.Event().wait()
 
 
-def open_maker(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
-    """Opens the table for a job and returns what makes the job's units."""
+def open_maker(
+    table: str | list[str],
+    permission: Permission,
+    job: RemoteJob,
+    governor: Governor | None = None,
+) -> UnitMaker:
+    """Opens the table for a job and returns what makes the job's units, as far as the `governor` admits them."""
     from sluice.ingest.read.parquet_files import ParquetFiles, is_table
     from sluice.ingest.remote.maker import UnitMaker
     from sluice.ingest.remote.unit import RemoteError
@@ -145,16 +163,15 @@ def open_maker(table: str | list[str], permission: Permission, job: RemoteJob) -
             raise RemoteError(
                 f"{table}: the loader reads plain Parquet, but this worker was given a feature table"
             )
-        return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=permission))
-    source = ParquetFiles.open(
-        table, job.roles, job.hash, permission=permission, say=lambda _: None
-    )
-    if source.version != job.version:
+        source = FeatureTable.open(table, int(job.version), allow_code=permission)
+        return UnitMaker(job, source, governor)
+    files = ParquetFiles.open(table, job.roles, job.hash, permission=permission, say=lambda _: None)
+    if files.version != job.version:
         raise RemoteError(
-            f"{source.uri}: other files than the loader has (version {source.version} here, "
+            f"{files.uri}: other files than the loader has (version {files.version} here, "
             f"{job.version} there); give both the same files"
         )
-    return UnitMaker(job, source)
+    return UnitMaker(job, files, governor)
 
 
 def _file(path: str) -> bytes:

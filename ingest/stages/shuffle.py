@@ -538,7 +538,7 @@ def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:
 
 
 def _is_finite(column: pa.ChunkedArray) -> bool:
-    """Whether a column without nulls has no NaN and no infinity."""
+    """Whether a column without nulls has no NaN and no infinity. `to_numpy` would import pandas."""
     return not pa.types.is_floating(column.type) or all(
-        bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks
+        bool(np.isfinite(np.from_dlpack(c)).all()) for c in column.chunks
     )

@@ -22,6 +22,7 @@ from sluice.agent.runtime.settled_knobs import (
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.ingest.s3 import LOST, S3Server, with_bucket
 
 MIB = 2**20
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
@@ -126,6 +127,35 @@ def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
         registry.recall(_context(), LIMITS)
     assert 3 <= len(said) <= 4
     assert all("\n" not in line for line in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [503, 429, LOST])
+def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they_do_not_end(
+    monkeypatch, said, status
+):
+    server, methods = S3Server(), "GET HEAD PUT POST DELETE"
+    try:
+        with_bucket(server, monkeypatch)
+        registry = Registry(f"s3://data/registry?{server.query}", say=said.append)
+        server.refuse(0.2, status, methods)
+        for read in (2, 4, 8, 12, 16):
+            assert registry.remember(_entry(read=read)), said
+            assert registry.recall(_context(), LIMITS).knobs.workers["read"] == read
+        assert server.refused > 3
+        assert said == []
+        monkeypatch.setenv("AWS_RETRY_MODE", "standard")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+        server.refuse(1, status, methods)
+        assert not registry.remember(_entry(read=32))
+        assert registry.recall(_context(), LIMITS) is None
+        assert server.refused == 4, "each of two requests is made twice"
+        assert len(said) == 2
+        assert all("s3://data/registry" in line for line in said)
+        server.refuse(0)
+        assert registry.recall(_context(), LIMITS).knobs.workers["read"] == 16
+    finally:
+        server.close()
 
 
 def test_it_stays_small(tmp_path):

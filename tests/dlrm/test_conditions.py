@@ -21,7 +21,6 @@ from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import last_json, launch
-from tests.ingest.s3 import S3Server, with_bucket
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -174,41 +173,6 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
         assert (
             loader.knobs.workers["read"] == 3
         )  # where the next run of two ranks on this machine begins
-
-
-def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch, forks):
-    local = small_table(tmp_path / "table", rows=1600, values=50, files=2, row_group_rows=256)
-    server = S3Server()
-    try:
-        files = with_bucket(server, monkeypatch)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        for path in Path(local.uri).rglob("*"):
-            if path.is_file():
-                with files.open_output_stream(f"data/table/{path.relative_to(local.uri)}") as out:
-                    out.write(path.read_bytes())
-        assert FeatureTable.open("s3://data/table").rows == local.rows
-        words = [*MODEL, "--epochs", 2]
-        words[1] = 128
-        here = forks.train(
-            "--run-dir", tmp_path / "here", "--data", local.uri, *words, tmp=tmp_path
-        )
-        there = forks.train(
-            "--run-dir",
-            tmp_path / "there",
-            "--data",
-            "s3://data/table",
-            *words,
-            "--cache",
-            tmp_path / "cache",
-            tmp=tmp_path,
-        )
-    finally:
-        server.close()
-    assert there.returncode == 0, there.stderr[-3000:]
-    assert last_json(there)["auc"] == last_json(here)["auc"]
-    store = last_json(there)["input"]["store"]
-    assert store["reads"] > store["cache_hits"] > 0
 
 
 def test_a_second_interrupt_shows_what_the_main_thread_does(monkeypatch):

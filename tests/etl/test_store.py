@@ -13,11 +13,12 @@ from pyarrow.fs import S3FileSystem
 from benchmarks.small_table import small_table
 from sluice.common.stores import StoreError
 from sluice.etl.table.commit import Base, CommitConflict, publish
+from sluice.etl.table.foreign_tables import InputError, files_of_delta
 from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.ingest.s3 import KEYS
+from tests.ingest.s3 import KEYS, LOST
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -27,14 +28,30 @@ import sys
 from tests.ingest.s3 import S3Server
 server = S3Server()
 print(server.address, flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    rate, status = line.split()
+    print(server.refused, flush=True)
+    server.refuse(float(rate), int(status))
 server.close()
 """
 
 
+class Refusing:
+    """A server in a process of its own: delta-rs keeps the interpreter's lock while it waits for an answer."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self._process = process
+        self.address = process.stdout.readline().strip()
+
+    def refuse(self, rate: float, status: int = 503) -> int:
+        """From now on refuses this share of reads. Returns how many were refused before."""
+        self._process.stdin.write(f"{rate} {status}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
 @pytest.fixture(scope="module")
-def address(repo) -> Iterator[str]:
-    """Of a server in a process of its own: delta-rs keeps the interpreter's lock while it waits for an answer."""
+def server(repo) -> Iterator[Refusing]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         cwd=repo,
@@ -42,14 +59,21 @@ def address(repo) -> Iterator[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        yield process.stdout.readline().strip()
+        yield Refusing(process)
         process.communicate(timeout=60)
+
+
+@pytest.fixture
+def address(server) -> str:
+    server.refuse(0)
+    return server.address
 
 
 @pytest.fixture
 def place(address, monkeypatch) -> str:
     """A folder in a bucket, with where the bucket is."""
-    for name, value in KEYS.items():
+    store = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_ALLOW_HTTP": "true"}
+    for name, value in (KEYS | store).items():
         monkeypatch.setenv(name, value)
     S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True).create_dir(
         "data"
@@ -114,3 +138,25 @@ def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):
 def test_a_bucket_that_cannot_be_written_is_named_before_any_work(place):
     with raises(StoreError, "s3://no-such/t", "written"):
         TableStore(place.replace("//data/", "//no-such/")).probe()
+
+
+@pytest.mark.parametrize("status", [503, 429, LOST])
+def test_a_table_is_opened_although_a_third_of_all_requests_fail(place, server, status):
+    made = small_table(place, rows=300, mode="overwrite")
+    server.refuse(0.33, status)
+    for _ in range(3):
+        assert FeatureTable.open(place).files == made.files
+    assert server.refuse(0) > 3
+
+
+@pytest.mark.parametrize("status", [503, 429, 403, LOST])
+def test_a_store_that_refuses_for_good_is_an_error_with_the_tables_uri(place, server, status):
+    small_table(place, rows=300, mode="overwrite")
+    server.refuse(1, status)
+    with raises(TableError, place, "_delta_log", status or "retries") as caught:
+        FeatureTable.open(place)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    with raises(InputError, place.partition("?")[0], "_delta_log"):
+        files_of_delta(place.partition("?")[0])
+    assert 1 <= server.refuse(0) <= 40, "retries are bounded"

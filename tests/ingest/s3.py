@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -14,6 +15,8 @@ KEYS = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+LOST = 0
+"""The status of a request whose connection ends before an answer."""
 _BODIES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 429: "TooManyRequests"}
 
 
@@ -23,7 +26,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 class S3Server:
-    """`refuse(rate, status)` makes that share of GET and HEAD requests fail; `refused` counts them."""
+    """`refuse(rate, status)` makes that share of requests of some methods fail; `refused` counts them."""
 
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -32,7 +35,7 @@ class S3Server:
         )
         self._lock = threading.Lock()
         self._chance = random.Random(0)
-        self._rate, self._status = 0.0, 503
+        self._rate, self._status, self._methods = 0.0, 503, list[str]()
         self.refused = self.requests = 0
         self.ranges: list[str] = []
         self.thread = threading.Thread(target=self._server.serve_forever, name="moto", daemon=True)
@@ -46,9 +49,10 @@ class S3Server:
     def query(self) -> str:
         return f"endpoint_override={self.address}&scheme=http&region=us-east-1"
 
-    def refuse(self, rate: float, status: int = 503) -> None:
+    def refuse(self, rate: float, status: int = 503, methods: str = "GET HEAD") -> None:
         with self._lock:
-            self._rate, self._status, self.refused, self.ranges = rate, status, 0, []
+            self._rate, self._status, self._methods = rate, status, methods.split()
+            self.refused, self.ranges = 0, []
 
     def close(self) -> None:
         self._server.shutdown()
@@ -59,13 +63,16 @@ class S3Server:
         with self._lock:
             self.requests += 1
             refuse = (
-                environ["REQUEST_METHOD"] in ("GET", "HEAD") and self._chance.random() < self._rate
+                environ["REQUEST_METHOD"] in self._methods and self._chance.random() < self._rate
             )
             self.refused += refuse
             if "HTTP_RANGE" in environ:
                 self.ranges.append(environ["HTTP_RANGE"])
         if not refuse:
             return self._app(environ, start_response)
+        if self._status == LOST:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
         code = _BODIES[self._status]
         body = f"<Error><Code>{code}</Code><Message>as the test asks for</Message></Error>".encode()
         start_response(

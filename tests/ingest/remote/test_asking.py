@@ -84,7 +84,6 @@ def asking(job, *servers, token=TOKEN, authority=None, **how):
 
 def first(fleet):
     """Makes the first worker the one that is asked first: all others are busy."""
-    fleet.slack = 0.0
     for other in fleet.workers[1:]:
         other.asked += 1
 
@@ -150,7 +149,7 @@ class Wrong(WorkerServer):
     def do_get(self, context, ticket):
         if not self.left:
             return super().do_get(context, ticket)
-        job, _, _, unit = Unit.from_request(ticket.ticket)
+        job, unit = Unit.from_request(ticket.ticket)
         maker = self.open(job)
         batch = maker.rows(unit)
         how = self.left.popleft()
@@ -236,7 +235,7 @@ def test_only_who_has_the_token_is_let_in(worker, job, unit):
     with pytest.raises(flight.FlightUnauthenticatedError):
         list(client.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        client.do_get(flight.Ticket(unit.request(job, "", "")))
+        client.do_get(flight.Ticket(unit.request(job)))
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):

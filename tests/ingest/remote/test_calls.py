@@ -257,4 +257,3 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
     assert call("short")["I1"].shape == (2,)
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]
     assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
-    assert calls.Call.key == ""

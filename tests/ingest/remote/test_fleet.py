@@ -12,27 +12,21 @@ from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.fleet import Fleet, StartedFleet
 
 
-def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_three_requests_for_each_thread():
-    def fleet():
-        made = Fleet([SimpleNamespace(address=f"host:{n}") for n in range(3)])
-        for worker in made.workers:
-            worker.threads = 2
-        return made
-
-    one, other = fleet(), fleet()
-    for number in range(9):
-        assert (
-            one.lease((), f"u{number}").connection.address
-            == other.lease((), f"u{number}").connection.address
-        )
-    for worker in one.workers:
-        worker.asked = 0
-    usual = one.lease((), "u")
-    assert [one.lease((), "u") is usual for _ in range(6)] == 6 * [True], (
-        "six more than the least busy have"
-    )
-    assert one.lease((), "u") is not usual
-    assert one.lease([w for w in one.workers if w is not usual], "u") is usual
+def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_longest_ago():
+    now = [0.0]
+    fleet = Fleet([SimpleNamespace(address=f"host:{n}") for n in range(3)], clock=lambda: now[0])
+    for worker in fleet.workers:
+        worker.threads = 2
+    asked = []
+    for _ in range(6):
+        now[0] += 1
+        asked.append(fleet.lease(()))
+    assert set(asked[:3]) == set(asked[3:]) == set(fleet.workers)
+    for worker in asked[1:3]:
+        now[0] += 1
+        fleet.give_back(worker)
+    assert fleet.lease(()) is asked[1]
+    assert fleet.lease([asked[2]]) in (asked[0], asked[1])
 
 
 class Process:

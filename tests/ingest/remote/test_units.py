@@ -183,7 +183,7 @@ from sluice.etl.spec.permission import NOTHING
 from sluice.ingest.remote.unit import RemoteJob, Unit
 from sluice.ingest.remote.worker import open_maker
 
-job, _, _, unit = Unit.from_request(sys.stdin.buffer.read())
+job, unit = Unit.from_request(sys.stdin.buffer.read())
 assert open_maker(sys.argv[1], NOTHING, job).rows(unit).num_rows == unit.rows
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
@@ -194,7 +194,7 @@ def test_a_fresh_worker_imports_neither_torch_nor_what_only_other_programs_need(
     done = subprocess.run(
         [sys.executable, "-c", _FRESH, table.uri],
         cwd=repo,
-        input=units[0].request(job, "0/1", "a loader"),
+        input=units[0].request(job),
         capture_output=True,
         check=True,
     )
@@ -229,8 +229,8 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
 def test_requests_are_read_back_and_nonsense_is_refused(asked):
     job, maker, units = asked
     for unit in units:
-        assert Unit.from_request(unit.request(job, "0/2", "me")) == (job, "0/2", "me", unit)
-    start = job.json + b'\n["", ""]\n'
+        assert Unit.from_request(unit.request(job)) == (job, unit)
+    start = job.json + b"\n"
     for data in (
         b"",
         b"\xff",
