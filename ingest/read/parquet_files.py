@@ -25,7 +25,13 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.etl.table.foreign_tables import LocalTables
-from sluice.etl.table.table_columns import FileColumns, TableParquet, partitions_of, refuse_twice
+from sluice.etl.table.table_columns import (
+    FileColumns,
+    TableParquet,
+    folders_of,
+    partitions_of,
+    refuse_twice,
+)
 from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
@@ -57,7 +63,6 @@ __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "role
 ONLY_SPLIT = "train"
 _SEVERAL_TYPES = "of several types"
 _NOT_EVERYWHERE = "not in every file, which a spec can say"
-_BY_LOG = "name the table's folder itself"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -117,11 +122,11 @@ class ParquetFiles:
         found = _find(source, version)
         uri, paths = found.uri, found.paths
         located = found.located(spec)
-        footers = _read_footers(paths, located)
+        footers = _read_footers(paths, located, spec)
         stored = _StoredColumns.of(
             uri, paths, footers, spec, transform_spec=transform_spec, located=located
         )
-        stored.unread.update(found.table.unread if found.table else {})
+        stored.unread.update(found.unread)
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
@@ -470,14 +475,18 @@ def _data_files(
     )
 
 
-def _read_footers(paths: Sequence[str], located: Sequence[FileColumns]) -> list[Footer]:
-    """Reads the footers, with the names of the table's columns."""
+def _read_footers(
+    paths: Sequence[str], located: Sequence[FileColumns], spec: Spec | None
+) -> list[Footer]:
+    """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
+    there is one, is in a file and in the name of its folder."""
     try:
         found = footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
     for path, footer, one in zip(paths, found, located, strict=True):
-        refuse_twice(path, footer.types, one)
+        wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
+        refuse_twice(path, wanted, one)
     return [
         footer if one.is_own else _located_footer(footer, one)
         for footer, one in zip(found, located, strict=True)
@@ -578,7 +587,7 @@ def facts_of(source: Paths) -> SourceFacts:
     found = _find(source)
     paths, table = found.paths, found.table
     located = found.located(None)
-    footers = _read_footers(paths, located)
+    footers = _read_footers(paths, located, None)
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
@@ -590,7 +599,7 @@ def facts_of(source: Paths) -> SourceFacts:
         for name in types
         if name not in facts
     }
-    others |= table.unread if table else {}
+    others |= found.unread
     rows = sum(sum(footer.row_groups) for footer in footers)
     return SourceFacts(facts, rows, others, table.kind if table else "parquet")
 
@@ -622,6 +631,15 @@ class _Found:
     paths: list[str]
     table: TableFiles | None = None
     """The table that lists the files."""
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The columns that cannot be read, each with the reason."""
+        if self.table is not None:
+            return dict(self.table.unread)
+        named = [folders_of(path).keys() for path in self.paths]
+        partly = set().union(*named) - set(named[0]).intersection(*named)
+        return dict.fromkeys(sorted(partly), "only some folders have it in their names")
 
     def located(self, spec: Spec | None) -> list[FileColumns]:
         """Returns for each file where it has the columns."""
@@ -690,10 +708,10 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
             if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
         )
         what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
-        tables.refuse_listed([f"{text}/", *paths], _BY_LOG)
+        tables.refuse_listed([f"{text}/", *paths])
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
-        tables.refuse_listed(paths, _BY_LOG)
+        tables.refuse_listed(paths)
     else:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
     if not paths:
