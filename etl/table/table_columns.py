@@ -168,7 +168,7 @@ def partitions_of(paths: Sequence[str], texts: Collection[str] = ()) -> list[Fil
     }
     return [
         FileColumns(
-            {name: pa.scalar(text, pa.string()).cast(kinds[name]) for name, text in one.items()}
+            {name: pa.scalar(one[name], pa.string()).cast(kind) for name, kind in kinds.items()}
         )
         for one in found
     ]

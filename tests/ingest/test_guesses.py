@@ -238,7 +238,7 @@ def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_chan
             reading=Reading(reader="arrow"),
         ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
-    assert_names(capsys.readouterr().err, "date (", "folders")
+    assert_names(capsys.readouterr().err, "date (a time as text")
 
 
 def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
