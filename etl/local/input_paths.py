@@ -85,10 +85,7 @@ def files_of_tables(tables: Iterable[TableFiles]) -> dict[InputFile, FileColumns
         for path, columns in table.columns.items():
             fs, inner, prefix = store_of(path)
             size = fs.get_file_info(inner).size
-            file = InputFile(fs, inner, size or 0, prefix + inner)
-            if file in found:
-                raise SameFile(f"{file.name}: is meant twice; name each table once")
-            found[file] = columns
+            found[InputFile(fs, inner, size or 0, prefix + inner)] = columns
     return found
 
 

@@ -44,7 +44,7 @@ from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns, partitions_of, refuse_twice
-from sluice.etl.table.table_files import TableFiles
+from sluice.etl.table.table_files import TableFiles, versioned
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -67,7 +67,7 @@ def check_paths(paths: Iterable[str]) -> None:
     """Raises an InputError if a local path or glob matches nothing, before Spark starts. Spark checks the others: those
     in other stores, those with braces, and those without a scheme if Hadoop's settings may add one."""
     has_hadoop_settings = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
-    for path in paths:
+    for path, _ in map(versioned, paths):
         local = re.sub("^file:(//)?", "", path)
         is_local = local != path or ("://" not in path and not has_hadoop_settings)
         if is_local and "{" not in local and next(glob.iglob(local), None) is None:
