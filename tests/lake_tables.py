@@ -29,11 +29,11 @@ def clicks(seed: int, rows: int = 300) -> pa.Table:
     )
 
 
-def make(kind: str, folder: Path, *parts: pa.Table) -> str:
+def make(kind: str, folder: Path, *parts: pa.Table, **catalog: str) -> str:
     """Writes parts, one commit each, partitioned by day and hour. Returns the name by which the table is opened."""
     folder.mkdir(exist_ok=True)
     if kind == "iceberg":
-        table = iceberg(folder, parts[0].schema)
+        table = iceberg(folder, parts[0].schema, **catalog)
         with table.update_spec() as spec:
             spec.add_identity("day")
             spec.add_identity("hour")
@@ -71,15 +71,14 @@ def start_threads_of_iceberg() -> None:
         waiting.result()
 
 
-def iceberg(folder: Path, schema: pa.Schema, name: str = "lake.clicks"):
+def iceberg(folder: Path, schema: pa.Schema, **options: str):
     """An empty table in a catalog in this folder."""
     from pyiceberg.catalog.sql import SqlCatalog
 
-    catalog = SqlCatalog(
-        "here", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
-    )
+    where = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    catalog = SqlCatalog("here", **{**where, **options})
     catalog.create_namespace_if_not_exists("lake")
-    return catalog.create_table(name, schema=schema)
+    return catalog.create_table("lake.clicks", schema=schema)
 
 
 def newest(table) -> str:

@@ -38,6 +38,10 @@ class TableError(UsageError):
     """A table that cannot be read. The message names the table, or the file, and what to do."""
 
 
+class ForeignDelta(TableError):
+    """A Delta table that another program wrote."""
+
+
 class DamagedRecord(TableError):
     """A job's record that exists and cannot be read, so that the files of its version are unknown."""
 
@@ -77,9 +81,10 @@ class FeatureTable:
         schema = pa.schema(delta.schema())
         columns = [f for f in schema if METADATA_KEY in (f.metadata or {})]
         if not columns:
-            raise TableError(
-                f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
-                'with format = "delta" for it, and `sluice etl` makes a feature table of it'
+            raise ForeignDelta(
+                f"{uri}: is a Delta table that another program wrote: no column has a role; `sluice guess {uri} "
+                f"--out spec.toml` writes a spec, and `sluice etl --spec spec.toml --input {uri}` makes a feature "
+                "table of it"
             )
         adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         paths = [unquote(a["path"]) for a in adds]

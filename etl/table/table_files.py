@@ -119,7 +119,7 @@ def versioned(named: str, version: int | None = None) -> tuple[str, int | None]:
 
 
 def is_iceberg(uri: str) -> bool:
-    return uri.endswith(".metadata.json") or uri.startswith("iceberg://")
+    return uri.partition("?")[0].endswith(".metadata.json") or uri.startswith("iceberg://")
 
 
 def is_delta(path: str) -> bool:
@@ -205,9 +205,11 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
 
 def _url(root: str, path: str, query: str) -> str:
     """Returns the path or URI of a file that a log names below its root, or in full."""
-    if "://" not in path and not path.startswith("/"):
-        path = f"{root}/{path}"
-    return _local(path) if path.startswith("file:") else path + query
+    if path.startswith("file:"):
+        return Place.of(path).path
+    if "://" not in path:
+        return path if path.startswith("/") else f"{root}/{path}" + (query if "://" in root else "")
+    return path + query
 
 
 # ---- Iceberg
@@ -234,6 +236,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
                 f"{where} marks deleted rows of {task.file.file_path} in {deletes.file_path}, which is not applied "
                 f"here; {_REWRITE}"
             )
+    query = "" if _CATALOG.fullmatch(uri) else f"?{Place.of(uri).query}".rstrip("?")
     described = scan.projection()  # the schema of this snapshot
     schema = _plain_types(described.as_arrow())
     unread = _structs(schema)
@@ -246,7 +249,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
             for number, part in enumerate(parts)
             if str(part.transform) == "identity"
         }
-        files[_local(task.file.file_path)] = {
+        files[_url("", task.file.file_path, query)] = {
             name: pa.scalar(value, kinds[name]) for name, value in values.items() if name in kinds
         }
     return TableFiles(
@@ -272,7 +275,9 @@ def _iceberg_table(uri: str) -> Table:
     try:
         if (named := _CATALOG.fullmatch(uri)) is not None:
             return load_catalog(named[1]).load_table(named[2])
-        return StaticTable.from_metadata(uri if "://" in uri else os.path.abspath(uri))
+        place = Place.of(uri)
+        where = place.name if place.scheme else os.path.abspath(place.path)
+        return StaticTable.from_metadata(where, place.iceberg)
     except Exception as error:  # each catalog and store has errors of its own
         raise TableFilesError(
             f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {_first_line(error)}); name "
@@ -289,7 +294,3 @@ def _plain_types(schema: pa.Schema) -> pa.Schema:
         return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
     return pa.schema([pa.field(f.name, plain(f.type)) for f in schema])
-
-
-def _local(uri: str) -> str:
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file:///") else uri

@@ -52,7 +52,7 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import Footer, FooterError, footers_of
+from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
 from sluice.ingest.read.petastorm.options import types_after
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class ParquetFiles:
         """A hash of names, sizes and row groups, after the version of a table. Another version means other rows, or
         another order of rows."""
         named: list[list[Any]] = [
-            [os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files
+            [os.path.basename(Place.of(f.path).path), f.bytes, f.row_group_rows] for f in self.files
         ]
         for one, located in zip(named, self.located, strict=True):
             if not located.is_own:
@@ -481,7 +481,7 @@ def _read_footers(
     """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
     there is one, is in a file and in the name of its folder."""
     try:
-        found = footers_of(paths)
+        found = footers_in_stores(paths) if "://" in paths[0] else footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
     for path, footer, one in zip(paths, found, located, strict=True):
@@ -698,7 +698,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         uri = at.prefix + found_there.uri if found_there.table else text
         return replace(found_there, uri=uri, prefix=at.prefix)
     name, named_version = versioned(text, version)
-    if is_iceberg(name) or (is_delta(name) and not is_table(name)):
+    if is_iceberg(name) or "://" in name or (is_delta(name) and not is_table(name)):
         table_files = TableFiles.open(name, named_version)
         return _Found(table_files.name, "", list(table_files.files), table_files)
     if os.path.isdir(text):
@@ -733,11 +733,15 @@ def table_of(
     Row groups of all but the first go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
-        from sluice.etl.table.table import FeatureTable
+        from sluice.etl.table.table import FeatureTable, ForeignDelta
 
-        name, version = versioned(os.fspath(source), version)
-        source = FeatureTable.open(name, version, allow_code=allow_code)
-        version = None
+        name, number = versioned(os.fspath(source), version)
+        try:
+            source = FeatureTable.open(name, number, allow_code=allow_code)
+            version = None
+        except ForeignDelta:  # in a store, where only the log tells
+            if "://" not in plain_path(name):
+                raise
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(
             source,

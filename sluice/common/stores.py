@@ -110,6 +110,15 @@ class Place:
         uri = self.name.rstrip("/") if self.scheme else os.path.abspath(self.path)
         return {"table_uri": uri, "storage_options": options or None}
 
+    @property
+    def iceberg(self) -> dict[str, str]:
+        """The properties with which pyiceberg opens this place."""
+        given = {**_endpoint(), **self.options}
+        found = {"s3.region": given["region"]} if "region" in given else {}
+        if "endpoint_override" in given:
+            found["s3.endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+        return found
+
     def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:
         """Returns the file system, and the path in it. `attempts` limits the attempts of each request to S3,
         for callers that retry by themselves. Raises a StoreError if neither Arrow nor fsspec knows the store."""

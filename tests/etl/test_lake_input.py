@@ -22,7 +22,6 @@ SPEC = """
 format = "{form}"
 columns = ["click:int", "price:float", "user:text", "day:text", "hour:int"]
 [table]
-order = ["user", "price"]
 [[column]]
 name = "click"
 role = "label"
@@ -101,7 +100,6 @@ def test_names_values_and_versions_are_the_tables(spark, tmp_path, rows, where):
         ],
     )
     renamed = text_of("delta").replace('"user:text"', '"visitor:text"')
-    renamed = renamed.replace('order = ["user"', 'order = ["visitor"')
     renamed = renamed.replace('name = "user"', 'name = "user"\nfrom = "visitor"')
     again = rows_of(build_table(engine, tmp_path / "after", source, text=renamed))
     assert sorted(map(str, first)) == sorted(map(str, again))

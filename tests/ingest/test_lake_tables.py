@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from sluice import Loader
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import PartitionError, folders_of, partitions_of
-from sluice.etl.table.table_files import TableFilesError
+from sluice.etl.table.table_files import TableFiles, TableFilesError
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
@@ -25,6 +25,7 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools import guess_spec
 from sluice.tools.bench import main as bench
+from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import (
     KINDS,
     change_delta_schema,
@@ -409,3 +410,29 @@ def test_a_folder_that_is_renamed_changes_the_version(tmp_path, rows):
     before = ParquetFiles.open(source, ROLES, HASH).version
     shutil.move(tmp_path / "t" / "day=2026-01-01", tmp_path / "t" / "day=2026-02-01")
     assert ParquetFiles.open(source, ROLES, HASH).version != before
+
+
+@pytest.mark.parametrize("kind", ["delta", "delta by id", "iceberg"])
+def test_a_table_in_a_bucket(tmp_path, rows, wanted, kind, monkeypatch):
+    server = S3Server()
+    try:
+        bucket = with_bucket(server, monkeypatch)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        if kind == "iceberg":
+            where = "s3://data/warehouse"
+            properties = {"s3.endpoint": f"http://{server.address}", "s3.region": "us-east-1"}
+            source = make(kind, tmp_path / "t", *rows, warehouse=where, **properties)
+            assert source.startswith("s3://data/")
+        else:
+            local = Path(make(kind, tmp_path / "t", *rows))
+            for path in filter(Path.is_file, local.rglob("*")):
+                with bucket.open_output_stream(f"data/t/{path.relative_to(local)}") as out:
+                    out.write(path.read_bytes())
+            source = f"s3://data/t?{server.query}"
+        assert load(source)[0] == wanted
+        assert len(load(source, version=TableFiles.open(source).version)[0]) == 600
+        if kind != "iceberg":
+            assert len(load(f"s3://data/t@v0?{server.query}")[0]) == 300
+    finally:
+        server.close()
