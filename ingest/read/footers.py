@@ -26,10 +26,9 @@ from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
-from sluice.ingest.read.open_file import stored_footer
+from sluice.ingest.read.open_file import footer_by, stored_footer
 
 REMEMBERED = ".sluice-footers.json"
-_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 _DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
 
 
@@ -114,10 +113,7 @@ def footers_in_stores(uris: Sequence[str]) -> list[Footer]:
         try:
             with Place.of(uri).open() as file:
                 size = file.size()
-                tail = file.read_at(min(_TAIL, size), max(0, size - _TAIL))
-                length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
-                content = file.read_at(length, max(0, size - _TAIL - length)) + tail
-                return _described(uri, file, (size, 0), content)
+                return _described(uri, file, (size, 0), footer_by(file.read_at, size))
         except OSError as error:
             raise FooterError(f"{uri}: {error}") from error
 

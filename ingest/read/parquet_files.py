@@ -90,8 +90,8 @@ class ParquetFiles:
     """Which functions named by transforms may be imported."""
     prefix: str = ""
     """The prefix of each path that delays or disturbs reads (`latency://…`)."""
-    located: tuple[FileColumns, ...] = ()
-    """For each file, where it has the columns of its table."""
+    located: Mapping[str, FileColumns] = dataclasses.field(default_factory=dict)
+    """The path of each file without the prefix, and where it has the columns of its table."""
     table: TableFiles | None = None
     """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
@@ -120,19 +120,13 @@ class ParquetFiles:
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
         found = _find(source, version)
-        uri, paths = found.uri, found.paths
-        located = found.located(spec)
-        footers = _read_footers(paths, located, spec)
-        stored = _StoredColumns.of(
-            uri, paths, footers, spec, transform_spec=transform_spec, located=located
-        )
-        stored.unread.update(found.unread)
+        uri = found.uri
+        stored = _StoredColumns.of(found, spec, transform_spec)
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
-            form = found.table.kind if found.table else "parquet"
-            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, form))
+            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, found.form))
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
@@ -151,7 +145,7 @@ class ParquetFiles:
         opened = cls(
             uri,
             tuple(fields),
-            _data_files(found.prefix, paths, footers),
+            _data_files(found.prefix, stored.located, stored.footers),
             stored.bag_sizes(made.recipes),
             made.hash,
             made.recipes,
@@ -159,7 +153,7 @@ class ParquetFiles:
             made.fill,
             permission=permission,
             prefix=found.prefix,
-            located=tuple(located),
+            located=stored.located,
             table=found.table,
             transform_spec=transform_spec,
         )
@@ -172,7 +166,7 @@ class ParquetFiles:
         named: list[list[Any]] = [
             [os.path.basename(Place.of(f.path).path), f.bytes, f.row_group_rows] for f in self.files
         ]
-        for one, located in zip(named, self.located, strict=True):
+        for one, located in zip(named, self.located.values(), strict=True):
             if not located.is_own:
                 one.append(located.described)
         made: list[Any] = [self.hash] if self.hash else []
@@ -225,7 +219,7 @@ class ParquetFiles:
         if selection is None:
             return self.files
         try:
-            counts, in_none = selection.counts(self._by_path)
+            counts, in_none = selection.counts(self.located)
         except (OSError, pa.ArrowException) as error:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
@@ -260,16 +254,13 @@ class ParquetFiles:
     def check(self, columns: Columns) -> None:
         """Raises ColumnError if a footer shows a value that a loader of these columns would reject, or if most times in
         the first rows match no format."""
-        paths = [self._path(file) for file in self.files]
         # Rows without a label are in their own split, so they need no check.
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        if warning := check_values(self.recipes, columns, paths, self._by_path):
+        if warning := check_values(self.recipes, columns, self.located):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
-            [recipe for recipe in self.recipes if recipe.name in columns.names],
-            paths,
-            self._by_path,
+            [recipe for recipe in self.recipes if recipe.name in columns.names], self.located
         ):
             _print_once(warning)
 
@@ -281,13 +272,7 @@ class ParquetFiles:
             for recipe in self.recipes
             if recipe.name in names and not recipe.operators
         }
-        facts = probe(
-            list(self._by_path),
-            sources.values(),
-            rows=0,
-            every=True,
-            located=self._by_path,
-        )
+        facts = probe(self.located, sources.values(), rows=0, every=True)
         return {
             name: one.high + 1
             for name, source in sources.items()
@@ -320,7 +305,8 @@ class _StoredColumns:
     """The columns that files hold, after a TransformSpec."""
 
     uri: str
-    paths: list[str]
+    located: Mapping[str, FileColumns]
+    """The path of each file, and where it has the columns of its table."""
     footers: list[Footer]
     types: dict[str, str]
     """Arrow's name of the type of each column that all files have, or that is optional."""
@@ -329,30 +315,20 @@ class _StoredColumns:
     kinds: dict[str, pa.DataType]
     edited: frozenset[str]
     """The columns that the TransformSpec makes."""
-    located: Mapping[str, FileColumns]
-    """For each file, where it has the columns of its table."""
-    unread: dict[str, str] = dataclasses.field(default_factory=dict)
+    unread: Mapping[str, str]
     """The columns that cannot be read, each with the reason."""
 
     @classmethod
-    def of(
-        cls,
-        uri: str,
-        paths: list[str],
-        footers: list[Footer],
-        spec: Spec | None,
-        *,
-        transform_spec: Any,
-        located: Sequence[FileColumns],
-    ) -> _StoredColumns:
-        by_path = dict(zip(paths, located, strict=True))
+    def of(cls, found: _Found, spec: Spec | None, transform_spec: Any) -> _StoredColumns:
+        located, paths = found.located(spec), found.paths
+        footers = _read_footers(located, spec)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        kinds = _read_types(paths[0], located[0])
+        kinds = _read_types(paths[0], located[paths[0]])
         for name in (name for name in optional if name not in kinds):
             having = (p for p, f in zip(paths, footers, strict=True) if name in f.types)
             path = next(having, None)
-            kinds[name] = pa.null() if path is None else _read_types(path, by_path[path])[name]
+            kinds[name] = pa.null() if path is None else _read_types(path, located[path])[name]
         edited = frozenset[str]()
         if transform_spec is not None:
             kinds, edited = types_after(kinds, transform_spec)
@@ -361,7 +337,7 @@ class _StoredColumns:
                 for name, kind in kinds.items()
                 if name in edited or name in types
             }
-        return cls(uri, paths, footers, types, lacking, kinds, edited, by_path)
+        return cls(found.uri, located, footers, types, lacking, kinds, edited, found.unread)
 
     @property
     def rows(self) -> int:
@@ -392,7 +368,7 @@ class _StoredColumns:
             by_spec,
             [
                 (path, footer.types)
-                for path, footer in zip(self.paths, self.footers, strict=True)
+                for path, footer in zip(self.located, self.footers, strict=True)
                 if any(footer.row_groups)  # a file without rows may have no types
             ],
             lambda path: _read_types(path, self.located[path]),
@@ -438,7 +414,7 @@ def _columns_by_roles(
             one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller
         }
         others = {name: _SEVERAL_TYPES for name in types if name not in found}
-        others |= stored.unread | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+        others |= {**stored.unread} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
         roles, fill = _report_guesses(stored.uri, found, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
     return _MadeBy(recipes, hashed, fill, is_guessed)
@@ -461,7 +437,7 @@ def _refuse_with_spec(
 
 
 def _data_files(
-    prefix: str, paths: Sequence[str], footers: Sequence[Footer]
+    prefix: str, paths: Iterable[str], footers: Sequence[Footer]
 ) -> tuple[DataFile, ...]:
     return tuple(
         DataFile(
@@ -475,21 +451,20 @@ def _data_files(
     )
 
 
-def _read_footers(
-    paths: Sequence[str], located: Sequence[FileColumns], spec: Spec | None
-) -> list[Footer]:
+def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list[Footer]:
     """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
     there is one, is in a file and in the name of its folder."""
+    paths = list(located)
     try:
         found = footers_in_stores(paths) if "://" in paths[0] else footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
-    for path, footer, one in zip(paths, found, located, strict=True):
+    for (path, one), footer in zip(located.items(), found, strict=True):
         wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
         refuse_twice(path, wanted, one)
     return [
         footer if one.is_own else _located_footer(footer, one)
-        for footer, one in zip(found, located, strict=True)
+        for footer, one in zip(found, located.values(), strict=True)
     ]
 
 
@@ -541,7 +516,7 @@ def _probe_columns(
         for name, kind in types.items()
         if name in common or (kind != SEVERAL and kinds[name] <= {kind})
     ]
-    return probe(list(located), alike, common=common, located=located)
+    return probe(located, alike, common=common)
 
 
 def _report_guesses(
@@ -569,29 +544,16 @@ def _report_guesses(
     return roles, fill
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """What is known about the columns of files before their roles are."""
-
-    columns: dict[str, ColumnFacts]
-    """The facts of the columns that can be loaded from all files."""
-    rows: int
-    others: dict[str, str]
-    """For each other column, the reason why it cannot be loaded."""
-    form: str
-    """`parquet`, `delta` or `iceberg`."""
-
-
-def facts_of(source: Paths) -> SourceFacts:
-    """Examines the columns of files."""
+def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str], str]:
+    """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
+    each other column the reason why it cannot be loaded, and the format of the files."""
     found = _find(source)
-    paths, table = found.paths, found.table
-    located = found.located(None)
-    footers = _read_footers(paths, located, None)
+    located, paths = found.located(None), found.paths
+    footers = _read_footers(located, None)
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
-    facts = _probe_columns(dict(zip(paths, located, strict=True)), types, footers)
+    facts = _probe_columns(located, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -600,8 +562,7 @@ def facts_of(source: Paths) -> SourceFacts:
         if name not in facts
     }
     others |= found.unread
-    rows = sum(sum(footer.row_groups) for footer in footers)
-    return SourceFacts(facts, rows, others, table.kind if table else "parquet")
+    return facts, sum(sum(footer.row_groups) for footer in footers), others, found.form
 
 
 def _with_size(size: int | None, name: str) -> str:
@@ -633,6 +594,10 @@ class _Found:
     """The table that lists the files."""
 
     @property
+    def form(self) -> str:
+        return "parquet" if self.table is None else self.table.kind
+
+    @property
     def unread(self) -> dict[str, str]:
         """The columns that cannot be read, each with the reason."""
         if self.table is not None:
@@ -641,12 +606,13 @@ class _Found:
         partly = set().union(*named) - set(named[0]).intersection(*named)
         return dict.fromkeys(sorted(partly), "only some folders have it in their names")
 
-    def located(self, spec: Spec | None) -> list[FileColumns]:
+    def located(self, spec: Spec | None) -> Mapping[str, FileColumns]:
         """Returns for each file where it has the columns."""
         if self.table is not None:
-            return list(self.table.columns.values())
+            return self.table.columns
         kinds = spec.input.columns if spec else {}
-        return partitions_of(self.paths, [n for n, kind in kinds.items() if kind == "text"])
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        return dict(zip(self.paths, partitions_of(self.paths, texts), strict=True))
 
 
 def _find(source: Paths, version: int | None = None) -> _Found:
@@ -768,6 +734,11 @@ def table_of(
             "hash is for plain Parquet files; a feature table has the operator hash in its spec"
         )
     return source
+
+
+def located_of(table: FeatureTable | ParquetFiles) -> tuple[FileColumns, ...]:
+    """Returns for each file where it has the columns. Nothing if the files have just their own."""
+    return tuple(table.located.values()) if isinstance(table, ParquetFiles) else ()
 
 
 def is_table(name: str) -> bool:

@@ -14,7 +14,7 @@ from sluice.etl.schema import digest
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
-from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import RowGroupReader, Work
 from sluice.ingest.read.sources import source_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
@@ -98,7 +98,7 @@ class UnitMaker:
             bags=columns.bags,
             made=made,
             sample=job.sample,
-            located=plain.located if plain else (),
+            located=located_of(source),
         )
         rows = source_of(job.reader, groups)
         self._plan = plan = RowsPlan(

@@ -31,7 +31,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import AUTO, READERS, reader_of, source_of
@@ -335,7 +335,7 @@ class BenchSession:
             self._before_read if self._latency_s else None,
             self._conditions.files(),
             made=made,
-            located=self._table.located if isinstance(self._table, ParquetFiles) else (),
+            located=located_of(self._table),
         )
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_columns import OWN
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.column_kind import is_amount, likely_values, words_of
 from sluice.ingest.plain.guess import proposals
@@ -26,7 +27,7 @@ SEEDS = pytest.mark.parametrize("seed", range(5))
 def facts_of(folder, **columns: object) -> dict[str, ColumnFacts]:
     table = pa.table(columns)
     pq.write_table(table, folder / "a.parquet", row_group_size=max(1, table.num_rows // 3))
-    return probe([str(folder / "a.parquet")], columns)
+    return probe({str(folder / "a.parquet"): OWN}, columns)
 
 
 def clicks(rng: np.random.Generator, rate: float = 0.3) -> np.ndarray:
