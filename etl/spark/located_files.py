@@ -3,7 +3,7 @@ one value for a whole file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -20,12 +20,12 @@ FILE, ROW = "_file", "_at"
 
 
 def read_tables(
-    spark: SparkSession, tables: Iterable[TableFiles], wanted: Collection[str]
+    spark: SparkSession, tables: Sequence[TableFiles], wanted: Collection[str]
 ) -> DataFrame:
     """Returns those wanted columns that the tables have, with `FILE` and `ROW`."""
     frames = [frame for table in tables for frame in _frames(spark, table, wanted)]
     if not frames:
-        raise InputError("the table holds no rows")
+        raise InputError(f"{', '.join(table.name for table in tables)}: holds no rows")
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 

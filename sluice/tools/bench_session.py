@@ -291,6 +291,7 @@ class BenchSession:
             "decisions": controller.decisions,
             "opening": controller.opening,
             "knobs": knobs.to_dict(),
+            "version": self._table.version,
             "tuning": self._policy.name,
             "reader": self._reader,
             **self._conditions.outcome(loader),
