@@ -121,7 +121,11 @@ def test_the_order_does_not_depend_on_how_files_are_listed(tmp_path, rows, kind,
     monkeypatch.setattr(os, "scandir", Shuffled)
     if kind.startswith("delta"):
         actions = DeltaTable.get_add_actions
-        turned = lambda *a, **k: pa.table(actions(*a, **k)).take(list(range(17, -1, -1)))  # noqa: E731
+
+        def turned(table, **options):
+            found = pa.table(actions(table, **options))
+            return found.take(list(range(len(found)))[::-1])
+
         monkeypatch.setattr(DeltaTable, "get_add_actions", turned)
     assert load(source)[1] == before
 
