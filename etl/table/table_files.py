@@ -30,6 +30,8 @@ _CATALOG = re.compile(r"iceberg://([^/]+)/(.+)")
 _READERS = 16
 _ID = b"PARQUET:field_id"
 _PARTITION = "partition."
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+"""Arrow's types as its Parquet reader makes them."""
 _STRUCT = "a struct, whose parts may have other names in the table's files"
 _REWRITE = "let the table's engine rewrite its data files (Spark: CALL system.rewrite_data_files)"
 
@@ -144,14 +146,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _structs(schema: pa.Schema) -> dict[str, str]:
-    """Returns the columns with structs in them, and why they are not read."""
-
-    def holds_struct(kind: pa.DataType) -> bool:
-        if not pa.types.is_nested(kind):
-            return False
-        return not hasattr(kind, "value_type") or holds_struct(kind.value_type)
-
-    return {f.name: _STRUCT for f in schema if holds_struct(f.type)}
+    """Returns the columns with structs or maps in them, and why they are not read."""
+    lists = (pa.types.is_list, pa.types.is_large_list)
+    return {
+        f.name: _STRUCT
+        for f in schema
+        if pa.types.is_nested(f.type)
+        and not (any(one(f.type) for one in lists) and not pa.types.is_nested(f.type.value_type))
+    }
 
 
 # ---- Delta
@@ -238,7 +240,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
             )
     query = "" if _CATALOG.fullmatch(uri) else f"?{Place.of(uri).query}".rstrip("?")
     described = scan.projection()  # the schema of this snapshot
-    schema = _plain_types(described.as_arrow())
+    schema = pa.schema([(f.name, _SMALL.get(f.type, f.type)) for f in described.as_arrow()])
     unread = _structs(schema)
     kinds = {f.name: f.type for f in schema}
     files = {}
@@ -283,14 +285,3 @@ def _iceberg_table(uri: str) -> Table:
             f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {_first_line(error)}); name "
             "its newest …metadata.json, or iceberg://CATALOG/NAMESPACE.TABLE of a catalog that pyiceberg is set up for"
         ) from None
-
-
-def _plain_types(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with Arrow's small texts, bytes and lists, as its Parquet reader makes them."""
-
-    def plain(kind: pa.DataType) -> pa.DataType:
-        if pa.types.is_large_list(kind):
-            return pa.list_(plain(kind.value_type))
-        return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
-
-    return pa.schema([pa.field(f.name, plain(f.type)) for f in schema])
