@@ -14,6 +14,7 @@ from sluice.etl.table.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 FILE, ROW = "_file", "_at"
 """A row's file as Spark writes it, and its number there."""
@@ -59,9 +60,12 @@ def with_constants(frame: DataFrame, files: Mapping[str, FileColumns]) -> DataFr
     first = next(iter(located.values()))
     if not first:
         return frame
-    # Spark's own names of the files, so that each row finds its file's values.
+    # In rows, Spark names a local file with one slash.
     rows = [
-        (uri, tuple(one.as_py() for one in located[unquote(uri)].values()))
+        (
+            uri.replace("file:///", "file:/"),
+            tuple(one.as_py() for one in located[unquote(uri)].values()),
+        )
         for uri in frame.inputFiles()
     ]
     values = StructType([StructField(n, from_arrow_type(one.type)) for n, one in first.items()])
@@ -92,7 +96,7 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def _spark_type(table: TableFiles, name: str) -> object:
+def _spark_type(table: TableFiles, name: str) -> DataType:
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
 

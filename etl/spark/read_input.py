@@ -247,7 +247,8 @@ class RawInput:
         files = read_types(self.spark, self._parquet_files, source.columns)
         for (file, types), one in zip(files.items(), self._partitions.values(), strict=True):
             refuse_twice(file, types, one)
-            files[file] = types | {n: spark_name(c.type) for n, c in one.constants.items()}
+            constants = {name: spark_name(value.type) for name, value in one.constants.items()}
+            files[file] = {**types, **constants}
         refuse_differences(files, source.read_as, source.optional)
         found = {}
         for name, kind in source.read_as.items():

@@ -243,7 +243,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
     schema = pa.schema([(f.name, _SMALL.get(f.type, f.type)) for f in described.as_arrow()])
     unread = _structs(schema)
     kinds = {f.name: f.type for f in schema}
-    files = {}
+    files: dict[str, Mapping[str, pa.Scalar]] = {}
     for task in tasks:
         parts = table.specs()[task.file.spec_id].fields
         values = {

@@ -292,13 +292,6 @@ class ParquetFiles:
             )
         return None
 
-    @cached_property
-    def _by_path(self) -> dict[str, FileColumns]:
-        return {self._path(file): one for file, one in zip(self.files, self.located, strict=True)}
-
-    def _path(self, file: DataFile) -> str:
-        return file.path.removeprefix(self.prefix)
-
 
 @dataclass(frozen=True)
 class _StoredColumns:
