@@ -25,6 +25,10 @@ def clicks(seed: int, rows: int = 300) -> pa.Table:
             "user": [f"u{n}" for n in chance.integers(0, 50, rows)],
             "day": [f"2026-01-0{n}" for n in chance.integers(1, 4, rows)],
             "hour": pa.array(chance.integers(0, 3, rows), pa.int32()),
+            "at": pa.array(
+                1_750_000_000_000_000 + chance.integers(0, 10**12, rows),
+                pa.timestamp("us", "UTC"),
+            ),
         }
     )
 

@@ -68,7 +68,12 @@ def with_constants(frame: DataFrame, files: Mapping[str, FileColumns]) -> DataFr
         )
         for uri in frame.inputFiles()
     ]
-    values = StructType([StructField(n, from_arrow_type(one.type)) for n, one in first.items()])
+    values = StructType(
+        [
+            StructField(n, from_arrow_type(one.type, prefer_timestamp_ntz=True))
+            for n, one in first.items()
+        ]
+    )
     schema = StructType([StructField("_of", StringType()), StructField("_values", values)])
     constants = sql.broadcast(frame.sparkSession.createDataFrame(rows, schema))
     found = frame.join(constants, frame[FILE] == constants["_of"], "left")
@@ -102,7 +107,7 @@ def _spark_type(table: TableFiles, name: str) -> DataType:
 
     kind = table.schema.field(name).type
     try:
-        return from_arrow_type(kind)
+        return from_arrow_type(kind, prefer_timestamp_ntz=True)
     except PySparkException:
         raise InputError(
             f"{table.uri}: column {name!r} holds {kind}, which Spark does not read; run the job with "

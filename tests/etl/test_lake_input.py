@@ -20,7 +20,7 @@ from tests.raises import raises
 SPEC = """
 [input]
 format = "{form}"
-columns = ["click:int", "price:float", "user:text", "day:text", "hour:int"]
+columns = ["click:int", "price:float", "user:text", "day:text", "hour:int", "at:float"]
 [table]
 [[column]]
 name = "click"
@@ -33,6 +33,11 @@ ops = [{{op = "fill"}}]
 name = "hour"
 role = "dense"
 ops = [{{op = "fill"}}]
+[[column]]
+name = "clock"
+from = "at"
+role = "sparse"
+ops = [{{op = "hour"}}, {{op = "modulus", size = 24}}]
 [[column]]
 name = "user"
 role = "sparse"
@@ -108,7 +113,7 @@ def test_names_values_and_versions_are_the_tables(spark, tmp_path, rows, where):
     plain = make("delta", tmp_path / "plain", rows[0])
     later = rows[1].append_column("size", pa.array([2.5] * 300, pa.float32()))
     write_deltalake(plain, later, mode="append", schema_mode="merge")
-    text = text_of("delta").replace('"hour:int"]', '"hour:int", "size:float"]')
+    text = text_of("delta").replace('"at:float"]', '"at:float", "size:float"]')
     text += '[[column]]\nname = "size"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n'
     sizes = [row["size"] for row in rows_of(build_table(engine, tmp_path / "s", plain, text=text))]
     assert sorted(sizes) == [-1.0] * 300 + [2.5] * 300
