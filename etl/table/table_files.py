@@ -252,7 +252,9 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
             if str(part.transform) == "identity"
         }
         files[_url("", task.file.file_path, query)] = {
-            name: pa.scalar(value, kinds[name]) for name, value in values.items() if name in kinds
+            name: pa.scalar(value, kinds[name])
+            for name, value in values.items()
+            if name and name in kinds
         }
     return TableFiles(
         uri=uri,
