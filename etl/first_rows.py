@@ -77,7 +77,7 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     from sluice.etl.local.input_paths import SameFile, files_of
     from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 
-    if source.format == "delta" or source.multiline:
+    if source.is_table or source.multiline:
         return None
     try:
         files = files_of(paths)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
-from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
     fields_after,
@@ -128,8 +127,7 @@ def open_input(
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
         made = table.made(split, columns.names)
-    located = table.located if isinstance(table, ParquetFiles) else ()
-    groups = _row_groups(files, located, columns, made, order.sample, reading, before_read)
+    groups = _row_groups(table, files, columns, made, order.sample, reading, before_read)
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
@@ -172,8 +170,8 @@ def _columns(
 
 
 def _row_groups(  # noqa: PLR0917 # called once
+    table: FeatureTable | ParquetFiles,
     files: Sequence[DataFile],
-    located: Sequence[FileColumns],
     columns: Columns,
     made: MadeColumns | OperatorColumns | None,
     sample: str | None,
@@ -182,6 +180,7 @@ def _row_groups(  # noqa: PLR0917 # called once
 ) -> RowGroupReader:
     names: Sequence[str] = made.sources if made else columns.names
     given = None
+    located = located_of(table)
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
         names, given = petastorm.columns(names, first_schema(files, opener, located))

@@ -26,7 +26,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
 from sluice.etl.table.foreign_tables import LocalTables
-from sluice.etl.table.table_columns import FileColumns, partitions_of
+from sluice.etl.table.table_columns import FileColumns, folders_of, partitions_of
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
@@ -210,9 +210,7 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]
         path = unquote(url.removeprefix("file://"))
         below = sorted(_below(path)) if os.path.isdir(path) else [path]
         if os.path.isdir(path):
-            tables.refuse_listed(
-                [f"{path}/", *below], "give the list of its newest version's files"
-            )
+            tables.refuse_listed([f"{path}/", *below])
         elif "://" not in path:
             tables.refuse_removed(below)
         if not below or (url.startswith("file://") and not os.path.exists(path)):
@@ -222,7 +220,12 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]
         DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
         for path, _ in found
     ]
-    return files, partitions_of([relative for _, relative in found])
+    named = [relative for _, relative in found]
+    if any(folders_of(one).keys() != folders_of(named[0]).keys() for one in named):
+        raise PetastormError(
+            "the names of the files' folders have different columns; give files of one kind"
+        )
+    return files, partitions_of(named)
 
 
 def _below(top: str) -> Iterator[str]:

@@ -33,6 +33,8 @@ SHARED_WITH_AGENT = {
 }
 CONTRACTS_OF_ETL = (
     "sluice.etl.table.table",
+    "sluice.etl.table.table_files",
+    "sluice.etl.table.table_columns",
     "sluice.etl.table.foreign_tables",
     "sluice.etl.spec.spec",
     "sluice.etl.spec.permission",

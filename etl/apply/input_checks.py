@@ -71,11 +71,7 @@ def headers_of(source: Input) -> tuple[str, ...]:
     """Returns the lines that are no rows, the longest first: the possible headers of a file, and the empty line, unless
     rows have a single field. In CSV, a header may quote all names, or those that need it."""
     names, sign = list(source.columns), source.delimiter
-    is_row = (
-        source.format in ("parquet", "delta")
-        or source.multiline
-        or (source.format != "json" and len(names) == 1)
-    )
+    is_row = source.has_columns or source.multiline or (source.format != "json" and len(names) == 1)
     blank = () if is_row else ("",)
     if not source.header:
         return blank

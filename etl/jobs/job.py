@@ -20,6 +20,7 @@ from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.table_files import TableFiles, versioned
 
 MAX_REJECTS = 0.01
 WORKER_BYTES = 256 * 2**20
@@ -58,6 +59,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self._check_options()
+        if self.spec.input.is_table:  # a commit meanwhile must not change what this job reads
+            pinned = tuple(TableFiles.open(one).name for one in self.inputs)
+            if len({*pinned}) < len(pinned):
+                raise InputError(f"{', '.join(self.inputs)}: name each table once")
+            object.__setattr__(self, "inputs", pinned)
         self.spec.import_functions()  # a function that may not run is refused before any work
         partitioned = self.spec.table.partition is not None
         base = Base.read(self.store)
@@ -159,6 +165,12 @@ class Job:
     def learns(self) -> bool:
         """Whether operators are fitted. Otherwise the state of the version before is applied."""
         return self.before is None or self.update_state
+
+    @property
+    def input_versions(self) -> dict[str, int]:
+        """The version of each Delta or Iceberg table that is read."""
+        named = map(versioned, self.inputs) if self.spec.input.is_table else ()
+        return {table: version for table, version in named if version is not None}
 
     @property
     def input_names(self) -> str:

@@ -59,6 +59,8 @@ class Result:
     """How rows were joined with each fitted table in files, and with each side table: see `Engine.ways`."""
     engine: str
     """`spark` or `local`."""
+    inputs: Mapping[str, int]
+    """The version of each Delta or Iceberg table that was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,7 @@ class _JobRun:
             splits=_rows_by_split(record),
             ways=made.ways,
             engine=self.engine.name,
+            inputs=self.job.input_versions,
         )
 
     def _make(self) -> _Version:
@@ -308,6 +311,7 @@ class _JobRun:
             unread=counted.unread,
             drift=drift(old, profile, (lost_before, shares(counted.nulls, counted.unread))),
             tails=spec.rows.looks_back,
+            inputs=self.job.input_versions,
             identity=spec.rule,
             engine=self.engine.name,
             sketches={

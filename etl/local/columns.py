@@ -1,14 +1,12 @@
-"""`RowGroups`: a piece of Parquet or Delta input for a thread. `check_columns` checks the columns of all files."""
+"""`RowGroups`: a piece of Parquet, or of a table, for a thread. `check_columns` checks the columns of all files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
@@ -16,6 +14,7 @@ from sluice.etl.local.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted, spark_name
 from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.etl.table.table_columns import FileColumns, TableParquet
 
 _PIECE_ROWS, _BATCH_BYTES = 1 << 17, 64 << 20
 
@@ -31,30 +30,25 @@ class RowGroups:
     size: int
     """The number of rows."""
     source: Input
-    constant: Mapping[str, Any]
-    """The values of partition columns, which a Delta table has in its log and not in its files."""
+    located: FileColumns
+    """Where the file has the columns."""
 
     def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
-        with self.file.open() as stream:
-            reader = pq.ParquetFile(stream)
+        with self.file.open() as stream, TableParquet(stream, self.located) as reader:
             names = {part.name for part in parts(reader.schema_arrow)}
             there = [name for name in self.source.columns if name in names]
             width = sum(reader.metadata.row_group(g).total_byte_size for g in self.groups) // max(
                 1, self.size
             )
             rows = max(1024, min(_PIECE_ROWS, _BATCH_BYTES // max(1, width)))
-            for batch in reader.iter_batches(rows, list(self.groups), there, use_threads=False):
+            for batch in reader.iter_batches(rows, self.groups, there):
                 yield self._typed(flattened(batch))
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns, bad = [], np.full(batch.num_rows, "", object)
         for name, kind in self.source.read_as.items():
-            known = (
-                batch[name]
-                if name in batch.schema.names
-                else pa.array([self.constant.get(name)] * batch.num_rows)
-            )
+            known = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
             values, lost = converted(known, kind)
             columns.append(values)
             if lost is not None:
@@ -64,11 +58,10 @@ class RowGroups:
         )
 
 
-def row_groups_of(
-    files: Iterable[InputFile], source: Input, constants: Mapping[str, Mapping[str, Any]]
-) -> Iterator[RowGroups]:
-    for file in files:
-        footer = pq.read_metadata(file.open())
+def row_groups_of(files: Mapping[InputFile, FileColumns], source: Input) -> Iterator[RowGroups]:
+    for file, located in files.items():
+        with file.open() as stream, TableParquet(stream) as reader:
+            footer = reader.metadata
         rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         step = max(1, _PIECE_ROWS // max([1, *rows]))
         for first in range(0, len(rows), step):
@@ -79,13 +72,11 @@ def row_groups_of(
                 tuple(groups),
                 sum(rows[g] for g in groups),
                 source,
-                constants.get(file.path, {}),
+                located,
             )
 
 
-def check_columns(
-    named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]
-) -> None:
+def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -> None:
     """Raises an InputError if the columns of the files differ, are not those of the spec, or cannot be converted."""
     stored = {
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
@@ -94,7 +85,7 @@ def check_columns(
         file: {name: spark_name(kind) for name, kind in kinds.items()}
         for file, kinds in stored.items()
     }
-    everywhere = dict.fromkeys([*(name for found in types.values() for name in found), *constant])
+    everywhere = dict.fromkeys(name for found in types.values() for name in found)
     if source.format == "parquet":
         refuse_differences(types, source.read_as, source.optional)
     refuse_missing(

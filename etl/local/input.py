@@ -3,10 +3,8 @@ needs Spark."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,14 +12,13 @@ import pyarrow.parquet as pq
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
-from sluice.etl.local.input_paths import InputFile, files_of, store_of
+from sluice.etl.local.input_paths import InputFile, files_of, files_of_tables
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.threads import Threads
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.foreign_tables import files_of_delta
-
-_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
+from sluice.etl.table.table_columns import OWN, partitions_of, refuse_twice
+from sluice.etl.table.table_files import TableFiles
 
 
 def only_spark(spec: Spec) -> str | None:
@@ -45,42 +42,28 @@ class LocalInput:
         self._source = source
         self._threads = threads
         self._named = ", ".join(paths)
-        self._has_columns = source.format in ("parquet", "delta")
-        self._constants: dict[str, dict[str, Any]] = {}
-        if source.format == "delta":
-            paths = tuple(file for path in paths for file in self._of_delta(path))
-            if not paths:
+        if source.is_table:
+            self._located = files_of_tables([TableFiles.open(path) for path in paths])
+            if not self._located:
                 raise InputError(f"{self._named}: holds no rows")
-        self._files = files_of(paths, by_log=source.format == "delta")
+        else:
+            self._located = dict.fromkeys(files_of(paths), OWN)
+        self._files = list(self._located)
         self._groups: list[RowGroups] = []
 
-    def _of_delta(self, path: str) -> list[str]:
-        """Returns the files of a Delta table. Stores the values of partition columns, which only its log has."""
-        from deltalake import DeltaTable
-
-        found = files_of_delta(path)
-        added = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
-        for file, one in zip(found, added, strict=True):
-            values = {
-                name[10:]: value for name, value in one.items() if name.startswith("partition.")
-            }
-            for name, value in values.items():
-                if (
-                    isinstance(value, str)
-                    and name in self._source.columns
-                    and _NUMBER.fullmatch(value)
-                ):
-                    raise InputError(
-                        f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
-                        "engine does not read as Spark does; run it with --engine spark"
-                    )
-            self._constants[store_of(file)[1]] = values
-        return found
+    def _add_partitions(self, stored: Sequence[pa.Schema]) -> None:
+        """Adds the columns that the names of folders have and the spec names."""
+        kinds = self._source.read_as
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        found = partitions_of([file.path for file in self._files], texts)
+        for file, schema, one in zip(self._files, stored, found, strict=True):
+            refuse_twice(file.name, [name for name in schema.names if name in kinds], one)
+            self._located[file] = one.of(kinds)
 
     @property
     def size(self) -> int:
         """The size of all pieces: rows of formats with columns, otherwise bytes."""
-        return sum(group.size for group in self._groups) if self._has_columns else self.bytes
+        return sum(group.size for group in self._groups) if self._source.has_columns else self.bytes
 
     @property
     def bytes(self) -> int:
@@ -88,26 +71,23 @@ class LocalInput:
         return sum(file.size for file in self._files)
 
     def pieces(self) -> Iterator[Piece | RowGroups]:
-        return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)
+        return (
+            iter(self._groups) if self._source.has_columns else pieces_of(self._files, PIECE_BYTES)
+        )
 
     def check(self) -> None:
         """Raises an InputError if a file has another header or other columns than the spec, or is compressed and
         damaged."""
-        if self._has_columns:
-            schemas = dict(
-                zip(
-                    [f.name for f in self._files],
-                    self._threads.map(_schema, self._files),
-                    strict=True,
-                )
-            )
-            check_columns(
-                self._named,
-                schemas,
-                self._source,
-                [name for values in self._constants.values() for name in values],
-            )
-            self._groups = list(row_groups_of(self._files, self._source, self._constants))
+        if self._source.has_columns:
+            stored = list(self._threads.map(_schema, self._files))
+            if not self._source.is_table:
+                self._add_partitions(stored)
+            schemas = {
+                file.name: located.schema(schema)
+                for (file, located), schema in zip(self._located.items(), stored, strict=True)
+            }
+            check_columns(self._named, schemas, self._source)
+            self._groups = list(row_groups_of(self._located, self._source))
             return
         packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
         refuse_faults(zip([f.name for f in packed], self._threads.map(_fault, packed), strict=True))

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -16,6 +16,8 @@ import pyarrow.fs as pafs
 from sluice.common.errors import InputError
 from sluice.common.stores import Place
 from sluice.etl.table.foreign_tables import ForeignTableError, LocalTables, TableFinder
+from sluice.etl.table.table_columns import FileColumns
+from sluice.etl.table.table_files import TableFiles
 
 _MAGIC = re.compile(r"[*?\[{]")
 _DENIED = re.compile(r"ACCESS_DENIED|HTTP status 403|Forbidden", re.IGNORECASE)
@@ -30,7 +32,7 @@ class SameFile(InputError):
 class InputFile:
     """A file of the input, with its file system."""
 
-    fs: pafs.FileSystem
+    fs: pafs.FileSystem = field(compare=False)
     path: str
     size: int
     name: str
@@ -40,10 +42,9 @@ class InputFile:
         return self.fs.open_input_file(self.path)
 
 
-def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
+def files_of(paths: Iterable[str]) -> list[InputFile]:
     """Returns the files that these paths name, sorted by name. Names that begin with _ or . are left out, as in Spark.
-    Raises a SameFile if two paths name the same file. Raises a ForeignTableError if a file is in a table's folder.
-    `by_log` turns this check off, for files that a table's log lists."""
+    Raises a SameFile if two paths name the same file. Raises a ForeignTableError if a file is in a table's folder."""
     found: list[InputFile] = []
     for path in paths:
         try:
@@ -64,8 +65,7 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
                 taken += [
                     f for f in below or [info] if f.type == _FILE and not _hidden(f.path[base:])
                 ]
-            if not by_log:
-                _refuse_tables(fs, [*matched, *taken], listed, prefix)
+            _refuse_tables(fs, [*matched, *taken], listed, prefix)
             found += [InputFile(fs, f.path, f.size, prefix + f.path) for f in taken]
         except (OSError, pa.ArrowInvalid) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
@@ -75,6 +75,17 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
             f"{again}: is meant twice, so that each of its rows would be read twice; name it, or a folder "
             "or glob with it, once"
         )
+    return found
+
+
+def files_of_tables(tables: Iterable[TableFiles]) -> dict[InputFile, FileColumns]:
+    """Returns the files of tables, each with where it has the table's columns."""
+    found: dict[InputFile, FileColumns] = {}
+    for table in tables:
+        for path, columns in table.columns.items():
+            fs, inner, prefix = store_of(path)
+            size = fs.get_file_info(inner).size
+            found[InputFile(fs, inner, size or 0, prefix + inner)] = columns
     return found
 
 
@@ -109,7 +120,7 @@ def _refuse_tables(
     paths = (f"{info.path}/" if info.type == _FOLDER else info.path for info in taken)
     if table := next(filter(None, map(tables.above, paths)), None):
         named = table._replace(path=prefix.removeprefix("file://") + table.path)
-        raise ForeignTableError(named.refusal('read it with input.format = "delta"'))
+        raise ForeignTableError(named.refusal(in_job=True))
 
 
 def _is_folder(fs: pafs.FileSystem, path: str) -> bool:

@@ -55,8 +55,8 @@ def cut_sample(
     source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int
 ) -> tuple[int, float] | None:
     """Writes about `rows` rows to `parts` files. Returns the number of rows, and their share of the input's bytes.
-    Returns None for a Delta table, which has values outside its files."""
-    if source.format == "delta":
+    Returns None for a table, which has values outside its files."""
+    if source.is_table:
         return None
     files = files_of(paths)
     total = max(1, sum(file.size for file in files))

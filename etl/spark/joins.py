@@ -10,12 +10,15 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import InputError
+from sluice.etl.spark.located_files import FILE, ROW, read_tables
 from sluice.etl.spark.table_folders import refuse_tables
+from sluice.etl.spec.input_section import TABLES
 from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import MORE
+from sluice.etl.table.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -112,12 +115,9 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
     try:
-        if join.format == "delta":
-            from deltalake import DeltaTable
-
-            side = spark.read.option("basePath", join.path).parquet(
-                *DeltaTable(join.path).file_uris()
-            )
+        if join.format in TABLES:
+            table = TableFiles.open(join.path)
+            side = read_tables(spark, [table], table.schema.names).drop(FILE, ROW)
         elif join.format == "csv":
             options = {
                 "header": str(not join.fields).lower(),

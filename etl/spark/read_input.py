@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import (
@@ -29,11 +30,21 @@ from sluice.etl.apply.input_checks import (
 )
 from sluice.etl.apply.parse import INFINITY
 from sluice.etl.spark.joins import SPARK_TYPES, choose_join, relate
+from sluice.etl.spark.located_files import (
+    FILE,
+    ROW,
+    metadata,
+    quoted,
+    read_tables,
+    with_constants,
+)
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.workers.parsed_rows import Before, parse_into_cells, rows_with_ties
+from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.foreign_tables import files_of_delta
+from sluice.etl.table.table_columns import FileColumns, partitions_of, refuse_twice
+from sluice.etl.table.table_files import TableFiles, versioned
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +67,7 @@ def check_paths(paths: Iterable[str]) -> None:
     """Raises an InputError if a local path or glob matches nothing, before Spark starts. Spark checks the others: those
     in other stores, those with braces, and those without a scheme if Hadoop's settings may add one."""
     has_hadoop_settings = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
-    for path in paths:
+    for path, _ in map(versioned, paths):
         local = re.sub("^file:(//)?", "", path)
         is_local = local != path or ("://" not in path and not has_hadoop_settings)
         if is_local and "{" not in local and next(glob.iglob(local), None) is None:
@@ -95,15 +106,12 @@ class RawInput:
         adds the same, and for Parquet the row's number in the file, but no headers."""
         from pyspark.sql import functions as sql
 
-        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file or placed else []
         with self._explain_path_errors():
-            if self.spec.input.format in ("parquet", "delta"):
+            if self.spec.input.has_columns:
                 frame = self._read_columns()
+                extra = [sql.col(FILE)] if with_file or placed else []
                 if placed:
-                    extra += [
-                        sql.lit(0).cast("bigint").alias("_from"),
-                        sql.col("_metadata.row_index").alias("_at"),
-                    ]
+                    extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col(ROW)]
                 cells = self._convert_times(frame)
                 typed = self._cast(frame, cells)
                 return frame.select(
@@ -111,6 +119,7 @@ class RawInput:
                     self._find_misfits(frame, cells, typed).alias("_bad"),
                     *extra,
                 )
+            extra = [sql.col("_metadata.file_path").alias(FILE)] if with_file or placed else []
             if self.spec.input.multiline:
                 return self._read_multiline_csv(*extra)
             # The parser removes the carriage return that may precede a line feed.
@@ -179,22 +188,19 @@ class RawInput:
         )
 
     def _read_columns(self) -> DataFrame:
-        """Reads Parquet, or the files of a Delta table's newest version."""
+        """Reads Parquet, or the files of tables, with `FILE` and `ROW`."""
         from pyspark.sql import functions as sql
 
         source = self.spec.input
-        if self.spec.input.format == "delta":
-            files = [f for path in self.paths for f in files_of_delta(path)]
-            if not files:
-                raise InputError(f"{self.named}: holds no rows")
-            # Older files may lack a newer column.
-            reader = self.spark.read.option("mergeSchema", "true")
-            frame = (
-                reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader
-            ).parquet(*files)
+        if source.is_table:
+            tables = [TableFiles.open(path) for path in self.paths]
+            frame = read_tables(self.spark, tables, source.columns)
         else:
+            constants = self._partitions
             schema = ", ".join(
-                f"{_quoted(name)} {kind}" for name, kind in self._stored_types.items()
+                f"{quoted(name)} {kind}"
+                for name, kind in self._stored_types.items()
+                if not any(name in one.constants for one in constants.values())
             )
             schema = schema.replace(NANOSECONDS, "bigint")
             frame = (
@@ -209,6 +215,7 @@ class RawInput:
                     if name not in self._stored_types
                 }
             )
+            frame = with_constants(frame.select("*", *metadata()), constants)
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
 
@@ -225,10 +232,23 @@ class RawInput:
         return sorted(str(file) for file in files)
 
     @cached_property
+    def _partitions(self) -> dict[str, FileColumns]:
+        """For each Parquet file, the columns that the names of its folders have and the spec names."""
+        kinds = self.spec.input.read_as
+        files = [unquote(file) for file in self._parquet_files]
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        found = partitions_of(files, texts)
+        return {file: one.of(kinds) for file, one in zip(files, found, strict=True)}
+
+    @cached_property
     def _stored_types(self) -> dict[str, str]:
         """The columns of Parquet files that the spec names, with a type to which those of all files convert."""
         source = self.spec.input
         files = read_types(self.spark, self._parquet_files, source.columns)
+        for (file, types), one in zip(files.items(), self._partitions.values(), strict=True):
+            refuse_twice(file, types, one)
+            constants = {name: spark_name(value.type) for name, value in one.constants.items()}
+            files[file] = {**types, **constants}
         refuse_differences(files, source.read_as, source.optional)
         found = {}
         for name, kind in source.read_as.items():
@@ -255,7 +275,7 @@ class RawInput:
 
         kinds, cells = dict(frame.dtypes), {}
         for name, kind in self.spec.input.read_as.items():
-            cells[name] = frame[_quoted(name)]
+            cells[name] = frame[quoted(name)]
             if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz"):
                 cells[name] = cells[name].cast("timestamp")
             if self.spec.input.format == "parquet" and self._stored_types.get(name) == NANOSECONDS:
@@ -264,7 +284,7 @@ class RawInput:
                         f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
                         "them as float, seconds since 1970"
                     )
-                cells[name] = sql.timestamp_micros(sql.expr(f"{_quoted(name)} div 1000"))
+                cells[name] = sql.timestamp_micros(sql.expr(f"{quoted(name)} div 1000"))
         return cells
 
     def _cast(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
@@ -301,7 +321,7 @@ class RawInput:
         damaged."""
         source = self.spec.input
         dotted = next((name for name in source.columns if "." in name), None)
-        if dotted and source.format in ("parquet", "delta"):
+        if dotted and source.has_columns:
             # Spark takes a name with a dot for a part of a struct.
             raise InputError(
                 f"{self.spec.name}: input column {dotted!r}: only the local engine reads names with dots, "
@@ -309,7 +329,7 @@ class RawInput:
             )
         if source.format == "parquet":
             _ = self._stored_types
-        if source.format not in ("parquet", "delta"):
+        if not source.has_columns:
             files = self.read(with_file=True).inputFiles()
             check_compressed(self.spark, files)
         if source.header:
@@ -349,19 +369,19 @@ class RawInput:
 
     def files_of(self, part: int) -> list[str]:
         """Returns the files that the task with this number reads in the first pass."""
+        from py4j.protocol import Py4JError
+
         partition = self.read()._jdf.queryExecution().toRdd().partitions()[part]
-        return [str(file.toPath()) for file in partition.files()]
+        try:
+            return [str(file.toPath()) for file in partition.files()]
+        except Py4JError:  # the part of a table whose columns have several names
+            return []
 
     def release(self) -> None:
         """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends
         before they answer prints errors."""
         for name in {"parsed", "frame"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
-
-
-def _quoted(name: str) -> str:
-    """Returns a column's name as Spark's SQL writes it."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:

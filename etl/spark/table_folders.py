@@ -44,4 +44,4 @@ def refuse_tables(spark: SparkSession, files: Iterable[str]) -> None:
             *pool.imap(TableFinder(is_folder, names_in).above, folders),
         ]
     if table := next(filter(None, found), None):
-        raise ForeignTableError(table.refusal('read it with format = "delta"'))
+        raise ForeignTableError(table.refusal(in_job=True))

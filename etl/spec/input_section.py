@@ -20,8 +20,10 @@ from sluice.etl.spec.toml_keys import (
     read_value,
 )
 
-FORMATS = ("tsv", "csv", "json", "parquet", "delta")
-WITH_LISTS = ("json", "parquet", "delta")
+TABLES = ("delta", "iceberg")
+WITH_COLUMNS = ("parquet", *TABLES)
+FORMATS = ("tsv", "csv", "json", *WITH_COLUMNS)
+WITH_LISTS = ("json", *WITH_COLUMNS)
 INPUT_TYPES = {
     "int": "number",
     "float": "number",
@@ -64,6 +66,16 @@ class Input:
     """Columns that an audit adds to those of a file. They do not affect the order of rows."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the metadata of a table lists the files."""
+        return self.format in TABLES
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the files have columns with types. Other files have lines."""
+        return self.format in WITH_COLUMNS
 
     @property
     def read_as(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
+from sluice.etl.spec.input_section import WITH_COLUMNS
 from sluice.etl.spec.toml_keys import (
     ONE_VALUE,
     SpecError,
@@ -34,7 +35,7 @@ from sluice.etl.spec.toml_keys import (
 
 FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 MAX_ROWS_BACK = 10_000
-JOIN_FORMATS = ("parquet", "delta", "csv", "json")
+JOIN_FORMATS = (*WITH_COLUMNS, "csv", "json")
 _OF_CSV = ("delimiter", "encoding", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
 BETWEEN = "\x1f"

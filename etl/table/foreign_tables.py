@@ -6,13 +6,12 @@ A table of Delta, Iceberg or Hudi lists its current files in a log. A removed fi
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from sluice.common.errors import InputError
+from sluice.etl.table.table_files import TableFiles
 
 _KINDS = {"_sluice": "feature", "_delta_log": "Delta", ".hoodie": "Hudi"}
 
@@ -27,17 +26,27 @@ class TableFolder(NamedTuple):
     path: str
     kind: str
 
-    def refusal(self, instead: str = "") -> str:
-        """Returns the error message for a reader that would list files in this folder."""
+    def refusal(self, *, in_job: bool = False) -> str:
+        """Returns the error message for a reader that would list files in this folder. A job's spec names the
+        format."""
         if self.kind == "feature":
             return f"{self.path}: this is the folder of a feature table; name the table's folder itself, not its files"
-        delta = f"{instead}, or " if instead and self.kind == "Delta" else ""
+        how = {
+            "Delta": "name the table's folder itself",
+            "Iceberg": "name its newest …metadata.json, or iceberg://CATALOG/NAMESPACE.TABLE",
+        }.get(self.kind)
+        if how is None:
+            how = (
+                "write the rows to plain Parquet by the table's log (Spark: "
+                f"spark.read.format({self.kind.lower()!r}).load({self.path!r}).write.parquet(FOLDER)) and name that "
+                "folder"
+            )
+        elif in_job:
+            how += f', with format = "{self.kind.lower()}"'
         one = "an" if self.kind == "Iceberg" else "a"
         return (
             f"{self.path}: this is the folder of {one} {self.kind} table, which may hold rows that the table has "
-            f"removed. Files are not listed there: {delta}write the rows to plain "
-            f"Parquet by the table's log (Spark: spark.read.format({self.kind.lower()!r}).load({self.path!r})"
-            ".write.parquet(FOLDER)) and name that folder"
+            f"removed. Files are not listed there: {how}"
         )
 
 
@@ -84,14 +93,14 @@ class LocalTables:
             else found
         )
 
-    def refuse_listed(self, paths: Iterable[str], instead: str) -> None:
+    def refuse_listed(self, paths: Iterable[str]) -> None:
         """Raises ForeignTableError if one of these listed files is in a table's folder."""
         if table := next(filter(None, map(self.above, paths)), None):
-            raise ForeignTableError(table.refusal(instead))
+            raise ForeignTableError(table.refusal())
 
     def refuse_removed(self, files: Iterable[str]) -> None:
         """Raises ForeignTableError if one of these files is in a table's folder, but not in its newest version."""
-        current = cache(lambda path: {*map(os.path.realpath, files_of_delta(path))})
+        current = cache(lambda path: {*map(os.path.realpath, TableFiles.open(path).files)})
         for file in files:
             table = self.above(file)
             if table is None:
@@ -101,7 +110,7 @@ class LocalTables:
             if os.path.realpath(file) not in current(table.path):
                 raise ForeignTableError(
                     f"{file}: the newest version of the {table.kind} table {table.path} does not "
-                    "hold this file, so its rows may be removed; name only files of "
+                    "hold this file, so its rows may be removed; name the table's folder itself, or only files of "
                     "deltalake.DeltaTable(…).file_uris()"
                 )
 
@@ -115,28 +124,3 @@ def _names_in(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:  # this user cannot read a table in such a folder
         return []
-
-
-def files_of_delta(path: str) -> list[str]:
-    """Returns the files of the newest version of a Delta table."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(path)
-        if "deletionVectors" in (table.protocol().reader_features or []):
-            raise InputError(
-                f"{path}: the table marks deleted rows in deletion vectors, which cannot be read; rewrite it "
-                "without them (REORG TABLE … APPLY (PURGE))"
-            )
-        names = [unquote(name) for name in table.get_add_actions().column("path").to_pylist()]
-    except (DeltaError, OSError) as error:
-        raise InputError(
-            f"{path}: is no Delta table that can be read ({one_line(error)})"
-        ) from None
-    return [name if "://" in name else f"{path.rstrip('/')}/{name}" for name in names]
-
-
-def one_line(error: Exception) -> str:
-    """Returns a text of delta-rs in one line. If a store fails, delta-rs writes several lines with colours."""
-    return " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())

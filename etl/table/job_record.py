@@ -80,6 +80,8 @@ class JobRecord:
     took: Mapping[str, Any] = field(default_factory=dict)
     """The cost of the job: `rows` read, `seconds` until it could be published, `start_s` (the part of them in which the
     engine started), and the `machine` of `sluice.common.machine`. Empty if it was made without a job."""
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    """The version of each Delta or Iceberg table that the job has read."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 

@@ -26,9 +26,9 @@ from sluice.etl.spec.table_transform import TableTransform, short_transforms, st
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.foreign_tables import one_line
 from sluice.etl.table.job_record import JobRecord, RecordError
 from sluice.etl.table.store import TableStore
+from sluice.etl.table.table_files import one_line
 from sluice.etl.table.verify import verify
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 class TableError(UsageError):
     """A table that cannot be read. The message names the table, or the file, and what to do."""
+
+
+class ForeignDelta(TableError):
+    """A Delta table that another program wrote."""
 
 
 class DamagedRecord(TableError):
@@ -78,9 +82,10 @@ class FeatureTable:
         schema = pa.schema(delta.schema())
         columns = [f for f in schema if METADATA_KEY in (f.metadata or {})]
         if not columns:
-            raise TableError(
-                f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
-                'with format = "delta" for it, and `sluice etl` makes a feature table of it'
+            raise ForeignDelta(
+                f"{uri}: is a Delta table that another program wrote: no column has a role; `sluice guess {uri} "
+                f"--out spec.toml` writes a spec, and `sluice etl --spec spec.toml --input {uri}` makes a feature "
+                "table of it"
             )
         # pa.table would import pandas.
         paths = [unquote(path) for path in delta.get_add_actions().column("path").to_pylist()]

@@ -54,6 +54,11 @@ class FileColumns:
         """Whether a column has another name in the file."""
         return any(name != own for name, own in (self.names or {}).items())
 
+    def of(self, wanted: Collection[str]) -> FileColumns:
+        """Returns these columns without the constants that nobody wants."""
+        constants = {name: one for name, one in self.constants.items() if name in wanted}
+        return FileColumns(constants, self.names)
+
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """Returns the schema of all columns, for the file's own schema."""
         if self.names is not None:
@@ -99,9 +104,10 @@ OWN = FileColumns()
 class TableParquet:
     """An open Parquet file with the columns of its table. Use it in a `with` block."""
 
-    def __init__(self, path: str, columns: FileColumns = OWN) -> None:
-        self._opened = Place.of(path).open() if "://" in path else None
-        self._file = pq.ParquetFile(path if self._opened is None else self._opened)
+    def __init__(self, file: str | pa.NativeFile, columns: FileColumns = OWN) -> None:
+        in_store = isinstance(file, str) and "://" in file
+        self._opened = Place.of(file).open() if in_store else None
+        self._file = pq.ParquetFile(file if self._opened is None else self._opened)
         self._columns = columns
         self.metadata = self._file.metadata
         self.num_row_groups = self._file.num_row_groups
@@ -149,25 +155,20 @@ def _part(names: Mapping[str, str], name: str) -> str:
 def partitions_of(paths: Sequence[str], texts: Collection[str] = ()) -> list[FileColumns]:
     """Returns the columns that the folders right above each file name, as in `day=2026-01-01/hour=7/part.parquet`.
 
-    A column is an int64 if each folder has a whole number, otherwise a string. Columns in `texts` are strings. Raises a
-    PartitionError if files have different columns."""
-    found = [_folders_of(path) for path in paths]
-    for path, one in zip(paths, found, strict=True):
-        if one.keys() != found[0].keys():
-            raise PartitionError(
-                f"{path}: its folders name the columns {_listed(one)}, those of {paths[0]} name {_listed(found[0])}; "
-                "give files of one kind, or move them"
-            )
+    A column is an int64 if each folder has a whole number, otherwise a string. Columns in `texts` are strings. Leaves
+    out a column that the folders of some file do not name."""
+    found = [folders_of(path) for path in paths]
+    common = [name for name in (found[0] if found else ()) if all(name in one for one in found)]
     kinds = {
         name: pa.int64()
         if name not in texts
         and all(one[name] is None or _INTEGER.fullmatch(str(one[name])) for one in found)
         else pa.string()
-        for name in (found[0] if found else ())
+        for name in common
     }
     return [
         FileColumns(
-            {name: pa.scalar(text, pa.string()).cast(kinds[name]) for name, text in one.items()}
+            {name: pa.scalar(one[name], pa.string()).cast(kind) for name, kind in kinds.items()}
         )
         for one in found
     ]
@@ -183,7 +184,7 @@ def refuse_twice(path: str, names: Iterable[str], columns: FileColumns) -> None:
             )
 
 
-def _folders_of(path: str) -> dict[str, str | None]:
+def folders_of(path: str) -> dict[str, str | None]:
     """Returns the names and values of the folders right above a file. A folder without them ends the search."""
     found: dict[str, str | None] = {}
     for folder in reversed(path.split("/")[:-1]):
@@ -196,7 +197,3 @@ def _folders_of(path: str) -> dict[str, str | None]:
             )
         found[unquote(name)] = None if text == _NULL else unquote(text)
     return dict(reversed(found.items()))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "(none)"

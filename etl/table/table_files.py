@@ -30,6 +30,8 @@ _CATALOG = re.compile(r"iceberg://([^/]+)/(.+)")
 _READERS = 16
 _ID = b"PARQUET:field_id"
 _PARTITION = "partition."
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+"""Arrow's types as its Parquet reader makes them."""
 _STRUCT = "a struct, whose parts may have other names in the table's files"
 _REWRITE = "let the table's engine rewrite its data files (Spark: CALL system.rewrite_data_files)"
 
@@ -119,7 +121,7 @@ def versioned(named: str, version: int | None = None) -> tuple[str, int | None]:
 
 
 def is_iceberg(uri: str) -> bool:
-    return uri.endswith(".metadata.json") or uri.startswith("iceberg://")
+    return uri.partition("?")[0].endswith(".metadata.json") or uri.startswith("iceberg://")
 
 
 def is_delta(path: str) -> bool:
@@ -143,15 +145,20 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def one_line(error: Exception) -> str:
+    """Returns a text of delta-rs in one line. If a store fails, delta-rs writes several lines with colours."""
+    return " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())
+
+
 def _structs(schema: pa.Schema) -> dict[str, str]:
-    """Returns the columns with structs in them, and why they are not read."""
-
-    def holds_struct(kind: pa.DataType) -> bool:
-        if not pa.types.is_nested(kind):
-            return False
-        return not hasattr(kind, "value_type") or holds_struct(kind.value_type)
-
-    return {f.name: _STRUCT for f in schema if holds_struct(f.type)}
+    """Returns the columns with structs or maps in them, and why they are not read."""
+    lists = (pa.types.is_list, pa.types.is_large_list)
+    return {
+        f.name: _STRUCT
+        for f in schema
+        if pa.types.is_nested(f.type)
+        and not (any(one(f.type) for one in lists) and not pa.types.is_nested(f.type.value_type))
+    }
 
 
 # ---- Delta
@@ -171,6 +178,10 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
         what = uri if version is None else f"{uri}, version {version}"
         raise TableFilesError(
             f"{what}: is no Delta table that can be read ({_first_line(error)})"
+        ) from None
+    except OSError as error:  # the store refused, or did not answer, after delta-rs's retries
+        raise TableFilesError(
+            f"{uri}: the table's log cannot be read ({one_line(error)})"
         ) from None
     if deleted:
         raise TableFilesError(
@@ -205,9 +216,11 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
 
 def _url(root: str, path: str, query: str) -> str:
     """Returns the path or URI of a file that a log names below its root, or in full."""
-    if "://" not in path and not path.startswith("/"):
-        path = f"{root}/{path}"
-    return _local(path) if path.startswith("file:") else path + query
+    if path.startswith("file:"):
+        return Place.of(path).path
+    if "://" not in path:
+        return path if path.startswith("/") else f"{root}/{path}" + (query if "://" in root else "")
+    return path + query
 
 
 # ---- Iceberg
@@ -234,11 +247,12 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
                 f"{where} marks deleted rows of {task.file.file_path} in {deletes.file_path}, which is not applied "
                 f"here; {_REWRITE}"
             )
+    query = "" if _CATALOG.fullmatch(uri) else f"?{Place.of(uri).query}".rstrip("?")
     described = scan.projection()  # the schema of this snapshot
-    schema = _plain_types(described.as_arrow())
+    schema = pa.schema([(f.name, _SMALL.get(f.type, f.type)) for f in described.as_arrow()])
     unread = _structs(schema)
     kinds = {f.name: f.type for f in schema}
-    files = {}
+    files: dict[str, Mapping[str, pa.Scalar]] = {}
     for task in tasks:
         parts = table.specs()[task.file.spec_id].fields
         values = {
@@ -246,8 +260,10 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
             for number, part in enumerate(parts)
             if str(part.transform) == "identity"
         }
-        files[_local(task.file.file_path)] = {
-            name: pa.scalar(value, kinds[name]) for name, value in values.items() if name in kinds
+        files[_url("", task.file.file_path, query)] = {
+            name: pa.scalar(value, kinds[name])
+            for name, value in values.items()
+            if name and name in kinds
         }
     return TableFiles(
         uri=uri,
@@ -272,24 +288,11 @@ def _iceberg_table(uri: str) -> Table:
     try:
         if (named := _CATALOG.fullmatch(uri)) is not None:
             return load_catalog(named[1]).load_table(named[2])
-        return StaticTable.from_metadata(uri if "://" in uri else os.path.abspath(uri))
+        place = Place.of(uri)
+        where = place.name if place.scheme else os.path.abspath(place.path)
+        return StaticTable.from_metadata(where, place.iceberg)
     except Exception as error:  # each catalog and store has errors of its own
         raise TableFilesError(
             f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {_first_line(error)}); name "
             "its newest …metadata.json, or iceberg://CATALOG/NAMESPACE.TABLE of a catalog that pyiceberg is set up for"
         ) from None
-
-
-def _plain_types(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with Arrow's small texts, bytes and lists, as its Parquet reader makes them."""
-
-    def plain(kind: pa.DataType) -> pa.DataType:
-        if pa.types.is_large_list(kind):
-            return pa.list_(plain(kind.value_type))
-        return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
-
-    return pa.schema([pa.field(f.name, plain(f.type)) for f in schema])
-
-
-def _local(uri: str) -> str:
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file:///") else uri

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.chain import lacks, reading, step
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
-from sluice.etl.table.table_columns import OWN, FileColumns, TableParquet
+from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
@@ -39,9 +39,8 @@ _WARNED_SHARE = 0.05
 # Above this share the column is rejected, because its format is probably wrong.
 _REFUSED_SHARE = 0.5
 _QUOTED = 100  # characters of a value to quote
-Located = Mapping[str, FileColumns]
-"""For each file, where it has the columns of its table. A file that is not here has just its own."""
-_ALL_OWN: Located = MappingProxyType({})
+Files = Mapping[str, FileColumns]
+"""The paths of files, each with where it has the columns."""
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
 
@@ -81,23 +80,22 @@ class ColumnFacts:
 
 
 def probe(
-    paths: Sequence[str],
+    files: Files,
     names: Iterable[str],
     *,
     rows: int = _ROWS,
     common: Mapping[str, pa.DataType] = MappingProxyType({}),
     every: bool = False,
-    located: Located = _ALL_OWN,
 ) -> dict[str, ColumnFacts]:
     """Examines columns. Parts of structs have dotted names. `rows` rows of a file are read. With 0, only footers are
     read. With `every`, the footers of all row groups in all files are. Columns in `common` have several types, and are
     converted to this one."""
-    chosen, names = _spread(list(paths), len(paths) if every else _FILES), list(names)
+    chosen, names = _spread(list(files), len(files) if every else _FILES), list(names)
     facts: dict[str, ColumnFacts] = {}
     samples: list[pa.Table] = []
     for path in chosen:
         try:
-            with TableParquet(path, located.get(path, OWN)) as file:
+            with TableParquet(path, files[path]) as file:
                 look = _FileLook(file, path, names, facts, common)
                 look.statistics(
                     file.num_row_groups
@@ -299,9 +297,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, decimal.Decimal) else value
 
 
-def check_values(
-    recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str], located: Located = _ALL_OWN
-) -> str:
+def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> str:
     """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column without operators: a missing
     value without a fill, an id that does not fit, or a number that is too large. Returns a warning about the labels, or
     an empty text."""
@@ -311,7 +307,7 @@ def check_values(
         for recipe in recipes
         if recipe.name in scalars and not recipe.operators
     }
-    facts = probe(paths, dict.fromkeys(taken.values()), rows=0, located=located) if taken else {}
+    facts = probe(files, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
         if (one := facts.get(source)) is None:
             continue  # an optional column that no examined file has
@@ -323,7 +319,7 @@ def check_values(
         if isinstance(one.high, (int, float)) and one.high > high:
             places.append(one.high_place)
         for place in places:
-            _refuse(name, source, kind, place, columns, located.get(place[0], OWN))
+            _refuse(name, source, kind, place, columns, files[place[0]])
     label = facts.get(taken.get(columns.label, ""))
     if (
         label is None
@@ -387,19 +383,19 @@ def _shown(value: Any) -> str:
     return f"{value + 0.0:g}" if isinstance(value, float) else str(value)
 
 
-def unreadable(
-    recipes: Sequence[Recipe], paths: Sequence[str], located: Located = _ALL_OWN
-) -> Iterator[str]:
+def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
     """Yields a warning for each column with many values that its operators cannot read, such as times in another
     format. Raises ColumnError if most are unreadable.
 
     In batches, a fill hides such values. A job compares with the table's previous version. A loader of plain files has
     no previous version, so it checks the first rows of its first and its last file."""
     wanted = [recipe for recipe in recipes if reading(recipe.operators)]
+    paths = list(files)
+    paths = list(files)
     for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
         rows = _first_rows(
             path,
-            located.get(path, OWN),
+            files[path],
             list(dict.fromkeys(name for recipe in wanted for name in recipe.sources)),
         )
         for recipe in wanted:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_columns import OWN, FileColumns, TableParquet
+from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import typed
 
@@ -72,7 +72,7 @@ class RowSelection:
         )
         return split_of(columns, keys, self.spec)
 
-    def counts(self, files: Mapping[str, FileColumns | None]) -> tuple[list[tuple[int, ...]], int]:
+    def counts(self, files: Mapping[str, FileColumns]) -> tuple[list[tuple[int, ...]], int]:
         """Returns the number of selected rows in each row group of each file, and the number of rows in no split. Reads
         only the deciding columns. If a footer's smallest and largest time lie in one split, it reads nothing."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
@@ -81,8 +81,8 @@ class RowSelection:
             none for file in found for _, none in file
         )
 
-    def _counts(self, path: str, located: FileColumns | None) -> list[tuple[int, int]]:
-        with TableParquet(path, located or OWN) as file:
+    def _counts(self, path: str, located: FileColumns) -> list[tuple[int, int]]:
+        with TableParquet(path, located) as file:
             return [
                 self._count(path, file, number) for number in range(file.metadata.num_row_groups)
             ]

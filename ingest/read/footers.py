@@ -22,10 +22,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
-from sluice.ingest.read.open_file import stored_footer
+from sluice.ingest.read.open_file import footer_by, stored_footer
 
 REMEMBERED = ".sluice-footers.json"
 _DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
@@ -96,26 +97,39 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
             and before.digest == _digest(content, before.row_groups, before.types, before.ids)
         ):
             return before
-        metadata, schema = metadata_of(path, path)
-        there = list(parts(schema))
-        names_there = [f.name for f in there]
-        counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
-        types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in there}
-        ids = _ids(path, metadata, schema)
-        return Footer(
-            status.st_size,
-            status.st_mtime_ns,
-            counts,
-            types,
-            ids,
-            _digest(content, counts, types, ids),
-        )
+        return _described(path, path, (status.st_size, status.st_mtime_ns), content)
 
     with ThreadPoolExecutor(16, "sluice-footers") as pool:
         found = list(pool.map(footer, paths, names))
     if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
         _write_remembered(root, {**known, **dict(zip(names, found, strict=True))})
     return found
+
+
+def footers_in_stores(uris: Sequence[str]) -> list[Footer]:
+    """Reads the footers of files in stores. Remembers none."""
+
+    def footer(uri: str) -> Footer:
+        try:
+            with Place.of(uri).open() as file:
+                size = file.size()
+                return _described(uri, file, (size, 0), footer_by(file.read_at, size))
+        except OSError as error:
+            raise FooterError(f"{uri}: {error}") from error
+
+    with ThreadPoolExecutor(16, "sluice-footers") as pool:
+        return list(pool.map(footer, uris))
+
+
+def _described(path: str, opened: Any, about: tuple[int, int], content: bytes) -> Footer:
+    """Reads a footer. `about` has the file's size and the time of its last change."""
+    metadata, schema = metadata_of(path, opened)
+    there = list(parts(schema))
+    names_there = [f.name for f in there]
+    counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+    types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in there}
+    ids = _ids(path, about[0], metadata, schema)
+    return Footer(*about, counts, types, ids, _digest(content, counts, types, ids))
 
 
 def _digest(
@@ -125,7 +139,7 @@ def _digest(
     return hashlib.sha256(content + described.encode()).hexdigest()[:32]
 
 
-def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
+def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
     """Estimates the number of ids in each column of bags, from the first row group that has rows.
 
     For lists, it counts values, where an empty list counts as one. For binary columns, it uses the uncompressed bytes,
@@ -146,7 +160,7 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
             name = metadata.schema.column(leaf).path.split(".")[0]
             if name in lists | packed:
                 ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values
-                found[name] = round(share * min(max(0, ids), os.path.getsize(path) * _DENSEST))
+                found[name] = round(share * min(max(0, ids), size * _DENSEST))
     except Exception as error:
         raise FooterError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +24,18 @@ def local_path(path: str) -> str | None:
 
 
 def stored_footer(path: str, size: int) -> bytes:
-    """Returns the stored footer with its length. For a file that is not Parquet, returns its last bytes."""
+    """Returns the stored footer of a local file with its length."""
     with open(path, "rb", buffering=0) as file:
-        tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
-        length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
-        return os.pread(file.fileno(), length, max(0, size - _TAIL - length)) + tail
+        return footer_by(partial(os.pread, file.fileno()), size)
+
+
+def footer_by(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """Returns the stored footer with its length. `read` takes a length and an offset. For a file that is not Parquet,
+    returns its last bytes."""
+    before = max(0, size - _TAIL)
+    tail = read(_TAIL, before)
+    length = min(int.from_bytes(tail[:4], "little"), before)
+    return read(length, before - length) + tail
 
 
 class OpenFile:

@@ -25,7 +25,13 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.etl.table.foreign_tables import LocalTables
-from sluice.etl.table.table_columns import FileColumns, TableParquet, partitions_of, refuse_twice
+from sluice.etl.table.table_columns import (
+    FileColumns,
+    TableParquet,
+    folders_of,
+    partitions_of,
+    refuse_twice,
+)
 from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
@@ -46,7 +52,7 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import Footer, FooterError, footers_of
+from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
 from sluice.ingest.read.petastorm.options import types_after
 
 if TYPE_CHECKING:
@@ -57,7 +63,6 @@ __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "role
 ONLY_SPLIT = "train"
 _SEVERAL_TYPES = "of several types"
 _NOT_EVERYWHERE = "not in every file, which a spec can say"
-_BY_LOG = "name the table's folder itself"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -85,8 +90,8 @@ class ParquetFiles:
     """Which functions named by transforms may be imported."""
     prefix: str = ""
     """The prefix of each path that delays or disturbs reads (`latency://…`)."""
-    located: tuple[FileColumns, ...] = ()
-    """For each file, where it has the columns of its table."""
+    located: Mapping[str, FileColumns] = dataclasses.field(default_factory=dict)
+    """The path of each file without the prefix, and where it has the columns of its table."""
     table: TableFiles | None = None
     """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
@@ -115,19 +120,13 @@ class ParquetFiles:
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
         found = _find(source, version)
-        uri, paths = found.uri, found.paths
-        located = found.located(spec)
-        footers = _read_footers(paths, located)
-        stored = _StoredColumns.of(
-            uri, paths, footers, spec, transform_spec=transform_spec, located=located
-        )
-        stored.unread.update(found.table.unread if found.table else {})
+        uri = found.uri
+        stored = _StoredColumns.of(found, spec, transform_spec)
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
-            form = found.table.kind if found.table else "parquet"
-            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, form))
+            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, found.form))
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
@@ -146,7 +145,7 @@ class ParquetFiles:
         opened = cls(
             uri,
             tuple(fields),
-            _data_files(found.prefix, paths, footers),
+            _data_files(found.prefix, stored.located, stored.footers),
             stored.bag_sizes(made.recipes),
             made.hash,
             made.recipes,
@@ -154,7 +153,7 @@ class ParquetFiles:
             made.fill,
             permission=permission,
             prefix=found.prefix,
-            located=tuple(located),
+            located=stored.located,
             table=found.table,
             transform_spec=transform_spec,
         )
@@ -165,9 +164,9 @@ class ParquetFiles:
         """A hash of names, sizes and row groups, after the version of a table. Another version means other rows, or
         another order of rows."""
         named: list[list[Any]] = [
-            [os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files
+            [os.path.basename(Place.of(f.path).path), f.bytes, f.row_group_rows] for f in self.files
         ]
-        for one, located in zip(named, self.located, strict=True):
+        for one, located in zip(named, self.located.values(), strict=True):
             if not located.is_own:
                 one.append(located.described)
         made: list[Any] = [self.hash] if self.hash else []
@@ -220,7 +219,7 @@ class ParquetFiles:
         if selection is None:
             return self.files
         try:
-            counts, in_none = selection.counts(self._by_path)
+            counts, in_none = selection.counts(self.located)
         except (OSError, pa.ArrowException) as error:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
@@ -255,16 +254,13 @@ class ParquetFiles:
     def check(self, columns: Columns) -> None:
         """Raises ColumnError if a footer shows a value that a loader of these columns would reject, or if most times in
         the first rows match no format."""
-        paths = [self._path(file) for file in self.files]
         # Rows without a label are in their own split, so they need no check.
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        if warning := check_values(self.recipes, columns, paths, self._by_path):
+        if warning := check_values(self.recipes, columns, self.located):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
-            [recipe for recipe in self.recipes if recipe.name in columns.names],
-            paths,
-            self._by_path,
+            [recipe for recipe in self.recipes if recipe.name in columns.names], self.located
         ):
             _print_once(warning)
 
@@ -276,13 +272,7 @@ class ParquetFiles:
             for recipe in self.recipes
             if recipe.name in names and not recipe.operators
         }
-        facts = probe(
-            list(self._by_path),
-            sources.values(),
-            rows=0,
-            every=True,
-            located=self._by_path,
-        )
+        facts = probe(self.located, sources.values(), rows=0, every=True)
         return {
             name: one.high + 1
             for name, source in sources.items()
@@ -302,20 +292,14 @@ class ParquetFiles:
             )
         return None
 
-    @cached_property
-    def _by_path(self) -> dict[str, FileColumns]:
-        return {self._path(file): one for file, one in zip(self.files, self.located, strict=True)}
-
-    def _path(self, file: DataFile) -> str:
-        return file.path.removeprefix(self.prefix)
-
 
 @dataclass(frozen=True)
 class _StoredColumns:
     """The columns that files hold, after a TransformSpec."""
 
     uri: str
-    paths: list[str]
+    located: Mapping[str, FileColumns]
+    """The path of each file, and where it has the columns of its table."""
     footers: list[Footer]
     types: dict[str, str]
     """Arrow's name of the type of each column that all files have, or that is optional."""
@@ -324,30 +308,20 @@ class _StoredColumns:
     kinds: dict[str, pa.DataType]
     edited: frozenset[str]
     """The columns that the TransformSpec makes."""
-    located: Mapping[str, FileColumns]
-    """For each file, where it has the columns of its table."""
-    unread: dict[str, str] = dataclasses.field(default_factory=dict)
+    unread: Mapping[str, str]
     """The columns that cannot be read, each with the reason."""
 
     @classmethod
-    def of(
-        cls,
-        uri: str,
-        paths: list[str],
-        footers: list[Footer],
-        spec: Spec | None,
-        *,
-        transform_spec: Any,
-        located: Sequence[FileColumns],
-    ) -> _StoredColumns:
-        by_path = dict(zip(paths, located, strict=True))
+    def of(cls, found: _Found, spec: Spec | None, transform_spec: Any) -> _StoredColumns:
+        located, paths = found.located(spec), found.paths
+        footers = _read_footers(located, spec)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        kinds = _read_types(paths[0], located[0])
+        kinds = _read_types(paths[0], located[paths[0]])
         for name in (name for name in optional if name not in kinds):
             having = (p for p, f in zip(paths, footers, strict=True) if name in f.types)
             path = next(having, None)
-            kinds[name] = pa.null() if path is None else _read_types(path, by_path[path])[name]
+            kinds[name] = pa.null() if path is None else _read_types(path, located[path])[name]
         edited = frozenset[str]()
         if transform_spec is not None:
             kinds, edited = types_after(kinds, transform_spec)
@@ -356,7 +330,7 @@ class _StoredColumns:
                 for name, kind in kinds.items()
                 if name in edited or name in types
             }
-        return cls(uri, paths, footers, types, lacking, kinds, edited, by_path)
+        return cls(found.uri, located, footers, types, lacking, kinds, edited, found.unread)
 
     @property
     def rows(self) -> int:
@@ -387,7 +361,7 @@ class _StoredColumns:
             by_spec,
             [
                 (path, footer.types)
-                for path, footer in zip(self.paths, self.footers, strict=True)
+                for path, footer in zip(self.located, self.footers, strict=True)
                 if any(footer.row_groups)  # a file without rows may have no types
             ],
             lambda path: _read_types(path, self.located[path]),
@@ -433,7 +407,7 @@ def _columns_by_roles(
             one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller
         }
         others = {name: _SEVERAL_TYPES for name in types if name not in found}
-        others |= stored.unread | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+        others |= {**stored.unread} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
         roles, fill = _report_guesses(stored.uri, found, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
     return _MadeBy(recipes, hashed, fill, is_guessed)
@@ -456,7 +430,7 @@ def _refuse_with_spec(
 
 
 def _data_files(
-    prefix: str, paths: Sequence[str], footers: Sequence[Footer]
+    prefix: str, paths: Iterable[str], footers: Sequence[Footer]
 ) -> tuple[DataFile, ...]:
     return tuple(
         DataFile(
@@ -470,17 +444,20 @@ def _data_files(
     )
 
 
-def _read_footers(paths: Sequence[str], located: Sequence[FileColumns]) -> list[Footer]:
-    """Reads the footers, with the names of the table's columns."""
+def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list[Footer]:
+    """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
+    there is one, is in a file and in the name of its folder."""
+    paths = list(located)
     try:
-        found = footers_of(paths)
+        found = footers_in_stores(paths) if "://" in paths[0] else footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
-    for path, footer, one in zip(paths, found, located, strict=True):
-        refuse_twice(path, footer.types, one)
+    for (path, one), footer in zip(located.items(), found, strict=True):
+        wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
+        refuse_twice(path, wanted, one)
     return [
         footer if one.is_own else _located_footer(footer, one)
-        for footer, one in zip(found, located, strict=True)
+        for footer, one in zip(found, located.values(), strict=True)
     ]
 
 
@@ -532,7 +509,7 @@ def _probe_columns(
         for name, kind in types.items()
         if name in common or (kind != SEVERAL and kinds[name] <= {kind})
     ]
-    return probe(list(located), alike, common=common, located=located)
+    return probe(located, alike, common=common)
 
 
 def _report_guesses(
@@ -560,29 +537,16 @@ def _report_guesses(
     return roles, fill
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """What is known about the columns of files before their roles are."""
-
-    columns: dict[str, ColumnFacts]
-    """The facts of the columns that can be loaded from all files."""
-    rows: int
-    others: dict[str, str]
-    """For each other column, the reason why it cannot be loaded."""
-    form: str
-    """`parquet`, `delta` or `iceberg`."""
-
-
-def facts_of(source: Paths) -> SourceFacts:
-    """Examines the columns of files."""
+def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str], str]:
+    """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
+    each other column the reason why it cannot be loaded, and the format of the files."""
     found = _find(source)
-    paths, table = found.paths, found.table
-    located = found.located(None)
-    footers = _read_footers(paths, located)
+    located, paths = found.located(None), found.paths
+    footers = _read_footers(located, None)
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
-    facts = _probe_columns(dict(zip(paths, located, strict=True)), types, footers)
+    facts = _probe_columns(located, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -590,9 +554,8 @@ def facts_of(source: Paths) -> SourceFacts:
         for name in types
         if name not in facts
     }
-    others |= table.unread if table else {}
-    rows = sum(sum(footer.row_groups) for footer in footers)
-    return SourceFacts(facts, rows, others, table.kind if table else "parquet")
+    others |= found.unread
+    return facts, sum(sum(footer.row_groups) for footer in footers), others, found.form
 
 
 def _with_size(size: int | None, name: str) -> str:
@@ -623,12 +586,26 @@ class _Found:
     table: TableFiles | None = None
     """The table that lists the files."""
 
-    def located(self, spec: Spec | None) -> list[FileColumns]:
+    @property
+    def form(self) -> str:
+        return "parquet" if self.table is None else self.table.kind
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The columns that cannot be read, each with the reason."""
+        if self.table is not None:
+            return dict(self.table.unread)
+        named = [folders_of(path).keys() for path in self.paths]
+        partly = set().union(*named) - set(named[0]).intersection(*named)
+        return dict.fromkeys(sorted(partly), "only some folders have it in their names")
+
+    def located(self, spec: Spec | None) -> Mapping[str, FileColumns]:
         """Returns for each file where it has the columns."""
         if self.table is not None:
-            return list(self.table.columns.values())
+            return self.table.columns
         kinds = spec.input.columns if spec else {}
-        return partitions_of(self.paths, [n for n, kind in kinds.items() if kind == "text"])
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        return dict(zip(self.paths, partitions_of(self.paths, texts), strict=True))
 
 
 def _find(source: Paths, version: int | None = None) -> _Found:
@@ -680,7 +657,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         uri = at.prefix + found_there.uri if found_there.table else text
         return replace(found_there, uri=uri, prefix=at.prefix)
     name, named_version = versioned(text, version)
-    if is_iceberg(name) or (is_delta(name) and not is_table(name)):
+    if is_iceberg(name) or "://" in name or (is_delta(name) and not is_table(name)):
         table_files = TableFiles.open(name, named_version)
         return _Found(table_files.name, "", list(table_files.files), table_files)
     if os.path.isdir(text):
@@ -690,10 +667,10 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
             if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
         )
         what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
-        tables.refuse_listed([f"{text}/", *paths], _BY_LOG)
+        tables.refuse_listed([f"{text}/", *paths])
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
-        tables.refuse_listed(paths, _BY_LOG)
+        tables.refuse_listed(paths)
     else:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
     if not paths:
@@ -715,11 +692,15 @@ def table_of(
     Row groups of all but the first go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
-        from sluice.etl.table.table import FeatureTable
+        from sluice.etl.table.table import FeatureTable, ForeignDelta
 
-        name, version = versioned(os.fspath(source), version)
-        source = FeatureTable.open(name, version, allow_code=allow_code)
-        version = None
+        name, number = versioned(os.fspath(source), version)
+        try:
+            source = FeatureTable.open(name, number, allow_code=allow_code)
+            version = None
+        except ForeignDelta:  # in a store, where only the log tells
+            if "://" not in plain_path(name):
+                raise
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(
             source,
@@ -746,6 +727,11 @@ def table_of(
             "hash is for plain Parquet files; a feature table has the operator hash in its spec"
         )
     return source
+
+
+def located_of(table: FeatureTable | ParquetFiles) -> tuple[FileColumns, ...]:
+    """Returns for each file where it has the columns. Nothing if the files have just their own."""
+    return tuple(table.located.values()) if isinstance(table, ParquetFiles) else ()
 
 
 def is_table(name: str) -> bool:

@@ -67,7 +67,8 @@ class _ArrowSource:
         try:
             self._file = files.open_input_file(key)
             self.size = self._file.size()
-            self.tag = str(self._file.metadata().get(b"ETag"))
+            etag = self._file.metadata().get(b"ETag")
+            self.tag = str(etag or files.get_file_info(key).mtime_ns)
         except OSError as error:
             raise _translate_error(error, name) from error
 

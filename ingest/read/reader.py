@@ -136,17 +136,20 @@ class RowGroupReader:
         copies = _FRAME_COPIES if given is not None else int(sample is not None)
         if packed is not None:
             copies += _PACK_COPIES
-            local = [
-                None if one.renames else self._opener.local(file.path)
-                for file, one in zip(self.files, self._located, strict=True)
-            ]
             self.packed = PackedRowGroups(
-                packed, local, self._file_schema.names, self._dictionaries
+                packed, self._packable(), self._file_schema.names, self._dictionaries
             )
         self.decoding = self._decoding(bags or {}, copies=copies)
         adds = any(one.constants for one in self._located)
         self.may_stay_packed = not (made or sample or adds or given is not None)
         """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
+
+    def _packable(self) -> list[str | None]:
+        """Returns the path of each file that may have a packed copy. A copy has the file's own names."""
+        return [
+            None if one.renames else self._opener.local(file.path)
+            for file, one in zip(self.files, self._located, strict=True)
+        ]
 
     def _set_schemas(self) -> None:
         """Sets the schemas of the files, of the read columns and of the result."""

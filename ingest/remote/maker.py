@@ -16,7 +16,7 @@ from sluice.etl.schema import digest
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
-from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import RowGroupReader, Work
 from sluice.ingest.read.sources import ArrowSource
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
@@ -104,7 +104,7 @@ class UnitMaker:
             bags=columns.bags,
             made=made,
             sample=job.sample,
-            located=plain.located if plain else (),
+            located=located_of(source),
         )
         # Petastorm's reader gives the same rows, and takes 0.3 s to import.
         rows = ArrowSource(groups)

@@ -8,6 +8,7 @@ DISTRIBUTION = "sluice-recsys"
 """The name that pip knows this project by. The name `sluice` belongs to another project there."""
 EXTRAS = {
     "deltalake": "table",
+    "pyiceberg": "iceberg",
     "petastorm": "petastorm",
     "fsspec": "petastorm",
     "six": "petastorm",

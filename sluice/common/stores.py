@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
@@ -110,54 +111,44 @@ class Place:
         uri = self.name.rstrip("/") if self.scheme else os.path.abspath(self.path)
         return {"table_uri": uri, "storage_options": options or None}
 
+    @property
+    def iceberg(self) -> dict[str, str]:
+        """The properties with which pyiceberg opens this place."""
+        given = self.options
+        address = given.get("endpoint_override")
+        endpoint = f"{given.get('scheme', 'https')}://{address}" if address else _endpoint()
+        found = {"s3.endpoint": endpoint, "s3.region": given.get("region", "")}
+        return {name: value for name, value in found.items() if value}
+
     def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:
         """Returns the file system, and the path in it. `attempts` limits the attempts of each request to S3,
-        for callers that retry by themselves. Raises a StoreError if neither Arrow nor fsspec knows the store."""
+        for callers that retry by themselves. Raises a StoreError if neither Arrow nor fsspec opens the store."""
         import pyarrow as pa
         from pyarrow import fs
 
         if not self.scheme:
             return fs.LocalFileSystem(), os.path.abspath(self.path)
-        if self.scheme == "s3":
-            return self._s3(attempts)
+        host, slash, key = self.path.partition("/")
         try:
-            uri = f"{self.scheme}://{self.path.partition('/')[0]}"
-            return fs.FileSystem.from_uri(f"{uri}?{self.query}" if self.query else uri)[
-                0
-            ], self.path
-        except pa.ArrowInvalid:
-            return self._fsspec()
+            if self.scheme == "s3":
+                # Each caller that retries has a client of its own, with its own connections.
+                make = _s3.__wrapped__ if attempts else _s3
+                bucket = host.rpartition("@")[2]
+                return make(host, self.query, _endpoint(), attempts), f"{bucket}{slash}{key}"
+            uri = f"{self.scheme}://{host}"
+            opened, _ = fs.FileSystem.from_uri(f"{uri}?{self.query}" if self.query else uri)
+            return opened, self.path
+        except pa.ArrowInvalid as error:
+            if self.scheme == "s3":
+                raise StoreError(f"{self.name}: {error}") from None
+        except OSError as error:
+            raise StoreError(f"{self.name}: cannot be opened ({error})") from None
+        return self._fsspec()
 
     def open(self) -> Any:
         """Opens the file for reading."""
         files, path = self.files()
         return files.open_input_file(path)
-
-    def _s3(self, attempts: int | None) -> tuple[pafs.FileSystem, str]:
-        from pyarrow import fs
-
-        settings: dict[str, Any] = {**_endpoint(), **self.options}
-        for name in settings:
-            if name not in (*_TEXTS, *_FLAGS):
-                raise StoreError(
-                    f"{self.name}: unknown option {name!r}{nearest(name, (*_TEXTS, *_FLAGS))}"
-                )
-        for name in settings.keys() & set(_FLAGS):
-            settings[name] = settings[name].lower() in ("1", "true", "yes")
-        bucket, slash, key = self.path.partition("/")
-        keys, _, bucket = bucket.rpartition("@")
-        if keys:
-            access, _, secret = keys.partition(":")
-            settings |= {"access_key": unquote(access), "secret_key": unquote(secret)}
-        if not settings.keys() & {"region", "endpoint_override"}:
-            settings["region"] = _region_of(bucket)
-        if attempts is not None:
-            settings |= {
-                "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
-                "request_timeout": _S3_REQUEST_S,
-                "connect_timeout": _S3_CONNECT_S,
-            }
-        return fs.S3FileSystem(**settings), f"{bucket}{slash}{key}"
 
     def _fsspec(self) -> tuple[pafs.FileSystem, str]:
         from pyarrow import fs
@@ -189,11 +180,40 @@ def plain_path(uri: str) -> str:
     return place.path if place and not place.scheme else uri
 
 
-def _endpoint() -> dict[str, str]:
+@lru_cache(maxsize=64)
+def _s3(host: str, query: str, endpoint: str, attempts: int | None) -> pafs.FileSystem:
+    """Opens the store of a bucket. `host` may have keys before the bucket's name."""
+    from pyarrow import fs
+
+    keys, _, bucket = host.rpartition("@")
+    scheme, _, address = endpoint.partition("://")
+    settings: dict[str, Any] = {"scheme": scheme, "endpoint_override": address} if address else {}
+    settings |= parse_qsl(query, keep_blank_values=True)
+    for name in settings:
+        if name not in (*_TEXTS, *_FLAGS):
+            raise StoreError(
+                f"s3://{bucket}: unknown option {name!r}{nearest(name, (*_TEXTS, *_FLAGS))}"
+            )
+    for name in settings.keys() & set(_FLAGS):
+        settings[name] = settings[name].lower() in ("1", "true", "yes")
+    if keys:
+        access, _, secret = keys.partition(":")
+        settings |= {"access_key": unquote(access), "secret_key": unquote(secret)}
+    if not settings.keys() & {"region", "endpoint_override"}:
+        settings["region"] = _region_of(bucket)
+    if attempts is not None:
+        settings |= {
+            "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
+            "request_timeout": _S3_REQUEST_S,
+            "connect_timeout": _S3_CONNECT_S,
+        }
+    return fs.S3FileSystem(**settings)
+
+
+def _endpoint() -> str:
     """Returns the endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    scheme, _, address = url.partition("://")
-    return {"scheme": scheme, "endpoint_override": address.rstrip("/")} if address else {}
+    return url.rstrip("/")
 
 
 def _region_of(bucket: str) -> str | None:

@@ -27,7 +27,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest
 from sluice.ingest.options import function_of, table_named
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import reader_of, source_of
@@ -188,6 +188,7 @@ class BenchSession:
             "decisions": controller.decisions,
             "opening": controller.opening,
             "knobs": knobs.to_dict(),
+            "version": self._table.version,
             "tuning": self._policy.name,
             "reader": self._reader,
             **self._conditions.outcome(loader),
@@ -232,7 +233,7 @@ class BenchSession:
             self._before_read if self._latency_s else None,
             self._conditions.files(),
             made=made,
-            located=self._table.located if isinstance(self._table, ParquetFiles) else (),
+            located=located_of(self._table),
         )
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)

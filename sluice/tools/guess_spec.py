@@ -39,19 +39,15 @@ _SPLIT_COLUMNS = 4
 
 
 def spec_text(
-    found: Mapping[str, Proposal],
-    others: Mapping[str, str],
-    sample: TextSample | None = None,
-    form: str = "parquet",
+    found: Mapping[str, Proposal], others: Mapping[str, str], form: str, sample: TextSample | None
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
-    is given for text files. `form` is the format of the others."""
+    is given for text files. `form` is the format of the files."""
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
     why = {name: proposal.why for name, proposal in found.items() if name not in used} | dict(
         others
     )
     left_out = [f"#   {name}: {reason}" for name, reason in why.items()]
-    form = sample.form if sample else form
     times = (
         {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
     )
@@ -321,14 +317,13 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
     is_table = isinstance(source, str) and is_iceberg(source)
     if is_table or not (paths := text_paths(source)):
-        facts = facts_of(source)
-        found = proposals(facts.columns, facts.rows, label, is_click=True)
-        return spec_text(found, facts.others, form=facts.form)
+        facts, rows, others, form = facts_of(source)
+        return spec_text(proposals(facts, rows, label, is_click=True), others, form, None)
     sample = TextSample.of(paths)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
         pq.write_table(
             sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
         )
-        facts = facts_of(f"{folder}/rows.parquet")
-    found = proposals(facts.columns, sample.rows, label or sample.label, is_click=True)
-    return spec_text(found, {**facts.others, **sample.others}, sample)
+        facts, _, others, _ = facts_of(f"{folder}/rows.parquet")
+    found = proposals(facts, sample.rows, label or sample.label, is_click=True)
+    return spec_text(found, {**others, **sample.others}, sample.form, sample)

@@ -11,12 +11,13 @@ import pytest
 from pyarrow.fs import S3FileSystem
 
 from benchmarks.small_table import small_table
+from sluice.common.errors import InputError
 from sluice.common.stores import StoreError
 from sluice.etl.table.commit import Base, CommitConflict, publish
-from sluice.etl.table.foreign_tables import InputError, files_of_delta
 from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table_files import TableFiles
 from sluice.etl.table.vacuum import vacuum
 from tests.ingest.s3 import KEYS, LOST
 from tests.raises import raises
@@ -157,6 +158,6 @@ def test_a_store_that_refuses_for_good_is_an_error_with_the_tables_uri(place, se
         FeatureTable.open(place)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
-    with raises(InputError, place.partition("?")[0], "_delta_log"):
-        files_of_delta(place.partition("?")[0])
+    with raises(InputError, place, "_delta_log"):
+        TableFiles.open(place)
     assert 1 <= server.refuse(0) <= 40, "retries are bounded"

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_columns import OWN
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.column_kind import is_amount, likely_values, words_of
 from sluice.ingest.plain.guess import proposals
@@ -26,7 +27,7 @@ SEEDS = pytest.mark.parametrize("seed", range(5))
 def facts_of(folder, **columns: object) -> dict[str, ColumnFacts]:
     table = pa.table(columns)
     pq.write_table(table, folder / "a.parquet", row_group_size=max(1, table.num_rows // 3))
-    return probe([str(folder / "a.parquet")], columns)
+    return probe({str(folder / "a.parquet"): OWN}, columns)
 
 
 def clicks(rng: np.random.Generator, rate: float = 0.3) -> np.ndarray:
@@ -195,7 +196,7 @@ def test_a_guess_splits_rows_by_time_where_they_lie_in_any_order_or_sorted(tmp_p
         assert 0 < shares[1] < shares[0] < 0.5
 
 
-def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_changed(
+def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_changed(
     tmp_path, capsys
 ):
     rng = np.random.default_rng(0)
@@ -217,7 +218,7 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
         folder / "a.parquet",
     )
     text = guessed_spec(tmp_path / "logs")
-    assert_names(text, "#   date:", "date=2026-01-01", "#   vector:", 'op = "bag"')
+    assert_names(text, "#   vector:", 'op = "bag"')
     spec = Spec.own(text)
     assert {column.name for column in spec.columns} == {
         "click",
@@ -227,6 +228,7 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
         "x_2",
         "user",
         "pair",
+        "date_weekday",
     }
     assert spec.input.columns["user"] == "text"
     for how in ({"spec": spec}, {}):
@@ -237,7 +239,7 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
             reading=Reading(reader="arrow"),
         ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
-    assert_names(capsys.readouterr().err, "date (", "folders")
+    assert_names(capsys.readouterr().err, "date (a time as text")
 
 
 def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):

@@ -1,0 +1,154 @@
+"""Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as input of both engines."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from sluice.common.errors import InputError
+from sluice.etl.table.table_columns import PartitionError
+from sluice.etl.table.table_files import TableFilesError
+from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.local.test_engines import alike
+from tests.lake_tables import KINDS, change_delta_schema, clicks, make, start_threads_of_iceberg
+from tests.raises import raises
+
+SPEC = """
+[input]
+format = "{form}"
+columns = ["click:int", "price:float", "user:text", "day:text", "hour:int", "at:float"]
+[table]
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{{op = "fill"}}]
+[[column]]
+name = "hour"
+role = "dense"
+ops = [{{op = "fill"}}]
+[[column]]
+name = "clock"
+from = "at"
+role = "sparse"
+ops = [{{op = "hour"}}, {{op = "modulus", size = 24}}]
+[[column]]
+name = "user"
+role = "sparse"
+ops = [{{op = "hash", size = 100}}]
+[[column]]
+name = "day"
+role = "sparse"
+ops = [{{op = "categorify"}}]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    start_threads_of_iceberg()
+
+
+def text_of(kind: str) -> str:
+    return SPEC.format(form={"folders": "parquet"}.get(kind, kind.split()[0]))
+
+
+@pytest.fixture
+def rows():
+    return clicks(0), clicks(1)
+
+
+def by_hand(tmp_path, rows) -> list[dict]:
+    """The rows that a job makes of one plain file."""
+    (tmp_path / "plain").mkdir()
+    pq.write_table(pa.concat_tables(rows), tmp_path / "plain" / "a.parquet")
+    made = build_table(None, tmp_path / "by hand", tmp_path / "plain", text=text_of("folders"))
+    return sorted(rows_of(made), key=str)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_local_engine_reads_each_kind(tmp_path, rows, kind):
+    source = make(kind, tmp_path / "in", *rows)
+    made = build_table(None, tmp_path / "t", source, text=text_of(kind))
+    assert sorted(rows_of(made), key=str) == by_hand(tmp_path, rows)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_engines_make_the_same_table(spark, tmp_path, rows, kind):
+    source = make(kind, tmp_path / "in", *rows)
+    both = [
+        build_table(engine, tmp_path / name, source, text=text_of(kind))
+        for engine, name in ((spark, "spark"), (None, "local"))
+    ]
+    alike(*both)
+    assert sorted(rows_of(both[0]), key=str) == by_hand(tmp_path, rows)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("where", ["spark", "local"])
+def test_names_values_and_versions_are_the_tables(spark, tmp_path, rows, where):
+    """Values of folders with signs that paths escape, a renamed column, and one that older files lack."""
+    engine = spark if where == "spark" else None
+    odd = rows[0].set_column(3, "day", pa.array(["a b%20/c", None, "é"] * 100))
+    source = make("delta by name", tmp_path / "in", odd)
+    first = rows_of(build_table(engine, tmp_path / "before", source, text=text_of("delta")))
+    change_delta_schema(
+        source,
+        lambda fields: [
+            {**one, "name": {"user": "visitor"}.get(one["name"], one["name"])} for one in fields
+        ],
+    )
+    renamed = text_of("delta").replace('"user:text"', '"visitor:text"')
+    renamed = renamed.replace('name = "user"', 'name = "user"\nfrom = "visitor"')
+    again = rows_of(build_table(engine, tmp_path / "after", source, text=renamed))
+    names = [sorted(str(sorted(row.items())) for row in some) for some in (first, again)]
+    assert names[0] == names[1]
+
+    plain = make("delta", tmp_path / "plain", rows[0])
+    later = rows[1].append_column("size", pa.array([2.5] * 300, pa.float32()))
+    write_deltalake(plain, later, mode="append", schema_mode="merge")
+    text = text_of("delta").replace('"at:float"]', '"at:float", "size:float"]')
+    text += '[[column]]\nname = "size"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n'
+    sizes = [row["size"] for row in rows_of(build_table(engine, tmp_path / "s", plain, text=text))]
+    assert sorted(sizes) == [-1.0] * 300 + [2.5] * 300
+    made = build_table(engine, tmp_path / "v0", f"{plain}@v0", text=text_of("delta"))
+    assert made.rows == 300
+    assert made.record.inputs == {plain: 0}
+
+
+def test_a_folder_that_a_spec_does_not_name_is_no_column(tmp_path, rows):
+    source = make("folders", tmp_path / "in", *rows)
+    text = text_of("folders").replace('"day:text", ', "").partition('[[column]]\nname = "day"')[0]
+    assert build_table(None, tmp_path / "t", source, text=text).rows == 600
+    (tmp_path / "in" / "old").mkdir()
+    shutil.copy(next((tmp_path / "in").rglob("*.parquet")), tmp_path / "in" / "old" / "a.parquet")
+    with raises(InputError, "'hour'"):
+        run(None, tmp_path / "t2", source, text=text)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("where", ["spark", "local"])
+def test_a_column_in_a_file_and_in_its_folders_name_is_refused(spark, tmp_path, rows, where):
+    (tmp_path / "in" / "hour=1").mkdir(parents=True)
+    pq.write_table(rows[0], tmp_path / "in" / "hour=1" / "a.parquet")
+    with raises(PartitionError, "hour=1/a.parquet", "'hour'"):
+        run(
+            spark if where == "spark" else None,
+            tmp_path / "t",
+            tmp_path / "in",
+            text=text_of("folders"),
+        )
+
+
+def test_marked_rows_are_refused_before_any_is_read(tmp_path, rows, monkeypatch):
+    source = make("delta", tmp_path / "in", *rows)
+    marked = pa.table({"filepath": DeltaTable(source).file_uris()[:1]})
+    monkeypatch.setattr(DeltaTable, "deletion_vectors", lambda _: marked)
+    with raises(TableFilesError, source, "deletion vector"):
+        run(None, tmp_path / "t", source, text=text_of("delta"))

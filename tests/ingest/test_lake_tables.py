@@ -1,0 +1,444 @@
+"""Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as sources of a loader."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from sluice import Loader
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_columns import PartitionError, folders_of, partitions_of
+from sluice.etl.table.table_files import TableFiles, TableFilesError
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
+from sluice.tools import guess_spec
+from sluice.tools.bench import main as bench
+from tests.ingest.s3 import S3Server, with_bucket
+from tests.lake_tables import (
+    KINDS,
+    change_delta_schema,
+    clicks,
+    make,
+    newest,
+    start_threads_of_iceberg,
+)
+from tests.raises import raises
+
+ROLES = {"label": "click", "dense": ["price", "hour"]}
+HASH = {"user": 1000, "day": 1000}
+EVERY = Order(last="pad")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    start_threads_of_iceberg()
+
+
+def load(source, roles=ROLES, hash=HASH, **options) -> tuple[list[tuple[float, ...]], str]:
+    """The rows of an epoch, sorted, and its order hash."""
+    options = {"order": EVERY, "tuning": "fixed", **options}
+    if "spec" in options:
+        roles = hash = None
+    with Loader(source, batch_size=40, roles=roles, hash=hash, **options) as loader:
+        found = []
+        for batch in loader:
+            columns = [batch.label, *batch.dense.T, *batch.values.view(-1, len(batch.label))]
+            kept = batch.weight > 0
+            found += zip(*(column[kept].tolist() for column in columns), strict=True)
+        return sorted(found), loader.order_hash
+
+
+@pytest.fixture
+def rows():
+    return clicks(0), clicks(1)
+
+
+@pytest.fixture
+def wanted(rows, tmp_path):
+    """What a loader makes of the same rows in one plain file."""
+    pq.write_table(pa.concat_tables(rows), tmp_path / "plain.parquet")
+    return load(tmp_path / "plain.parquet")[0]
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_gives_the_rows_of_plain_files(tmp_path, rows, wanted, kind, reader):
+    if reader == "petastorm":
+        pytest.importorskip("petastorm")
+    source = make(kind, tmp_path / "t", *rows)
+    assert load(source, reading=Reading(reader=reader))[0] == wanted
+    assert load(source, workers="local:1" if reader == "arrow" else None)[0] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guessed_spec_loads_each_kind(tmp_path, rows, kind, capsys):
+    source = make(kind, tmp_path / "t", *rows)
+    guess_spec.main([source, "--label", "click"])
+    text = capsys.readouterr().out
+    spec = Spec.own(text)
+    assert spec.input.format == {"folders": "parquet"}.get(kind, kind.split()[0])
+    assert {"price", "user", "day", "hour"} <= spec.input.columns.keys()
+    loaded = {
+        split: len(load(source, spec=spec, split=split)[0])
+        for split in ("train", "validation", "test")
+    }
+    assert sum(loaded.values()) == 600
+    assert loaded["train"] > 300
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_does_not_depend_on_how_files_are_listed(tmp_path, rows, kind, monkeypatch):
+    source = make(kind, tmp_path / "t", *rows)
+    before = load(source)[1]
+    real = os.scandir
+
+    class Shuffled:
+        def __init__(self, path="."):
+            self._all = list(real(path))
+            random.Random(3).shuffle(self._all)
+
+        def __enter__(self):
+            return iter(self._all)
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            return iter(self._all)
+
+    monkeypatch.setattr(os, "scandir", Shuffled)
+    if kind.startswith("delta"):
+        actions = DeltaTable.get_add_actions
+
+        def turned(table, **options):
+            found = pa.table(actions(table, **options))
+            return found.take(list(range(len(found)))[::-1])
+
+        monkeypatch.setattr(DeltaTable, "get_add_actions", turned)
+    assert load(source)[1] == before
+
+
+DELTA = ["delta", "delta by name", "delta by id"]
+
+
+def opened(source, **options) -> Loader:
+    return Loader(
+        source, batch_size=20, roles=ROLES, hash=HASH, tuning="fixed", order=EVERY, **options
+    )
+
+
+def kept(batches) -> int:
+    return sum(int((batch.weight > 0).sum()) for batch in batches)
+
+
+@pytest.mark.parametrize("kind", DELTA)
+def test_a_version_stays_as_it_was_and_a_state_names_it(tmp_path, rows, kind):
+    source = make(kind, tmp_path / "t", rows[0])
+    alone = load(source)
+    with opened(source) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        write_deltalake(source, rows[1], mode="append")
+        assert kept(batches) == 280
+    assert len(load(source)[0]) == 600
+    assert load(f"{source}@v0") == load(source, version=0) == alone
+    with opened(source) as loader, raises(LoaderError, "version=0"):
+        loader.load_state_dict(state)
+    with opened(source, version=0) as loader:
+        loader.load_state_dict(state)
+        assert kept(loader) == 280
+    with opened(source, run_dir=tmp_path / "run") as loader:
+        kept(loader)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["data"] == f"{source}@v1"
+    assert config["version"].startswith("v1-")
+
+
+def test_a_snapshot_stays_as_it_was(tmp_path, rows):
+    source = make("iceberg", tmp_path / "t", *rows)
+    first, second = (
+        one["snapshot-id"] for one in json.loads(Path(source).read_text())["snapshots"]
+    )
+    (tmp_path / "alone").mkdir()
+    alone = load(make("iceberg", tmp_path / "alone", rows[0]))[0]
+    assert load(source, version=first)[0] == load(f"{source}@v{first}")[0] == alone
+    assert load(source, version=second) == load(source)
+    with raises(TableFilesError, source, 77, first, second):
+        load(source, version=77)
+
+
+def test_a_catalog_names_a_table(tmp_path, rows, monkeypatch):
+    source = make("iceberg", tmp_path / "t", *rows)
+    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{tmp_path}/t/catalog.db")
+    kept_open = []
+    from pyiceberg import catalog
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setattr(catalog, "_ENV_CONFIG", Config())  # else it is read when it is imported
+    real = catalog.load_catalog
+    monkeypatch.setattr(
+        catalog, "load_catalog", lambda name: kept_open.append(real(name)) or kept_open[-1]
+    )
+    try:
+        assert load("iceberg://here/lake.clicks") == load(source)
+        with raises(TableFilesError, "iceberg://here/lake.nothing", "lake.nothing"):
+            load("iceberg://here/lake.nothing")
+    finally:
+        for one in kept_open:
+            one.close()
+
+
+@pytest.mark.parametrize("kind", ["delta by name", "delta by id"])
+def test_a_renamed_column_keeps_its_values(tmp_path, rows, wanted, kind):
+    source = make(kind, tmp_path / "t", *rows)
+    new = {"user": "visitor"}
+    change_delta_schema(
+        source, lambda fields: [one | {"name": new.get(one["name"], one["name"])} for one in fields]
+    )
+    assert load(source, hash={"visitor": 1000, "day": 1000})[0] == wanted
+    assert load(source, version=1)[0] == wanted
+
+
+@pytest.mark.parametrize("kind", ["delta by name", "delta by id", "iceberg"])
+def test_two_columns_that_swap_their_names_keep_their_values(tmp_path, kind):
+    rows = clicks(0).append_column("size", pa.array(np.arange(300), pa.float32()))
+    source = make(kind, tmp_path / "t", rows)
+    before = load(source, roles={"label": "click", "dense": ["price", "size"]})[0]
+    new = {"price": "size", "size": "price"}
+    if kind == "iceberg":
+        table = iceberg_table(tmp_path / "t")
+        with table.update_schema() as schema:
+            schema.rename_column("price", "other")
+        with table.update_schema() as schema:
+            schema.rename_column("size", "price").rename_column("other", "size")
+        table.append(
+            rows.slice(0, 0).select(["click", "size", "user", "day", "hour", "at", "price"])
+        )
+        table.catalog.close()
+        source = newest(table)
+    else:
+        change_delta_schema(
+            source,
+            lambda fields: [one | {"name": new.get(one["name"], one["name"])} for one in fields],
+        )
+    assert load(source, roles={"label": "click", "dense": ["size", "price"]})[0] == before
+    assert load(source, roles={"label": "click", "dense": ["price", "size"]})[0] != before
+    spec = Spec.own(BY_PRICE.format(form=kind.split()[0]))
+    late = load(source, spec=spec, split="late")[0]
+    assert {row[1] for row in late} == set(range(200, 300)), "the split goes by what is price now"
+
+
+BY_PRICE = """
+[input]
+format = "{form}"
+columns = ["click:int", "price:float", "size:float"]
+[table]
+split_time = "price"
+split = {{train = 0, late = 200}}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{{op = "fill"}}]
+"""
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_column_that_was_added_later_is_null_in_older_files(tmp_path, rows, kind):
+    later = rows[1].append_column("age", pa.array(np.arange(300), pa.int64()))
+    if kind == "iceberg":
+        from pyiceberg.types import LongType
+
+        make(kind, tmp_path / "t", rows[0])
+        table = iceberg_table(tmp_path / "t")
+        with table.update_schema() as schema:
+            schema.add_column("age", LongType())
+        table.append(later)
+        table.catalog.close()
+        source = newest(table)
+    else:
+        source = make(kind, tmp_path / "t", rows[0])
+        write_deltalake(source, later, mode="append", schema_mode="merge")
+    roles = {"label": "click", "dense": ["price", "age"]}
+    with raises(ValueError, "age", "fill"):
+        load(source, roles=roles)
+    found = load(source, roles=roles, fill=-1.0)[0]
+    assert sorted(row[2] for row in found) == [-1.0] * 300 + list(range(300))
+    packed = Reading(packed=PackedCopy(folder=str(tmp_path / "packed")))
+    for _ in range(2):
+        assert load(source, roles=roles, fill=-1.0, reading=packed)[0] == found
+
+
+def iceberg_table(folder):
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    where = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    return SqlCatalog("here", **where).load_table("lake.clicks")
+
+
+def test_deleted_rows_that_are_only_marked_are_refused(tmp_path, rows, monkeypatch):
+    delta = make("delta", tmp_path / "d", *rows)
+    file = DeltaTable(delta).file_uris()[0]
+    marked = pa.table({"filepath": [file], "selection_vector": [[True]]})
+    monkeypatch.setattr(DeltaTable, "deletion_vectors", lambda _: marked)
+    with raises(TableFilesError, delta, file, "deletion vector", "REORG"):
+        load(delta)
+
+    ice = make("iceberg", tmp_path / "i", *rows)
+    from pyiceberg.table import DataScan
+
+    real = DataScan.plan_files
+
+    def marked_tasks(scan):
+        for task in real(scan):
+            task.delete_files = {task.file}
+            yield task
+
+    monkeypatch.setattr(DataScan, "plan_files", marked_tasks)
+    with raises(TableFilesError, ice, "snapshot", "rewrite_data_files"):
+        load(ice)
+
+    def by_equality(_):
+        raise ValueError("PyIceberg does not yet support equality deletes")
+
+    monkeypatch.setattr(DataScan, "plan_files", by_equality)
+    with raises(TableFilesError, ice, "equality deletes", "rewrite_data_files"):
+        load(ice)
+
+
+def test_what_is_no_table_and_what_is_gone_is_named(tmp_path, rows):
+    delta = make("delta", tmp_path / "d", *rows)
+    with raises(TableFilesError, delta, "version 9"):
+        load(delta, version=9)
+    with raises(TableFilesError, "@v1", "version=0"):
+        load(f"{delta}@v1", version=0)
+    with raises(ParquetError, "version=1", "plain files"):
+        load(make("folders", tmp_path / "f", *rows), version=1)
+    with raises(ParquetError, delta, "alone"):
+        load([delta, f"{tmp_path}/f"])
+    gone = DeltaTable(delta).file_uris()[0]
+    os.remove(gone)
+    with raises(TableFilesError, gone, "vacuumed"):
+        load(delta)
+    with raises(TableFilesError, "nothing.metadata.json", "iceberg://"):
+        load(str(tmp_path / "nothing.metadata.json"))
+
+
+def test_bench_names_the_version(tmp_path, rows, capsys):
+    source = make("delta by name", tmp_path / "t", *rows)
+    bench(
+        [
+            f"{source}@v0",
+            "--epochs",
+            "1",
+            "--batch-size",
+            "20",
+            "--tuning",
+            "fixed",
+            "--run",
+            f"{tmp_path}/run",
+        ]
+    )
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["version"].startswith("v0-")
+
+
+# ---- folders
+
+
+@pytest.mark.parametrize(
+    ("path", "columns"),
+    [
+        ("/run=7/t/day=2026-01-01/hour=07/part.parquet", {"day": "2026-01-01", "hour": "07"}),
+        ("/t/day=a%20b%2Fc/part.parquet", {"day": "a b/c"}),
+        ("/t/day=__HIVE_DEFAULT_PARTITION__/part.parquet", {"day": None}),
+        ("/t/day=/part.parquet", {"day": ""}),
+        ("/t/=3/part.parquet", {}),
+        ("/day=1/t/part.parquet", {}),
+    ],
+)
+def test_folders_right_above_a_file_are_columns(path, columns):
+    assert folders_of(path) == columns
+
+
+def test_a_folders_column_is_whole_numbers_or_texts_in_all_files():
+    def kinds(*days, texts=()):
+        return {
+            str(one.constants["day"].type)
+            for one in partitions_of([f"/day={day}/a" for day in days], texts)
+        }
+
+    assert kinds("1", "-20", "__HIVE_DEFAULT_PARTITION__") == {"int64"}
+    assert kinds("1", "1.5") == kinds("1", "9" * 19) == kinds("1", "") == {"string"}
+    assert kinds("01", "02", texts=["day"]) == {"string"}
+    found = partitions_of(["/day=1/hour=2/a", "/day=2/b"])
+    assert [dict(one.constants) for one in found] == [
+        {"day": pa.scalar(1)},
+        {"day": pa.scalar(2)},
+    ]
+
+
+def test_a_column_in_a_file_and_in_its_folders_name_is_refused(tmp_path, rows):
+    (tmp_path / "day=1").mkdir()
+    pq.write_table(rows[0], tmp_path / "day=1" / "a.parquet")
+    with raises(PartitionError, tmp_path / "day=1" / "a.parquet", "'day'", "day=1"):
+        load(str(tmp_path))
+    with raises(PartitionError, "'day'", "two"):
+        folders_of("/day=1/day=2/a.parquet")
+
+
+def test_a_glob_and_a_list_know_the_same_columns_as_a_folder(tmp_path, rows):
+    source = make("folders", tmp_path / "t", *rows)
+    files = sorted(str(path) for path in (tmp_path / "t").rglob("*.parquet"))
+    assert load(source) == load(f"{source}/*/*/*.parquet") == load(files)
+    one = load(f"{source}/day=2026-01-02", roles={"label": "click", "dense": ["price", "hour"]})
+    assert 0 < len(one[0]) < 600
+
+
+def test_a_folder_that_is_renamed_changes_the_version(tmp_path, rows):
+    source = make("folders", tmp_path / "t", rows[0])
+    before = ParquetFiles.open(source, ROLES, HASH).version
+    shutil.move(tmp_path / "t" / "day=2026-01-01", tmp_path / "t" / "day=2026-02-01")
+    assert ParquetFiles.open(source, ROLES, HASH).version != before
+
+
+@pytest.mark.parametrize("kind", ["delta", "delta by id", "iceberg"])
+def test_a_table_in_a_bucket(tmp_path, rows, wanted, kind, monkeypatch):
+    server = S3Server()
+    try:
+        bucket = with_bucket(server, monkeypatch)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        if kind == "iceberg":
+            where = "s3://data/warehouse"
+            properties = {"s3.endpoint": f"http://{server.address}", "s3.region": "us-east-1"}
+            source = make(kind, tmp_path / "t", *rows, warehouse=where, **properties)
+            assert source.startswith("s3://data/")
+        else:
+            local = Path(make(kind, tmp_path / "t", *rows))
+            for path in filter(Path.is_file, local.rglob("*")):
+                with bucket.open_output_stream(f"data/t/{path.relative_to(local)}") as out:
+                    out.write(path.read_bytes())
+            source = f"s3://data/t?{server.query}"
+        assert load(source)[0] == wanted
+        assert len(load(source, version=TableFiles.open(source).version)[0]) == 600
+        if kind != "iceberg":
+            assert len(load(f"s3://data/t@v0?{server.query}")[0]) == 300
+    finally:
+        server.close()

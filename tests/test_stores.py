@@ -1,0 +1,89 @@
+"""What a path or a URI means, in the one place that decides it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+
+import pytest
+
+from sluice.common.stores import Place, StoreError, _s3
+from tests.raises import raises
+
+
+@pytest.mark.parametrize(
+    ("uri", "scheme", "path", "query"),
+    [
+        ("data/a b.parquet", "", "data/a b.parquet", ""),
+        ("data/what?x=1", "", "data/what?x=1", ""),
+        ("file:///data/a%20b", "", "/data/a b", ""),
+        ("s3://bucket/t", "s3", "bucket/t", ""),
+        ("s3a://bucket/t?region=eu-west-1", "s3", "bucket/t", "region=eu-west-1"),
+        ("s3n://bucket/t/part?.csv", "s3", "bucket/t/part?.csv", ""),
+        ("GS://bucket/t?a=b&c=d", "gs", "bucket/t", "a=b&c=d"),
+        ("latency:///data?latency_ms=5", "latency", "/data", "latency_ms=5"),
+        ("latency://s3://bucket/t?latency_ms=5", "latency", "s3://bucket/t", "latency_ms=5"),
+        ("latency://60ms/data", "", "/data", ""),
+    ],
+)
+def test_a_name_has_a_scheme_a_path_and_options(uri, scheme, path, query):
+    place = Place.of(uri)
+    assert (place.scheme, place.path, place.query) == (scheme, path, query)
+
+
+def test_a_jobs_input_keeps_the_signs_of_its_names():
+    assert Place.of("file:///data/a%20b", decode=False).path == "/data/a%20b"
+
+
+@pytest.mark.parametrize("uri", ["file://data", "s3://", "latency://60/data"])
+def test_a_malformed_name_is_refused(uri):
+    with raises(StoreError, uri):
+        Place.of(uri)
+
+
+def test_s3_takes_options_from_the_name_then_from_the_environment(monkeypatch):
+    import pyarrow.fs as pafs
+
+    _s3.cache_clear()
+    asked = []
+    monkeypatch.setattr(pafs, "S3FileSystem", lambda **settings: asked.append(settings))
+    monkeypatch.setattr(pafs, "resolve_s3_region", lambda bucket: f"region of {bucket}")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    assert Place.of("s3://bucket/key").files()[1] == "bucket/key"
+    assert asked.pop() == {"region": "region of bucket"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9/")
+    Place.of("s3://bucket/key").files()
+    assert asked.pop() == {"scheme": "http", "endpoint_override": "127.0.0.1:9"}
+    Place.of("s3://bucket/key?endpoint_override=127.0.0.1:8&anonymous=true").files()
+    found = asked.pop()
+    assert (found["endpoint_override"], found["anonymous"]) == ("127.0.0.1:8", True)
+    assert Place.of("s3://me:se%2Fcret@bucket/key?region=r").files()[1] == "bucket/key"
+    found = asked.pop()
+    assert (found["access_key"], found["secret_key"]) == ("me", "se/cret")
+    with raises(StoreError, "s3://bucket", "'regoin'", "'region'"):
+        Place.of("s3://bucket/key?regoin=x").files()
+    _s3.cache_clear()
+
+
+def test_delta_and_iceberg_get_the_same_endpoint():
+    place = Place.of("s3://b/t?endpoint_override=127.0.0.1:9&scheme=http&region=r")
+    assert place.delta["storage_options"]["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
+    assert place.iceberg == {"s3.endpoint": "http://127.0.0.1:9", "s3.region": "r"}
+    here = Place.of("latency://60ms/data/t/").delta
+    assert here == {"table_uri": os.path.abspath("/data/t"), "storage_options": None}
+
+
+def test_a_store_that_nothing_opens_is_named_with_what_to_install(monkeypatch):
+    with raises(StoreError, "nowhere://x/y", "'nowhere'"):
+        Place.of("nowhere://x/y").files()
+    real = builtins.__import__
+
+    def without_fsspec(name, *args):
+        if name == "fsspec":
+            raise ModuleNotFoundError(name, name=name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without_fsspec)
+    with raises(StoreError, "memory://x", "fsspec", "pip install"):
+        Place.of("memory://x").files()
