@@ -123,9 +123,9 @@ class Fleet:
     def lease(
         self, others_than: Collection[RemoteWorker], reads: bool = False
     ) -> RemoteWorker | None:
-        """Returns the least busy worker for one more request, or None if none is free. Of equally busy ones, it is the
-        one that answered longest ago. `reads`: the request is a read, so workers that start later open the table. Call
-        it with the lock held."""
+        """Returns the least busy worker for one more request, or None if none is free. If several are equally busy, it
+        is the one that answered longest ago. `reads`: the request is a read, so workers that start later open the
+        table. Call it with the lock held."""
         now = self._clock()
         free = [
             w
