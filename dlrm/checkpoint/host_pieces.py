@@ -37,7 +37,7 @@ class HostPieces:
 
     def of(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yields the bytes of a tensor. A piece is valid until the next one is asked for."""
-        parts = _as_bytes(tensor).split(self._size)
+        parts = torch.split(_as_bytes(tensor), self._size)
         lane = self._lane
         if lane is None or not lane.is_there(tensor):
             yield from parts
