@@ -308,6 +308,10 @@ def tell(run: Run) -> str:
         if one.opens
     ]
     initial += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
+    if not initial and any(event.get("tuning") == "auto" for event in run.of("end")):
+        initial = [
+            "the learned policy was not asked: the run ended before all stages were measured"
+        ]
     lines = [*(f"{line[0].upper()}{line[1:]}." for line in initial), verdict(run), ""]
     for change in decided:
         lines += [

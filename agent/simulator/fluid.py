@@ -57,12 +57,15 @@ class Simulator(SimulatedPipeline):
             1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)
         ).tolist()
         bursts = self._bursts()
+        uncapped = self._uncapped()
         events = 0
         while self.now < end - 1e-9:
             events += 1
             overhead = self._start()
             admitted, queue_share = self.governed()
-            load = self._loaded(admitted, factors, bursts)
+            # A store that has spent its credit gives none before the next chunk. Otherwise it could alternate.
+            uncapped = [i for i in self._uncapped() if i in uncapped]
+            load = self._loaded(admitted, factors, bursts, uncapped)
             limits = (
                 self.queue_limits
                 if queue_share == 1
@@ -71,12 +74,15 @@ class Simulator(SimulatedPipeline):
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             current = self._flowing(load, empty, full, overhead)
-            seconds = self._seconds_to_start(current, end)
+            to_start = min(self._start_times(), default=end) - self.now
+            seconds = min(max(to_start, _SHORTEST_S), end - self.now)
             to_queue = self._seconds_to_queue(current, limits)
             if events <= _MANY_EVENTS:
                 seconds = min(seconds, max(to_queue, _SHORTEST_S))
             if to_queue < seconds:
                 current = self._flowing_on(load, empty, full, overhead, limits, seconds)
+            credit_s = self._seconds_of_credit(current, uncapped)
+            seconds = min(seconds, max(credit_s, _SHORTEST_S))
             self._account(current, load, seconds, limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
@@ -87,9 +93,14 @@ class Simulator(SimulatedPipeline):
         super()._changed()
         self._load = None
 
-    def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
+    def _loaded(
+        self,
+        admitted: list[float],
+        factors: list[float],
+        bursts: list[float],
+        uncapped: list[int],
+    ) -> Load:
         """Returns the load. The last one is used again if nothing has changed."""
-        uncapped = self._uncapped()
         key = (tuple(admitted), factors, bursts, uncapped)
         if self._load is None or self._load[0] != key:
             workers = [max(n, 1e-6) for n in admitted]
@@ -132,16 +143,14 @@ class Simulator(SimulatedPipeline):
             empty = now_empty
             full = now_full
 
-    def _seconds_to_start(self, current: Flow, end: float) -> float:
-        """Returns the seconds until a worker is ready, a store's credit is spent, or `end`."""
-        seconds = end - self.now
-        for at in self._start_times():
-            seconds = min(seconds, at - self.now)
-        for i in self._uncapped():
+    def _seconds_of_credit(self, current: Flow, uncapped: list[int]) -> float:
+        """Returns the seconds until the credit of one of these stores is spent."""
+        seconds = math.inf
+        for i in uncapped:
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, self._bucket[i] / spending)
-        return min(max(seconds, _SHORTEST_S), end - self.now)
+        return seconds
 
     def _seconds_to_queue(self, current: Flow, limits: list[float]) -> float:
         """Returns the seconds until a queue becomes full or empty."""

@@ -394,6 +394,12 @@ def test_explain_begins_with_why_the_learned_policy_was_not_used(tmp_path):
     )
 
 
+def test_explain_begins_with_the_learned_policy_although_the_run_was_too_short_to_ask_it(tmp_path):
+    with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
+        folder.event({"kind": "end", "tuning": "auto"})
+    assert_names(tell(Run.read(tmp_path / "run")).splitlines()[0], "learned policy was not asked")
+
+
 def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_package(monkeypatch):
     known, opener = Foreknowledge(store="local"), Says()
     module = types.ModuleType("a_policy")

@@ -258,3 +258,15 @@ def test_a_cost_that_rose_soon_after_an_undone_change_counts_once_the_change_can
     effect of its own change. It waited 400 seconds before the next try, and had .66 of the rows."""
     scenario = pipeline("hidden", 15056, changing=True)
     assert _outcome(scenario).knobs.workers["stage1"] > 8
+
+
+def test_what_a_neighbour_s_threads_leave_is_not_given_up_again_and_again():
+    """Next to 158 threads on 85 cores, each growth helped, and was then taken back six times."""
+    texts = []
+    run(
+        pipeline("held out", 12065, changing=True),
+        make("planner"),
+        seed=12065,
+        observe=lambda s, k, r: texts.append(r.text),
+    )
+    assert sum("more threads want a core" in text for text in texts) <= 2

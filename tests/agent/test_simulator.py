@@ -215,6 +215,24 @@ def test_no_queue_passes_its_limit(split, number):
     assert not pipeline.killed
 
 
+@pytest.mark.parametrize("number", [19, 243, 387])
+def test_a_second_has_few_events_where_queues_and_a_store_s_credit_alternate(number, monkeypatch):
+    """These took 4,782, more than 50,000 and 411 events: a step was as short as if a full queue still filled."""
+    events = []
+    account = Simulator._account
+
+    def counted(self, *rest):
+        events.append(self.now)
+        account(self, *rest)
+
+    monkeypatch.setattr(Simulator, "_account", counted)
+    scenario = drawn("training", number, changing=False)
+    pipeline = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
+    pipeline.advance(1.25)
+    assert pipeline.now == pytest.approx(1.25)
+    assert len(events) <= 5 * 14  # for each quarter of a second
+
+
 def test_freed_memory_goes_back_slowly():
     pipeline = simulator(
         stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10)

@@ -140,6 +140,9 @@ def thin(
     )
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
+    few, slow = state.too_few
+    if knobs.total_workers <= few and forecast.slow < state.settings.contended_ratio * slow:
+        return None
     caps = {
         n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
         for n, (least, _) in state.limits.workers.items()

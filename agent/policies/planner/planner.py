@@ -279,6 +279,8 @@ def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Pla
     if trial.fulfilled(recent):
         # Nothing stands in the way of growing any more, so only the caps that forbid shrinking stay.
         caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
+    if trial.rises and trial.gain(recent) >= 1 + state.settings.min_gain:
+        state = state.needing(trial.before.total_workers, trial.slow)
     return replace(
         state,
         trial=None,
@@ -383,8 +385,9 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
     if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
     else:
+        failed = state if trial.rises else state.needing(state.knobs.total_workers, trial.slow)
         undone = replace(
-            state,
+            failed,
             caps=caps_after_failure(state, trial, recent),
             failures=state.failures + 1,
             release_looks=0,
