@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS
-from sluice.etl.local.spooled_rows import Spool, SpooledRows
+from sluice.etl.apply.spool import Spool
+from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
@@ -80,7 +81,9 @@ class CountSums:
 
     def _sum_piece(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
         key, tables, part = taken
-        total = summed(tables if part < 0 else [self._parts[key].of(part)])
+        if part >= 0:
+            tables = [pa.Table.from_batches([batch]) for batch in self._parts[key].of(part)]
+        total = summed(tables)
         if self._least.get(key, 1) > 1:
             total = total.filter(pa.compute.greater_equal(total["count"], self._least[key]))
         return total.add_column(

@@ -27,6 +27,7 @@ from sluice.etl.apply.counts import (
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
 from sluice.etl.spec.spec import Spec
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
 """See `sluice.etl.apply.input_checks.rows_before`."""
-CELL_BYTES = 4 << 20
-"""The size of a cell. Java has five copies of a cell in memory while it writes the cell."""
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
 _CELLS = "rows binary, counts binary"
@@ -126,11 +125,9 @@ def _parse(spec: Spec, level: int | None, before: Before | None, batches: Batche
 def _count_cells(counts: CountsOfRows, batches_to_count: list[pa.RecordBatch]) -> Batches:
     """Yields cells without rows that have the counts of these rows."""
     for found in counts.count_selected(*with_keys(pa.concat_batches(batches_to_count))):
-        step = max(1, -(-found.num_rows // max(1, -(-found.nbytes // CELL_BYTES))))
-        for start in range(0, found.num_rows, step):
+        for part in slices(found):
             yield _make_cell(
-                write_stream([], batches_to_count[0].schema),
-                write_stream([found.slice(start, step)], COUNTS),
+                write_stream([], batches_to_count[0].schema), write_stream([part], COUNTS)
             )
 
 
@@ -160,35 +157,11 @@ def _to_batch(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
 
 def _make_cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:
     """Yields cells of about `CELL_BYTES` or less. The first one has the counts."""
-    step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
-    for start in range(0, max(1, rows.num_rows), step):
+    for number, part in enumerate(slices(rows) if rows.num_rows else [rows]):
         yield _make_cell(
-            write_stream([rows.slice(start, step)], rows.schema),
-            write_stream([] if start else counts, COUNTS),
+            write_stream([part], rows.schema), write_stream([] if number else counts, COUNTS)
         )
 
 
 def _make_cell(rows: pa.Buffer, counts: pa.Buffer) -> pa.RecordBatch:
     return pa.record_batch([one_value(rows), one_value(counts)], ["rows", "counts"])
-
-
-def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
-    """Returns batches as the content of a cell."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    return sink.getvalue()
-
-
-def one_value(cell: pa.Buffer) -> pa.Array:
-    """Returns an array with this one value. Does not copy it."""
-    return pa.Array.from_buffers(
-        pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
-    )
-
-
-def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of a cell."""
-    # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
-    yield from pa.ipc.open_stream(cell.as_py())
