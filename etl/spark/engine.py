@@ -83,7 +83,7 @@ class SparkEngine(Engine):
         self.check()
         parser = InputParser(self.spec)
         raw = self._raw
-        frame = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
+        frame = (raw.rows if self.spec.rows.relational else raw.read()).limit(rows)
 
         def select(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
             # The real places are not needed to predict costs.

@@ -38,7 +38,7 @@ DEFAULTS = {
 
 
 PARTITION_BYTES = 32 * 2**20
-_PARTITIONS = "spark.sql.shuffle.partitions"
+PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def partitions_for(input_bytes: int, cores: int) -> int:
@@ -50,12 +50,12 @@ def partitions_for(input_bytes: int, cores: int) -> int:
 def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
     """Sets the number of shuffle partitions by the size of the frames, unless the user has set it."""
     context = spark.sparkContext
-    if not context.getConf().contains(_PARTITIONS):
+    if not context.getConf().contains(PARTITIONS):
         size = sum(
             int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
             for frame in frames
         )
-        spark.conf.set(_PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
+        spark.conf.set(PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
 
 
 def open_session(name: str) -> SparkSession:

@@ -65,9 +65,9 @@ def write(
     shipped = context.broadcast(joins.for_workers(state).packed())
     placed_rows = PlacedRows(placement, look, lambda: shipped.value)
     folder = PlacesFolder(job.store, job.files_of_state)
-    with folder.found(raw.frame, placed_rows, joins, state) as places:
+    with folder.found(raw.rows, placed_rows, joins, state) as places:
         worker = partial(_apply, placed_rows, joins, places, gathered)
-        cells = raw.frame.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
+        cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
         writer = partial(_write_file, placement, job.store.uri, job.name)
         made = cells.mapInArrow(writer, "made string").toArrow()["made"].to_pylist()
     shipped.unpersist(blocking=True)
