@@ -24,7 +24,6 @@ from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.apply.spool import COMPRESSED, group_by_file
 from sluice.etl.jobs.engine import Written
-from sluice.etl.jobs.job import Job
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.join import PlacesFolder, RequestedPlaces, VocabularyJoins
 from sluice.etl.spark.workers.cells import CELL_BYTES, read_stream, slices, write_stream
@@ -40,6 +39,8 @@ from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
+
+    from sluice.etl.jobs.job import Job
 
 _GROUPED_BYTES = 64 << 20
 """The size of the rows that a task groups by file at once. If there are many files, larger groups make fewer cells."""
