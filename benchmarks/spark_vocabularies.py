@@ -96,8 +96,11 @@ def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[
 
 def digest_files(table: FeatureTable) -> list[tuple[tuple[int, ...], str]]:
     """Returns the row groups of each file, and the digest of its rows in their order. Footers of equal files may differ
-    in the order of their metadata."""
-    rows = [pq.read_table(file.path, partitioning=None) for file in table.files]
+    in their metadata."""
+    rows = [
+        pq.read_table(file.path, partitioning=None).replace_schema_metadata()
+        for file in table.files
+    ]
     return [
         (file.row_group_rows, digest_of(one.schema, one.to_batches()))
         for file, one in zip(table.files, rows, strict=True)

@@ -27,8 +27,6 @@ DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # A few cells. Otherwise a worker would get all cells of a file at once.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
-    # Workers keep freed memory for a second. The kernel clears new memory, which takes a fifth of the time to parse.
-    "spark.executorEnv.MIMALLOC_PURGE_DELAY": "1000",
     # Small enough that all cores end at about the same time, large enough for the start of a task to pay.
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
     # SQL passes and calls of plain functions share Python workers only if both have the same setting.
