@@ -236,6 +236,7 @@ class VersionRun:
                 record=journal.event,
                 observe=journal.metric,
                 looks=journal.looks,
+                say=self._session.say,
                 agent=self._start.meta.agent,
             ) as controller,
             traced(config.profile if self._ranks.first else 0, self._start.run) as tick,

@@ -17,7 +17,6 @@ from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
-from sluice.common.program import say
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import (
     LearningRates,
@@ -98,6 +97,7 @@ def tuned(
     record: Callable[[Mapping[str, Any]], None],
     observe: Callable[[Mapping[str, Any]], None],
     looks: Callable[[Mapping[str, Any]], None] | None,
+    say: Callable[[str], None],
     agent: Mapping[str, Any],
 ) -> Iterator[Controller | None]:
     """Returns a context in which the host's agent tunes the loader. At its end it stores what the agent has learned.

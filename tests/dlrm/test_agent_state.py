@@ -76,6 +76,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             record=lambda _: None,
             observe=lambda _: None,
             looks=None,
+            say=print,
             agent=json.loads(json.dumps(before)),
         ) as controller:
             assert controller is not None
