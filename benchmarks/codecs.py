@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.etl import submit_words
-from benchmarks.etl_turns import ROOT, raw_of
+from benchmarks.etl_turns import ROOT, parquet_options, raw_of
 from benchmarks.results import Results, table
 from sluice.common.program import run, say
 from sluice.etl.jobs.job import Job
@@ -33,7 +33,6 @@ from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import DataFile
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.session import open_session
-from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.store import TableStore

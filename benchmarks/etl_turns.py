@@ -46,7 +46,6 @@ from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.session import open_session
-from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS
 from sluice.etl.synth.raw_logs import synthesize
@@ -159,6 +158,18 @@ def rewrite(spark: Any, raw: Path, out: Path, rows: int, _stages: Stages) -> Non
         placed.repartitionById(files, "_file").sortWithinPartitions("_key").drop("_key", "_file")
     )
     placed.write.options(**parquet_options(spec.table.row_group_rows)).parquet(str(out))
+
+
+def parquet_options(row_group_rows: int) -> dict[str, str]:
+    """Returns the options with which Spark writes files as the job's: row groups of an exact size, without
+    dictionaries, and with a checksum for each page."""
+    return {
+        "compression": "lz4_raw",
+        "parquet.enable.dictionary": "false",
+        "parquet.page.write-checksum.enabled": "true",
+        "parquet.block.row.count.limit": str(row_group_rows),
+        "parquet.block.size": str(2**31 - 1),
+    }
 
 
 def rowwise(

@@ -21,6 +21,7 @@ from sluice.etl.table.commit import Base, new_job, publish
 from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import describe
+from sluice.etl.table.profile import Profile
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
@@ -77,7 +78,11 @@ def small_table(
             )
             store.write(f"{folder_of(job)}/split={split}/part-{part:05}.parquet", sink.getvalue())
         start = stop
-    written, profile = describe(store, job, fields, row_group_rows)
+    made_files = [
+        describe(store, path, fields, row_group_rows) for path in store.files(folder_of(job))
+    ]
+    written = tuple(file.record for file in made_files)
+    profile = Profile.joined(file.profile for file in made_files)
     record = JobRecord(
         job=job,
         mode=mode,

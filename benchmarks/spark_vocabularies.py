@@ -1,10 +1,11 @@
-"""Compares the Spark job of this checkout with that of another one, on a table with many large vocabularies.
+"""Compares the Spark job of this checkout with that of another one, on a table with many large vocabularies or, with
+--criteo, on rows of Criteo's shape.
 
     git archive COMMIT | tar -x -C OTHER
-    python -m benchmarks.spark_vocabularies --work DIR --against OTHER [--rows 1000000] [--rounds 2]
+    python -m benchmarks.spark_vocabularies --work DIR --against OTHER [--rows 1000000] [--rounds 2] [--criteo]
 
-Each round runs both checkouts in turn, with `spark-submit` and two cores. The memory of a worker is so small that most
-vocabularies stay in files. The tables must have the same fingerprint, learned state and files.
+Each round runs both checkouts in turn, with `spark-submit` and two cores. By default the memory of a worker is so small
+that most vocabularies stay in files. The tables must have the same fingerprint, learned state and files.
 
 The last line is JSON: for each run the seconds, the seconds of each stage, and the processor seconds of all its
 processes, JVM and Python together."""
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 from benchmarks.results import ROOT
 from benchmarks.spark_scale import submit
 from sluice.common.program import run, say
+from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.fitted_state import digest_of
 from sluice.etl.table.table import FeatureTable
 
@@ -94,8 +96,11 @@ def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[
 
 def digest_files(table: FeatureTable) -> list[tuple[tuple[int, ...], str]]:
     """Returns the row groups of each file, and the digest of its rows in their order. Footers of equal files may differ
-    in the order of their metadata."""
-    rows = [pq.read_table(file.path, partitioning=None) for file in table.files]
+    in their metadata."""
+    rows = [
+        pq.read_table(file.path, partitioning=None).replace_schema_metadata()
+        for file in table.files
+    ]
     return [
         (file.row_group_rows, digest_of(one.schema, one.to_batches()))
         for file, one in zip(table.files, rows, strict=True)
@@ -131,13 +136,20 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument(
         "--worker-memory", type=int, default=16, metavar="MIB", help="(default: %(default)s)"
     )
+    parser.add_argument("--criteo", action="store_true", help="features/criteo.toml on its rows")
     parser.add_argument("--rounds", type=int, default=2, help="(default: %(default)s)")
     args = parser.parse_args(argv)
-    place = args.work.resolve() / f"{args.rows}-{args.columns}-{args.values}"
+    shape = "criteo" if args.criteo else f"{args.columns}-{args.values}"
+    place = args.work.resolve() / f"{args.rows}-{shape}"
     if not (place / "spec.toml").exists():  # written last
         shutil.rmtree(place, ignore_errors=True)
-        write_input(place / "in", args.rows, args.columns, args.values)
-        (place / "spec.toml").write_text(make_spec(args.columns))
+        if args.criteo:
+            synthesize(place / "in", rows=args.rows, seed=1)
+            text = (ROOT / "features/criteo.toml").read_text()
+        else:
+            write_input(place / "in", args.rows, args.columns, args.values)
+            text = make_spec(args.columns)
+        (place / "spec.toml").write_text(text)
     found: dict[str, list[dict[str, Any]]] = {"this": [], "other": []}
     for _ in range(args.rounds):
         for name, checkout in (("other", args.against.resolve()), ("this", ROOT)):
@@ -146,8 +158,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     made = [one.pop("made") for runs in found.values() for one in runs]
     return {
         "rows": args.rows,
-        "columns": args.columns,
-        "values": args.values,
+        "shape": shape,
         "same": all(one == made[0] for one in made),
         **found,
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -241,4 +241,15 @@ def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
     return bool(
         sum(b.num_rows for b in collected) >= rows
         or sum(b.nbytes for b in collected) >= _MOST_BYTES
+    )
+
+
+def sum_by_value(counts: Sequence[pa.Table]) -> pa.Table:
+    """Returns the sum of each value. `counts` have columns (value, count)."""
+    none = pa.table(COUNTS.empty_table().columns[1:], ["value", "count"])
+    return (
+        pa.concat_tables([none, *counts])
+        .group_by("value", use_threads=False)
+        .aggregate([("count", "sum")])
+        .rename_columns(["value", "count"])
     )

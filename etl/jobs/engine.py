@@ -6,9 +6,9 @@ import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from sluice.etl.ops import Fitted
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
+from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.sketch import Sketch
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ class Sums:
     def of(self, number: int) -> pa.Table:
         """Returns the values and counts of one fitted operator."""
         return self.table.filter(pa.compute.equal(self.table["key"], number)).drop_columns("key")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one pass wrote."""
+
+    files: Sequence[NewFile]
+    sketches: Mapping[str, Mapping[str, Sketch]]
+    """By recognition, then by split."""
 
 
 def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, pa.Array]:
@@ -137,12 +147,8 @@ class Engine(ABC):
         return {}
 
     @abstractmethod
-    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
-        """Writes the table's files, and the rows that serving needs. Returns sketches by recognition, then by split."""
-
-    @abstractmethod
-    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Calls a function with every path, on any free worker. Returns the results in the order of the paths."""
+    def write(self, state: FittedState, counted: RowCounts) -> Written:
+        """Writes the table's files, and the rows that serving needs."""
 
     @abstractmethod
     def close(self) -> None:

@@ -22,12 +22,11 @@ from sluice.etl.jobs.progress import STARTING
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import CommitConflict, publish
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import FileRecord, JobRecord, shares
-from sluice.etl.table.new_files import CommitError, describe
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on
@@ -141,18 +140,13 @@ class _JobRun:
             if self.spec.fitted:
                 state.save(self.store)
                 self.is_state_saved = True
-            sketches = self.engine.write(state, counted)
+            written = self.engine.write(state, counted)
         with progress.stage("checking"):
-            files, profile = describe(
-                self.store,
-                job.name,
-                self.spec.fields({}),
-                self.spec.table.row_group_rows,
-                map_each=self.engine.each,
-                buckets=_buckets(self.spec),
-            )
+            new = sorted(written.files, key=lambda file: file.record.path)
+            files = tuple(file.record for file in new)
+            profile = Profile.joined(file.profile for file in new)
             counted = self._check_written(state, counted, sum(f.rows for f in files))
-            record = self._make_record(state, counted, sketches, files, profile)
+            record = self._make_record(state, counted, written.sketches, files, profile)
             self._compare(record)
             self._warn_of_empty_splits(record)
             self._check_drift(record)
@@ -399,8 +393,3 @@ def _rows_by_split(record: JobRecord) -> dict[str, int]:
     for file in record.files:
         found[file.split] = found.get(file.split, 0) + file.rows
     return found
-
-
-def _buckets(spec: Spec) -> dict[str, int]:
-    """Returns the number of ids of each column for values outside its vocabulary."""
-    return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009

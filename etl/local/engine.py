@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,11 +25,14 @@ from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
+from sluice.etl.apply.sorted_rows import SortedRows
+from sluice.etl.apply.spool import Spool, Ticket
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, first_rows
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
@@ -37,7 +40,7 @@ from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
 from sluice.etl.local.input_paths import store_of
 from sluice.etl.local.pieces import Piece
-from sluice.etl.local.spooled_rows import FileWriter, Spool, SpooledRows, Ticket
+from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
@@ -45,7 +48,8 @@ from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
-from sluice.etl.table.sketch import Gathered, Sketch, gather
+from sluice.etl.table.new_files import NewFile
+from sluice.etl.table.sketch import Gathered, gather
 
 
 def _names_in(folder: str) -> list[tuple[str, bool]]:
@@ -255,7 +259,7 @@ class LocalEngine(Engine):
     def find_reject(self, folder: str, reason: str) -> Reject | None:
         return self._examples.get(reason)
 
-    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Written:
         spec, job = self.spec, self.job
         placement = FileAssignment.of(
             spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0)
@@ -287,20 +291,22 @@ class LocalEngine(Engine):
             return count
 
         self._over(place, "pass 1 of 2, ")
-        writer = FileWriter(placement, job.store, job.name, runs, self._threads)
+        writer = FileWriter(placement, job.store, job.name, self._threads.check_wanted)
         self._pass = Pass("pass 2 of 2, ", counted.rows, counted.rows * runs.row_bytes)
 
-        def finish(file: int) -> None:
-            self._pass.add(writer.finish(file), int(runs.rows[file]))
+        def finish(file: int) -> NewFile:
+            with contextlib.closing(SortedRows(self._budget)) as rows:
+                for batch in runs.of(file):
+                    rows.add(batch)
+                made = writer.write(file, rows)
+            self._pass.add(int(runs.rows[file]), int(runs.rows[file]) * runs.row_bytes)
+            return made
 
         # A sort has three copies of a file's rows in memory: unsorted, sorted, and as they are written.
         largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
         ahead = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
-        deque(self._threads.map(finish, np.flatnonzero(runs.rows).tolist(), ahead), 0)
-        return look.bounds.sketches(seen)
-
-    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        return list(self._threads.map(function, paths))
+        files = list(self._threads.map(finish, np.flatnonzero(runs.rows).tolist(), ahead))
+        return Written(files, look.bounds.sketches(seen))
 
     def close(self) -> None:
         self._threads.close()

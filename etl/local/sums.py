@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNTS
-from sluice.etl.local.spooled_rows import Spool, SpooledRows
+from sluice.etl.apply.counts import COUNTS, sum_by_value
+from sluice.etl.apply.spool import Spool
+from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
@@ -47,7 +48,7 @@ class CountSums:
             if self._rows(key) < self._limit[key]:
                 return
             taken = self._in_memory.pop(key)
-        total = summed(taken)
+        total = sum_by_value(taken)
         with self._lock:
             self._in_memory[key].append(total)
             self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * total.num_rows)
@@ -55,7 +56,7 @@ class CountSums:
                 return
             largest = max(self._in_memory, key=self._rows)
             taken, parts = self._in_memory.pop(largest), self._parts[largest]
-        _write_parts(summed(taken), parts)
+        _write_parts(sum_by_value(taken), parts)
 
     def _rows(self, key: int) -> int:
         return sum(table.num_rows for table in self._in_memory[key])
@@ -75,12 +76,14 @@ class CountSums:
             if key not in self._parts:
                 yield key, tables, -1
                 continue
-            _write_parts(summed(tables), self._parts[key])
+            _write_parts(sum_by_value(tables), self._parts[key])
             yield from ((key, [], part) for part in range(_PARTS))
 
     def _sum_piece(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
         key, tables, part = taken
-        total = summed(tables if part < 0 else [self._parts[key].of(part)])
+        if part >= 0:
+            tables = [pa.Table.from_batches([batch]) for batch in self._parts[key].of(part)]
+        total = sum_by_value(tables)
         if self._least.get(key, 1) > 1:
             total = total.filter(pa.compute.greater_equal(total["count"], self._least[key]))
         return total.add_column(
@@ -89,17 +92,6 @@ class CountSums:
 
     def close(self) -> None:
         self._spool.close()
-
-
-def summed(tables: list[pa.Table]) -> pa.Table:
-    total = pa.concat_tables(
-        [pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables]
-    )
-    return (
-        total.group_by("value", use_threads=False)
-        .aggregate([("count", "sum")])
-        .rename_columns(["value", "count"])
-    )
 
 
 def _write_parts(counts: pa.Table, parts: SpooledRows) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from sluice.etl.apply.counts import RowCounts, selected
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, first_rows
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
@@ -25,15 +25,13 @@ from sluice.etl.spark.joins import check_side_table, select_side_columns
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
-from sluice.etl.spark.vocabulary.join import PlacesFolder, VocabularyJoins
+from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spark.vocabulary.large import Large, extend_state
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit
 from sluice.etl.spark.workers.part_of_input import split_part
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
-from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.store import folder_of_tails
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ class SparkEngine(Engine):
         self.check()
         parser = InputParser(self.spec)
         raw = self._raw
-        frame = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
+        frame = (raw.rows if self.spec.rows.relational else raw.read()).limit(rows)
 
         def select(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
             # The real places are not needed to predict costs.
@@ -120,24 +118,16 @@ class SparkEngine(Engine):
         met = choose_lookup(self.spec, _state, self.job.worker_bytes)
         return {key: met[key] for key in _state.stored} | self._raw.joins
 
-    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
-        job, joins = self.job, self._joins(state)
+    def write(self, state: FittedState, counted: RowCounts) -> Written:
+        job = self.job
+        placement = FileAssignment.of(
+            self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
+        )
         with self._naming_files():
-            sketches = write(
-                self._raw,
-                state,
-                FileAssignment.of(
-                    self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
-                ),
-                job.store.spark_url(folder_of(job.name)),
-                joins,
-                folder=PlacesFolder(job.store, job.files_of_state),
-                rows=counted.rows,
-                before=job.rule_before,
-            )
+            written = write(self._raw, state, placement, job, self._joins(state), rows=counted.rows)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
-        return sketches
+        return written
 
     @contextlib.contextmanager
     def _naming_files(self) -> Iterator[None]:
@@ -154,15 +144,6 @@ class SparkEngine(Engine):
             raise JobFailure(
                 f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{message}"
             ) from error
-
-    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Calls a function on each path in the session's workers. Returns the results in the order of the paths."""
-        if not paths:
-            return []
-        context = self._spark.sparkContext
-        tasks = min(len(paths), 4 * context.defaultParallelism)
-        found: list[Any] = context.parallelize(list(paths), tasks).map(function).collect()
-        return found
 
     def close(self) -> None:
         self._raw.release()

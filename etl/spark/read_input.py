@@ -38,6 +38,7 @@ from sluice.etl.spark.located_files import (
     read_tables,
     with_constants,
 )
+from sluice.etl.spark.session import PARTITIONS
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.workers.parsed_rows import Before, parse_into_cells, rows_with_ties
 from sluice.etl.spec.input_values import spark_name
@@ -345,8 +346,17 @@ class RawInput:
     def parsed(self) -> DataFrame:
         """The input's good rows in cells: see `sluice.etl.spark.workers.parsed_rows`. The first pass parses them."""
         if not self.spec.input.place:
-            return parse_into_cells(self.read(), self.spec, self.level)
-        return parse_into_cells(self.read(placed=True), self.spec, self.level, self.rows_before)
+            return parse_into_cells(self.read(), self.spec, self.level, self.count_parts)
+        return parse_into_cells(
+            self.read(placed=True), self.spec, self.level, self.count_parts, self.rows_before
+        )
+
+    @cached_property
+    def count_parts(self) -> int:
+        """The number of parts in which counts are added up. A worker has one part in memory, so that a part has the
+        counts of two partitions, some 64 MiB of input."""
+        partitions = int(self.spark.conf.get(PARTITIONS) or 1)
+        return max(self.spark.sparkContext.defaultParallelism, partitions // 2)
 
     @cached_property
     def rows_before(self) -> Before:
@@ -355,15 +365,17 @@ class RawInput:
         return rows_before({(file, start): rows for file, start, rows in counted})
 
     @cached_property
-    def frame(self) -> DataFrame:
+    def rows(self) -> DataFrame:
         """The rows that fitting and writing read: cells, or columns after dedup, joins and histories."""
         if not self.spec.rows.relational:
-            return self.parsed
+            return self.parsed.select("rows").where("rows is not null")
         kinds = [
             f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()
         ]
         kinds += [f"{name} bigint" for name in TIES]
-        typed = self.parsed.mapInArrow(partial(rows_with_ties, self.spec), ", ".join(kinds))
+        typed = self.parsed.select("rows").mapInArrow(
+            partial(rows_with_ties, self.spec), ", ".join(kinds)
+        )
         check_time_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 
@@ -380,7 +392,7 @@ class RawInput:
     def release(self) -> None:
         """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends
         before they answer prints errors."""
-        for name in {"parsed", "frame"} & self.__dict__.keys():
+        for name in {"parsed", "rows"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
 
 

@@ -66,7 +66,7 @@ def write_rejects(
     )
     if raw.spec.rows.relational:
         found = found.unionByName(
-            raw.frame.mapInArrow(partial(_find_rejects_of_relations, raw.spec, late), _TYPES)
+            raw.rows.mapInArrow(partial(_find_rejects_of_relations, raw.spec, late), _TYPES)
         )
     found = found.persist()
     try:

@@ -25,6 +25,8 @@ DEFAULTS = {
     "spark.sql.caseSensitive": "true",
     # Larger batches need fewer calls of the Python workers, as long as they fit into a core's cache.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    # A few cells. Otherwise a worker would get all cells of a file at once.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
     # Small enough that all cores end at about the same time, large enough for the start of a task to pay.
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
     # SQL passes and calls of plain functions share Python workers only if both have the same setting.
@@ -38,7 +40,7 @@ DEFAULTS = {
 
 
 PARTITION_BYTES = 32 * 2**20
-_PARTITIONS = "spark.sql.shuffle.partitions"
+PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def partitions_for(input_bytes: int, cores: int) -> int:
@@ -50,12 +52,12 @@ def partitions_for(input_bytes: int, cores: int) -> int:
 def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
     """Sets the number of shuffle partitions by the size of the frames, unless the user has set it."""
     context = spark.sparkContext
-    if not context.getConf().contains(_PARTITIONS):
+    if not context.getConf().contains(PARTITIONS):
         size = sum(
             int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
             for frame in frames
         )
-        spark.conf.set(_PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
+        spark.conf.set(PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
 
 
 def open_session(name: str) -> SparkSession:

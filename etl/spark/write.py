@@ -1,130 +1,89 @@
-"""`write`: applies the operators with Spark, and writes the table's files."""
+"""`write`: applies the operators with Spark, and writes the table's files.
+
+Tasks apply the operators, and group their rows by file in cells. Spark moves the cells. Then one task for each file
+sorts its rows and writes them, as the local engine does.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import json
+from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import FileAssignment
+from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
+from sluice.etl.apply.sorted_rows import SortedRows
+from sluice.etl.apply.spool import COMPRESSED, group_by_file
+from sluice.etl.jobs.engine import Written
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.join import PlacesFolder, RequestedPlaces, VocabularyJoins
-from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
+from sluice.etl.spark.workers.cells import CELL_BYTES, read_stream, slices, write_stream
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spark.workers.placed_rows import PlacedRows
-from sluice.etl.spec.row_identity import Identity
-from sluice.etl.table.data_files import arrow_schema, with_dictionaries
+from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.job_record import NO_PARTITION
-from sluice.etl.table.sketch import Gathered, Sketch, SketchSum
+from sluice.etl.table.job_record import FileRecord
+from sluice.etl.table.new_files import NewFile
+from sluice.etl.table.profile import Profile
+from sluice.etl.table.sketch import Gathered, SketchSum
+from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
-    from pyspark.sql import DataFrame
 
-_SPARK_TYPES = {
-    "int8": "tinyint",
-    "int32": "int",
-    "int64": "bigint",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "list<element: int32>": "array<int>",
-    "list<element: int64>": "array<bigint>",
-    "list<element: string>": "array<string>",
-    "list<element: double>": "array<double>",
-}
+    from sluice.etl.jobs.job import Job
+
+_GROUPED_BYTES = 64 << 20
+"""The size of the rows that a task groups by file at once. If there are many files, larger groups make fewer cells."""
+_SORTED_BYTES = 160 << 20
+"""The size of the rows that a task sorts in memory. With their copies they take about 512 MiB."""
+_CELLS = "file int, cell binary"
 
 
 def write(
     raw: RawInput,
     state: FittedState,
     placement: FileAssignment,
-    url: str,
+    job: Job,
     joins: VocabularyJoins,
     *,
-    folder: PlacesFolder,
     rows: int,
-    before: Identity | None = None,
-) -> dict[str, dict[str, Sketch]]:
-    """Applies the operators, sorts the rows of each file, and writes Parquet. Returns sketches of the rows, by
-    recognition and split: by this table's rule, and also by the rule `before`, if that is another one. There are about
-    `rows` rows. `folder` is for the places that values have in vocabularies in files.
-    """
-    spec = raw.spec
-    schema = arrow_schema(spec.fields({}))
-    types = {
-        f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]}{'' if f.nullable else ' not null'}"
-        for f in schema
-    }
-    columns = list(types.values())
+) -> Written:
+    """Applies the operators, sorts the rows of each file, and writes Parquet. There are about `rows` rows."""
     context = raw.spark.sparkContext
-    order = [
-        *(["_first"] if placement.sorted_by_value else []),
-        "_key",
-        *(["_row"] if placement.has_ties else []),
-    ]
-    columns += ["_first double not null"] if placement.sorted_by_value else []
-    columns += ["_row bigint not null"] if placement.has_ties else []
     nothing: Gathered = {}
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
-    look = SketchInputs.of(placement, rows, before)
+    look = SketchInputs.of(placement, rows, job.rule_before)
     shipped = context.broadcast(joins.for_workers(state).packed())
     placed_rows = PlacedRows(placement, look, lambda: shipped.value)
-    columns += ["_key bigint not null", "_file int not null"]
-    with folder.found(raw.frame, placed_rows, joins, state) as places:
+    folder = PlacesFolder(job.store, job.files_of_state)
+    with folder.found(raw.rows, placed_rows, joins, state) as places:
         worker = partial(_apply, placed_rows, joins, places, gathered)
-        _write_files(raw.frame.mapInArrow(worker, ", ".join(columns)), placement, url, order)
+        cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
+        writer = partial(_write_file, placement, job.store.uri, job.name)
+        made = cells.mapInArrow(writer, "made string").toArrow()["made"].to_pylist()
     shipped.unpersist(blocking=True)
-    return look.bounds.sketches(gathered.value)
+    files = [_read_file(text) for text in made]
+    _remove_others(job.store, job.name, files)
+    return Written(files, look.bounds.sketches(gathered.value))
 
 
-def _write_files(placed: DataFrame, placement: FileAssignment, url: str, order: list[str]) -> None:
-    """Sorts the rows of each file, and writes Parquet."""
-    from pyspark.sql import functions as sql
-
-    spec = placement.spec
-    schema = arrow_schema(spec.fields({}))
-    # A file is in one split, so rows need no order by split, and a sort by one number is fastest. Spark's writer keeps
-    # this order if it may have two files open. Otherwise it sorts by split first.
-    placed.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
-    *others, last = zip(spec.table.split, placement.ends, strict=True)
-    split = sql.lit(last[0])
-    for name, bound in reversed(others):
-        split = sql.when(sql.col("_file") < bound, name).otherwise(split)
-    placed = placed.repartitionById(placement.total, "_file").withColumn("split", split)
-    folders = ["split"]
-    if placement.pairs:
-        values = sql.array(*[sql.lit(value) for value in placement.partitions])
-        placed = placed.withColumn(
-            "partition", sql.coalesce(sql.get(values, "_file"), sql.lit(NO_PARTITION))
-        )
-        folders.append("partition")
-    placed = placed.sortWithinPartitions(*order).select(*[f"`{n}`" for n in schema.names], *folders)
-    placed.write.partitionBy(*folders).options(
-        **parquet_options(spec.table.row_group_rows, with_dictionaries(schema))
-    ).parquet(url)
-
-
-def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str, str]:
-    """Returns Parquet options: row groups of an exact size, the codec and encoding that decode fastest, and a checksum
-    for each page. Columns of `texts` have a dictionary, so that the loader's operators see each value once."""
-    return {
-        **{f"parquet.enable.dictionary#{name}": "true" for name in texts},
-        "compression": "lz4_raw",
-        "parquet.enable.dictionary": "false",
-        "parquet.page.write-checksum.enabled": "true",
-        "parquet.block.row.count.limit": str(row_group_rows),
-        "parquet.block.size": str(2**31 - 1),
-        **COMMIT_OPTIONS,
-    }
+def _remove_others(store: TableStore, job: str, files: list[NewFile]) -> None:
+    """Removes the files of attempts that failed, or that another attempt overtook. Attempts that still run may leave
+    some, which vacuum removes."""
+    kept = {file.record.path for file in files}
+    for path in store.files(folder_of(job)):
+        if path not in kept:
+            store.remove(path)
 
 
 @name_part
@@ -135,10 +94,13 @@ def _apply(
     gathered: Accumulator[Gathered],
     batches: Batches,
 ) -> Batches:
-    """Yields the finished columns, the sort keys and the file of each good row. Runs in a worker."""
+    """Yields cells with the finished columns and the sort keys of each file's rows. Runs in a worker."""
     placing, features = placed.load()
+    placement = placed.placement
     made_here = [column.name for column in placed.spec.columns]
-    names = [*made_here, *RowPlacement.order(placed.placement), "_file"]
+    names = [*made_here, *RowPlacement.order(placement)]
+    waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
+    size = 0
     for block, parts in itertools.groupby(placed.blocks(batches), itemgetter(0)):
         of_block = features.with_prepared(places.of_block(block)) if places else features
         for _, (columns, keys) in parts:
@@ -146,5 +108,66 @@ def _apply(
             made = of_block.apply(rows.columns, rows.keys, (), rows.split, rows.folds)
             rows, made = placing.fit(rows, made, made_here, joins.names)
             joins.check_numbers(dict(zip(made_here, made, strict=True)))
-            yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
+            finished = pa.record_batch([*made, *rows.order], names)
+            waiting.append((finished, rows.files))
+            size += finished.nbytes
+            if size >= _GROUPED_BYTES:
+                yield from _in_cells(waiting, placement.total)
+                waiting, size = [], 0
+    yield from _in_cells(waiting, placement.total)
     gathered.add(placing.seen)
+
+
+def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files: int) -> Batches:
+    """Yields the rows as cells, each with rows of one file."""
+    if not waiting:
+        return
+    rows, ends = group_by_file(
+        pa.concat_batches([batch for batch, _ in waiting]),
+        np.concatenate([numbers for _, numbers in waiting]),
+        files,
+    )
+    found: list[tuple[int, bytes]] = []
+    for file in np.flatnonzero(np.diff(ends)).tolist():
+        for part in slices(rows.slice(ends[file], ends[file + 1] - ends[file])):
+            found.append((file, write_stream([part], rows.schema, COMPRESSED).to_pybytes()))
+            if sum(len(cell) for _, cell in found) >= CELL_BYTES:
+                yield _cells(found)
+                found = []
+    if found:
+        yield _cells(found)
+
+
+def _cells(found: list[tuple[int, bytes]]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [
+            pa.array([file for file, _ in found], pa.int32()),
+            pa.array([c for _, c in found], pa.binary()),
+        ],
+        ["file", "cell"],
+    )
+
+
+def _write_file(placement: FileAssignment, uri: str, job: str, batches: Batches) -> Batches:
+    """Sorts the rows of one file, writes them, and yields a description of the file. Runs in a worker."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    rows = SortedRows(_SORTED_BYTES)
+    file = None
+    for batch in batches:
+        file = batch["file"][0].as_py()
+        for cell in batch["cell"]:
+            for part in read_stream(cell):
+                rows.add(part)
+    if file is not None:
+        made = FileWriter(placement, TableStore(uri), job).write(file, rows, task.taskAttemptId())
+        text = json.dumps([asdict(made.record), made.profile.columns])
+        yield pa.record_batch([[text]], ["made"])
+    rows.close()
+
+
+def _read_file(text: str) -> NewFile:
+    record, columns = json.loads(text)
+    return NewFile(FileRecord.from_json(record), Profile(columns))

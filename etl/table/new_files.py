@@ -1,58 +1,47 @@
-"""`describe` checks a job's files before they are published.
+"""`describe` checks a new file before it is published.
 
 Spark's workers run it too, so it needs only pyarrow and numpy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
-from sluice.etl.table.data_files import arrow_schema, folder_of
+from sluice.etl.table.data_files import arrow_schema
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.store import TableStore
-
-Each = Callable[[Callable[[str], Any], Sequence[str]], Iterable[Any]]
-"""Calls a function with every path, in order: `map`, or a function that uses a cluster."""
 
 
 class CommitError(UsageError):
     """A commit that is not allowed, or files that differ from what the job intended to write."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A data file that is written and checked, but not published."""
+
+    record: FileRecord
+    profile: Profile
+
+
 def describe(
     store: TableStore,
-    job: str,
+    path: str,
     fields: Sequence[Field],
     row_group_rows: int,
-    *,
-    map_each: Each = map,
     buckets: Mapping[str, int] | None = None,
-) -> tuple[tuple[FileRecord, ...], Profile]:
-    """Returns the records of a job's files, and their profile. Checks the files' footers.
+) -> NewFile:
+    """Reads a file as it is in the store. Raises a CommitError if it does not have these fields and row groups.
 
     `buckets` is the number of ids of each column for values outside its vocabulary."""
-    paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]
-    look = partial(_describe, store.uri, tuple(fields), row_group_rows, dict(buckets or {}))
-    found = [
-        (FileRecord.from_json(file), Profile(profile)) for file, profile in map_each(look, paths)
-    ]
-    profile = Profile.joined([profile for _, profile in found])
-    return tuple(file for file, _ in found if file.rows), profile
-
-
-def _describe(
-    uri: str, fields: Sequence[Field], row_group_rows: int, buckets: Mapping[str, int], path: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    store, schema = TableStore(uri), arrow_schema(fields)
+    schema = arrow_schema(fields)
     with store.fs.open_input_file(store.path(path)) as file:
         footer = pq.ParquetFile(file)
         groups = tuple(
@@ -62,7 +51,7 @@ def _describe(
         want = [(f.name, f.type) for f in schema]
         if have != want:
             raise CommitError(f"{store.url(path)}: its columns are {have}, not {want}")
-        profile = Profile.of(footer, fields, buckets)
+        profile = Profile.of(footer, fields, buckets or {})
     if any(rows != row_group_rows for rows in groups[:-1]) or (
         groups and groups[-1] > row_group_rows
     ):
@@ -84,4 +73,4 @@ def _describe(
         sha256=store.digest(path),
         partition=partition,
     )
-    return asdict(record), profile.columns
+    return NewFile(record, profile)

@@ -21,6 +21,7 @@ from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import describe
+from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
@@ -177,7 +178,12 @@ def write(
             use_dictionary=False,
             write_page_checksum=True,
         )
-    written, profile = describe(store, job, fields, spec.table.row_group_rows)
+    made_files = [
+        describe(store, path, fields, spec.table.row_group_rows)
+        for path in store.files(folder_of(job))
+    ]
+    written = tuple(file.record for file in made_files)
+    profile = Profile.joined(file.profile for file in made_files)
     record = JobRecord(
         job=job,
         mode=mode,

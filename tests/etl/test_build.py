@@ -349,7 +349,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sluice.etl.jobs.job_run.describe", full)
+    monkeypatch.setattr("sluice.etl.jobs.job_run.Profile.joined", full)
     with raises(OSError, "No space left"):
         run(spark, tmp_path / "t", raw, mode="overwrite")
     table = FeatureTable.open(tmp_path / "t")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.counts import (
+    COUNTS,
     CountsOfRows,
     RowCounts,
-    counts_of_parsed,
     join_batches,
     selected,
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spark.workers import parsed_rows
+from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
@@ -45,12 +47,11 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
 )
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
-    cells = list(parsed_rows._parse(spec, 0, None, iter([batch, lines(8)])))
+    cells = list(parsed_rows._parse(spec, 0, 3, None, iter([batch, lines(8)])))
     parsed = InputParser(spec).parse(batch)
     rows = next(parsed_rows.read_rows(iter(cells)))
     if spec.rows.relational:  # which rows are left is decided after they have met others
         assert rows.to_pydict() == pa.table(parsed.columns).to_pydict()
-        want = list(counts_of_parsed(spec, parsed))
     else:
         columns, keys = parsed_rows.with_keys(rows)
         kept, known = selected(spec, parsed)
@@ -58,10 +59,7 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
             name: values.to_pylist() for name, values in kept.items()
         }
         assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
-        want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).count_parsed(parsed))
-    counts = parsed_rows.read_counts(iter(cells[:1]))
-    assert [one.to_pydict() for one in counts] == [one.to_pydict() for one in want]
-    every = summed(parsed_rows.read_counts(iter(cells)))
+    every = summed(read_counts(iter(cells)))
     assert RowCounts.of(every).parsed == 58 + 6
     assert sum(RowCounts.of(every).rejected.values()) == 4
     if not spec.rows.relational:  # what the first level learns from is counted, too
@@ -70,6 +68,34 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
             one for part in (batch, lines(8)) for one in alone.of(InputParser(spec).parse(part))
         )
         assert sorted(map(repr, every.to_pylist())) == sorted(map(repr, whole.to_pylist()))
+
+
+def test_each_value_is_counted_in_one_part_and_sums_below_the_least_are_left_out():
+    draw = np.random.default_rng(5)
+    counted = [
+        pa.record_batch(
+            [
+                pa.array(np.full(500, key, np.int32)),
+                pa.array([f"v{n}" for n in draw.integers(0, 60, 500)]),
+                pa.array(draw.integers(1, 4, 500)),
+            ],
+            schema=COUNTS,
+        )
+        for key in (2, 0, 1, 0, -3)
+    ]
+    cells = [*count_cells(counted[:2], 4), *count_cells(counted[2:], 4), *count_cells([], 4)]
+    found = []
+    for part in range(4):
+        mine = [cell for cell in cells if cell["part"][0].as_py() == part]
+        assert len(mine) == 2
+        sums = list(sum_cells({1: 20}, iter(mine)))
+        assert [cell["key"][0].as_py() for cell in sums] == [-3, 0, 1, 2]
+        rows = list(read_counts(iter(sums)))
+        assert [cell["sums"][0].as_py() for cell in sums] == [one.num_rows for one in rows]
+        found += [row for one in rows for row in one.to_pylist()]
+    want = [row for row in summed(counted).to_pylist() if row["key"] != 1 or row["count"] >= 20]
+    assert 0 < len([row for row in want if row["key"] == 1]) < 60
+    assert sorted(map(repr, found)) == sorted(map(repr, want))
 
 
 def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -81,14 +107,14 @@ def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
     )
 
 
-def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
-    monkeypatch.setattr(parsed_rows, "CELL_BYTES", WIDE)
+def test_wide_rows_lie_in_several_cells(monkeypatch):
+    monkeypatch.setattr("sluice.etl.spark.workers.cells.CELL_BYTES", WIDE)
     spec = Spec.parse(TEXT % "")
-    cells = list(parsed_rows._parse(spec, None, None, iter([lines(1000, "x" * 8000)])))
-    counted = cells[5:]  # one that has counts of the rows that are left, and no rows
-    assert [list(parsed_rows.read_rows(iter([cell]))) for cell in counted] == [[]]
-    del cells[5:]
+    cells = list(parsed_rows._parse(spec, None, 1, None, iter([lines(1000, "x" * 8000)])))
+    counted = cells.pop()  # it has the counts, and no rows
+    assert list(parsed_rows.read_rows(iter([counted]))) == []
     assert len(cells) == 5
+    assert list(read_counts(iter(cells))) == []
     assert (
         max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE
     )  # a slice is written without its whole
@@ -97,9 +123,6 @@ def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkey
         n for n in range(1000) if n not in (3, 5)
     ]
     assert len({one.num_rows for one in rows[:-1]}) == 1
-    assert [sum(1 for _ in parsed_rows.read_counts(iter([cell]))) > 0 for cell in cells] == [
-        True
-    ] + 4 * [False]
 
 
 def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
@@ -110,9 +133,9 @@ def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():
     spec = Spec.parse(TEXT % FILTERED)
-    cells = list(parsed_rows._parse(spec, None, None, iter([lines(9)])))
-    assert [batch.num_rows for batch in parsed_rows.read_rows(iter(cells))] == [0]
-    assert list(parsed_rows.read_counts(iter(cells)))
+    cells = list(parsed_rows._parse(spec, None, 1, None, iter([lines(9)])))
+    assert list(parsed_rows.read_rows(iter(cells))) == []
+    assert RowCounts.of(summed(read_counts(iter(cells)))).parsed == 7
 
 
 def test_a_worker_makes_a_state_ready_once_for_all_tasks_that_are_sent_it():

@@ -7,8 +7,7 @@ from __future__ import annotations
 from pyspark.daemon import manager
 
 import sluice.etl.spark.fit
-import sluice.etl.spark.write
-import sluice.etl.table.new_files  # noqa: F401
+import sluice.etl.spark.write  # noqa: F401
 
 if __name__ == "__main__":
     manager()  # type: ignore[no-untyped-call]

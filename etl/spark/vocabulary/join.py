@@ -34,7 +34,7 @@ from sluice.etl.ops.hashing import NULL, U64, hash_texts
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.lists import flat
 from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
-from sluice.etl.spark.workers.parsed_rows import CELL_BYTES, one_value, read_stream, write_stream
+from sluice.etl.spark.workers.cells import CELL_BYTES, one_value, read_stream, write_stream
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spark.workers.placed_rows import PlacedRows
 from sluice.etl.spec.columns import ColumnSpec

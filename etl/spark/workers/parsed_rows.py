@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from sluice.etl.apply.counts import (
     COUNT_ROWS,
-    COUNTS,
     CountsOfRows,
     counts_of_parsed,
     is_full,
@@ -27,6 +26,8 @@ from sluice.etl.apply.counts import (
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
+from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
 from sluice.etl.spec.spec import Spec
@@ -37,22 +38,21 @@ if TYPE_CHECKING:
 
 Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
 """See `sluice.etl.apply.input_checks.rows_before`."""
-CELL_BYTES = 4 << 20
-"""The size of a cell. Java has five copies of a cell in memory while it writes the cell."""
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
-_CELLS = "rows binary, counts binary"
+_NAMES = ["rows", "part", "counts"]
+_CELLS = "rows binary, part int, counts binary"
 
 
 def parse_into_cells(
-    lines: DataFrame, spec: Spec, level: int | None, before: Before | None = None
+    lines: DataFrame, spec: Spec, level: int | None, parts: int, before: Before | None = None
 ) -> DataFrame:
-    """Returns cells with the parsed rows, and with the counts that the operators of `level` learn from. Later passes
-    read them from a disk, with `read_rows` and `read_counts`. `before` has the number of rows before each part of the
-    input, and of all rows."""
+    """Returns cells with the parsed rows, and cells with the counts that the operators of `level` learn from, in so
+    many parts. Later passes read them from a disk, with `read_rows` and `sluice.etl.spark.fit`. `before` has the number
+    of rows before each part of the input, and of all rows."""
     from pyspark import StorageLevel
 
-    return lines.mapInArrow(partial(_parse, spec, level, before), _CELLS).persist(
+    return lines.mapInArrow(partial(_parse, spec, level, parts, before), _CELLS).persist(
         StorageLevel.DISK_ONLY
     )
 
@@ -60,7 +60,7 @@ def parse_into_cells(
 def read_rows(batches: Batches) -> Batches:
     """Yields the rows of cells."""
     for batch in batches:
-        for rows in batch["rows"]:
+        for rows in batch["rows"].drop_null():
             yield from read_stream(rows)
 
 
@@ -70,13 +70,6 @@ def rows_with_ties(spec: Spec, batches: Batches) -> Batches:
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         hashes = [pa.array(tie.view(np.int64)) for tie in ties(columns, spec)]
         yield pa.record_batch([*rows.columns, *hashes], [*rows.schema.names, *TIES])
-
-
-def read_counts(batches: Batches) -> Batches:
-    """Yields the counts that parsing added to cells."""
-    for batch in batches:
-        for counted in batch["counts"]:
-            yield from read_stream(counted)
 
 
 def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
@@ -97,41 +90,48 @@ def selected_rows(
 
 
 @name_part
-def _parse(spec: Spec, level: int | None, before: Before | None, batches: Batches) -> Batches:
-    """Yields cells with the parsed rows and their counts.
+def _parse(
+    spec: Spec, level: int | None, parts: int, before: Before | None, batches: Batches
+) -> Batches:
+    """Yields cells with the parsed rows, and cells with their counts.
 
     For joins and histories, cells have all rows that parse. Otherwise they have the rows that filters and the sample
     keep, with their keys, and the counts for the operators of `level`."""
     parser = InputParser(spec)
     counts = CountsOfRows(spec, level, Features(spec, FittedState(), ahead=False))
     seen = Counter[tuple[str, int]]()
-    batches_to_count: list[pa.RecordBatch] = []
+    to_count: list[pa.RecordBatch] = []
+    counted: list[pa.RecordBatch] = []
     for batch in batches:
         parsed = parser.parse(batch, compute_places(batch, before, seen) if before else None)
         if spec.rows.relational:
-            yield from _make_cells(_to_batch(spec, parsed), list(counts_of_parsed(spec, parsed)))
+            yield from _row_cells(_to_batch(spec, parsed))
+            counted += counts_of_parsed(spec, parsed)
             continue
         columns, keys = selected(spec, parsed)
         keys = row_keys(columns, spec) if keys is None else keys
         rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-        yield from _make_cells(rows, list(counts.count_parsed(parsed)))
-        batches_to_count.append(rows)
-        if is_full(batches_to_count, COUNT_ROWS):
-            yield from _count_cells(counts, batches_to_count)
-            batches_to_count = []
-    if batches_to_count:
-        yield from _count_cells(counts, batches_to_count)
+        yield from _row_cells(rows)
+        counted += counts.count_parsed(parsed)
+        to_count.append(rows)
+        if is_full(to_count, COUNT_ROWS):
+            counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+            yield from _count_cells(counted, parts)
+            to_count, counted = [], []
+    if to_count:
+        counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+    yield from _count_cells(counted, parts)
 
 
-def _count_cells(counts: CountsOfRows, batches_to_count: list[pa.RecordBatch]) -> Batches:
-    """Yields cells without rows that have the counts of these rows."""
-    for found in counts.count_selected(*with_keys(pa.concat_batches(batches_to_count))):
-        step = max(1, -(-found.num_rows // max(1, -(-found.nbytes // CELL_BYTES))))
-        for start in range(0, found.num_rows, step):
-            yield _make_cell(
-                write_stream([], batches_to_count[0].schema),
-                write_stream([found.slice(start, step)], COUNTS),
-            )
+def _row_cells(rows: pa.RecordBatch) -> Batches:
+    for part in slices(rows):
+        cell = one_value(write_stream([part], rows.schema))
+        yield pa.record_batch([cell, pa.array([0], pa.int32()), pa.nulls(1, pa.binary())], _NAMES)
+
+
+def _count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
+    for cells in count_cells(counted, parts):
+        yield pa.record_batch([pa.nulls(1, pa.binary()), *cells.columns], _NAMES)
 
 
 def compute_places(
@@ -156,39 +156,3 @@ def _to_batch(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
     return pa.record_batch(
         [parsed.columns[name] for name in spec.input.with_place], list(spec.input.with_place)
     )
-
-
-def _make_cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:
-    """Yields cells of about `CELL_BYTES` or less. The first one has the counts."""
-    step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
-    for start in range(0, max(1, rows.num_rows), step):
-        yield _make_cell(
-            write_stream([rows.slice(start, step)], rows.schema),
-            write_stream([] if start else counts, COUNTS),
-        )
-
-
-def _make_cell(rows: pa.Buffer, counts: pa.Buffer) -> pa.RecordBatch:
-    return pa.record_batch([one_value(rows), one_value(counts)], ["rows", "counts"])
-
-
-def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
-    """Returns batches as the content of a cell."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    return sink.getvalue()
-
-
-def one_value(cell: pa.Buffer) -> pa.Array:
-    """Returns an array with this one value. Does not copy it."""
-    return pa.Array.from_buffers(
-        pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
-    )
-
-
-def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of a cell."""
-    # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
-    yield from pa.ipc.open_stream(cell.as_py())

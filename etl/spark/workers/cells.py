@@ -1,0 +1,45 @@
+"""Cells: Arrow streams as single values, so that Spark moves bytes and not rows. All functions run in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+CELL_BYTES = 4 << 20
+"""The size of a cell. Java has five copies of a cell in memory while it writes the cell."""
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+def write_stream(
+    batches: Sequence[pa.RecordBatch],
+    schema: pa.Schema,
+    options: pa.ipc.IpcWriteOptions | None = None,
+) -> pa.Buffer:
+    """Returns batches as the content of a cell."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a cell."""
+    # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
+    yield from pa.ipc.open_stream(cell.as_py(), options=_READ)
+
+
+def one_value(cell: pa.Buffer) -> pa.Array:
+    """Returns an array with this one value. Does not copy it."""
+    return pa.Array.from_buffers(
+        pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
+    )
+
+
+def slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields the rows in parts of about `CELL_BYTES` or less."""
+    step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
