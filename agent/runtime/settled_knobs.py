@@ -22,6 +22,8 @@ from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
+_OBJECT_STORES = ("s3", "gcs", "abfs")
+"""The file systems in which a file appears when it is complete."""
 FORMAT = 3
 _SUFFIX = ".sluice.json"
 _MOST_BYTES = 64 * 1024  # A larger file is not an entry of a registry.
@@ -144,17 +146,9 @@ class Registry:
         """Writes an entry. Returns whether that worked."""
         try:
             system, folder = self._open()
-            system.create_dir(folder, recursive=True)
-            path = f"{folder}/{_file_name(entry)}"
-            temporary = f"{folder}/.{uuid.uuid4().hex}"
-            try:
-                with system.open_output_stream(temporary) as stream:
-                    stream.write(json.dumps(entry.to_dict(), indent=1).encode())
-                system.move(temporary, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    system.delete_file(temporary)
-                raise
+            _write(
+                system, folder, _file_name(entry), json.dumps(entry.to_dict(), indent=1).encode()
+            )
             self._trim(system, folder)
         except (OSError, ValueError) as error:  # These include pyarrow's errors.
             self._say(f"the registry at {self.place} could not be written: {_one_line(error)}")
@@ -208,6 +202,25 @@ def _files(system: Any, folder: str) -> list[Any]:
         for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         if info.is_file and info.path.endswith(_SUFFIX)
     ]
+
+
+def _write(system: Any, folder: str, name: str, content: bytes) -> None:
+    """Writes a file that others see complete or not at all."""
+    path = f"{folder}/{name}"
+    if system.type_name in _OBJECT_STORES:
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+        return
+    system.create_dir(folder, recursive=True)
+    temporary = f"{folder}/.{uuid.uuid4().hex}"
+    try:
+        with system.open_output_stream(temporary) as stream:
+            stream.write(content)
+        system.move(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            system.delete_file(temporary)
+        raise
 
 
 def _read(system: Any, info: Any) -> RegistryEntry:

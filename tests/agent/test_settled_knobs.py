@@ -138,13 +138,14 @@ def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they
     try:
         with_bucket(server, monkeypatch)
         registry = Registry(f"s3://data/registry?{server.query}", say=said.append)
-        server.refuse(0.2, status)
+        every = "GET HEAD PUT POST DELETE"
+        server.refuse(0.2, status, every)
         for read in (2, 4, 8, 12, 16):
             assert registry.remember(_entry(read=read)), said
             assert registry.recall(_context(), LIMITS).knobs.workers["read"] == read
         assert server.refused > 3
         assert said == []
-        server.refuse(1, status)
+        server.refuse(1, status, every)
         assert not registry.remember(_entry(read=32))
         assert registry.recall(_context(), LIMITS) is None
         assert server.refused <= 100, "retries are bounded"
