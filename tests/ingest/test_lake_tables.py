@@ -225,7 +225,9 @@ def test_two_columns_that_swap_their_names_keep_their_values(tmp_path, kind):
             schema.rename_column("price", "other")
         with table.update_schema() as schema:
             schema.rename_column("size", "price").rename_column("other", "size")
-        table.append(rows.slice(0, 0).select(["click", "size", "user", "day", "hour", "at", "price"]))
+        table.append(
+            rows.slice(0, 0).select(["click", "size", "user", "day", "hour", "at", "price"])
+        )
         table.catalog.close()
         source = newest(table)
     else:
