@@ -22,6 +22,8 @@ from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
+_ATTEMPTS = 5
+"""How often each request to a bucket is tried. The last wait is some seconds long."""
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 """The file systems in which a file appears when it is complete."""
 FORMAT = 3
@@ -149,10 +151,11 @@ class Registry:
             _write(
                 system, folder, _file_name(entry), json.dumps(entry.to_dict(), indent=1).encode()
             )
-            self._trim(system, folder)
         except (OSError, ValueError) as error:  # These include pyarrow's errors.
             self._say(f"the registry at {self.place} could not be written: {_one_line(error)}")
             return False
+        with contextlib.suppress(OSError):  # the next run removes old files
+            self._trim(system, folder)
         return True
 
     def _entries(self) -> Iterator[RegistryEntry]:
@@ -181,7 +184,7 @@ class Registry:
 
     def _open(self) -> tuple[Any, str]:
         """Returns the file system of the place, and the folder there."""
-        system, folder = Place.of(self.place).files()
+        system, folder = Place.of(self.place).files(attempts=_ATTEMPTS)
         return system, folder.rstrip("/")
 
 

@@ -138,21 +138,24 @@ def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they
     try:
         with_bucket(server, monkeypatch)
         registry = Registry(f"s3://data/registry?{server.query}", say=said.append)
-        every = "GET HEAD PUT POST DELETE"
-        server.refuse(0.2, status, every)
-        for read in (2, 4, 8, 12, 16):
+        # Arrow's client does not repeat a write that is refused with 429.
+        reads_only = status == 429
+        every = "GET HEAD" if reads_only else "GET HEAD PUT POST DELETE"
+        server.refuse(0.1, status, every)
+        for read in (*range(1, 16), 16):
             assert registry.remember(_entry(read=read)), said
             assert registry.recall(_context(), LIMITS).knobs.workers["read"] == read
         assert server.refused > 3
         assert said == []
         server.refuse(1, status, every)
-        assert not registry.remember(_entry(read=32))
+        assert registry.remember(_entry(read=32)) == reads_only
         assert registry.recall(_context(), LIMITS) is None
         assert server.refused <= 100, "retries are bounded"
-        assert len(said) == 2
+        assert len(said) == 1 + (not reads_only)
         assert all("s3://data/registry" in line for line in said)
         server.refuse(0)
-        assert registry.recall(_context(), LIMITS).knobs.workers["read"] == 16
+        left = 32 if reads_only else 16
+        assert registry.recall(_context(), LIMITS).knobs.workers["read"] == left
     finally:
         server.close()
 

@@ -47,9 +47,9 @@ def told(b):
 
 
 PARTS = SimpleNamespace(
-    model=lambda logits: logits,
+    model=lambda logits, _sparse: logits,
     layout=SimpleNamespace(
-        features=lambda b, _device: (b.dense[:, 0],),
+        features=lambda b: (b.dense[:, 0], None),
         columns=[Table(name=n, rows=r, width=4) for n, r in SIZES.items()],
     ),
 )
@@ -254,7 +254,7 @@ def test_training_may_end_at_the_auc_that_was_asked_for(judged):
 def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch):
     make, lines, _, folder = judged
     numbers = iter([math.nan] * 3)  # of three batches
-    monkeypatch.setattr(PARTS, "model", lambda logits: logits * next(numbers, 1.0))
+    monkeypatch.setattr(PARTS, "model", lambda logits, _sparse: logits * next(numbers, 1.0))
     judge = make(stop_auc=0.8)
     assert not judge.evaluate_and_check(replace(META, step=10))
     assert best(folder) is None
