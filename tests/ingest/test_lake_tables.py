@@ -23,7 +23,7 @@ from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.tools import guess_spec
+from sluice.tools import guess
 from sluice.tools.bench import main as bench
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import (
@@ -85,7 +85,7 @@ def test_each_kind_gives_the_rows_of_plain_files(tmp_path, rows, wanted, kind, r
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_guessed_spec_loads_each_kind(tmp_path, rows, kind, capsys):
     source = make(kind, tmp_path / "t", *rows)
-    guess_spec.main([source, "--label", "click"])
+    guess.main([source, "--label", "click"])
     text = capsys.readouterr().out
     spec = Spec.own(text)
     assert spec.input.format == {"folders": "parquet"}.get(kind, kind.split()[0])
