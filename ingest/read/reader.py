@@ -513,7 +513,7 @@ class RowGroupReader:
         group = -largest[2]
         footer = self._footer(number)
         # Most of a file with few rows is its footer.
-        least = max(1, rows // _SMALL_PART)
+        least = 1 + rows // _SMALL_PART
         sizes = [
             file.bytes / max(least, sum(counts))
             for file, counts in zip(self.files, stored, strict=True)
