@@ -71,6 +71,8 @@ class DataFile:
     """`train`, `validation`, `test`, or what the spec names."""
     row_group_rows: tuple[int, ...] = ()
     """The number of rows in each row group, in order. If empty, read it from the footer."""
+    stored_rows: tuple[int, ...] = ()
+    """If only a split's rows count above: the number of all rows in each row group."""
     content: str = ""
     """The digest of the file, from its job's record, or of its footer. Empty if it is not known."""
 

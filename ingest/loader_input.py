@@ -68,7 +68,7 @@ class LoaderInput:
     def stored_bytes(self) -> float:
         """The average size of a row in the table's files, in bytes."""
         return sum(file.bytes for file in self.files) / max(
-            1, sum(file.rows for file in self.files)
+            1, sum(sum(file.stored_rows) or file.rows for file in self.files)
         )
 
     @property

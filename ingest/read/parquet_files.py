@@ -237,7 +237,7 @@ class ParquetFiles:
                 "names no split"
             )
         return tuple(
-            replace(file, rows=sum(rows), row_group_rows=rows)
+            replace(file, rows=sum(rows), row_group_rows=rows, stored_rows=file.row_group_rows)
             for file, rows in zip(self.files, counts, strict=True)
         )
 

@@ -42,6 +42,8 @@ _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
 _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
+_SMALL_PART = 64
+"""A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
 _PACK_COPIES = 3
 """Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
 
@@ -490,44 +492,51 @@ class RowGroupReader:
         return pa.schema(found)
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
-        """Estimates the memory for decoding from the largest row group. The estimate is larger if other files store
-        more bytes a row. `copies` is the number of further copies of the result that exist at once."""
+        """Estimates the memory for decoding from the largest row group that is read. The estimate is larger if other
+        files store more bytes a row. `copies` is the number of further copies of the result that exist at once."""
+        stored = [
+            file.stored_rows or kept for file, kept in zip(self.files, self.row_groups, strict=True)
+        ]
+        # A row group is decoded whole, however few of its rows are kept. Without any, it is not read.
         largest = max(
             (
-                (rows, -n, -g)
-                for n, counts in enumerate(self.row_groups)
+                (rows if self.row_groups[n][g] else 0, -n, -g)
+                for n, counts in enumerate(stored)
                 for g, rows in enumerate(counts)
             ),
             default=None,
         )
         if largest is None:
             return Decoding(0.0, 0, (self.columns,))
+        rows = largest[0]
         number = -largest[1]
         group = -largest[2]
         footer = self._footer(number)
-        stored = [file.bytes / file.rows for file in self.files if file.rows]
-        own = self.files[number].bytes / max(1, self.files[number].rows)
-        scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
+        # Most of a file with few rows is its footer.
+        least = 1 + rows // _SMALL_PART
+        sizes = [
+            file.bytes / max(least, sum(counts))
+            for file, counts in zip(self.files, stored, strict=True)
+        ]
+        scale = max(sizes) / sizes[number] if sizes[number] else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
             alone = self._decoding_of(number, group, bags, scale)
-            found = replace(
-                alone, extra_bytes=alone.extra_bytes + copies * alone.decoded(largest[0])
-            )
         except Exception as error:
             raise SourceError(
                 f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                 f"{error}); the file is damaged. Write it again"
             ) from error
+        whole = alone.decoded(rows)
+        found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
         if self._made is None:
             return found
-        # Rows that are decoded for each row that the selection keeps.
-        share = footer.row_group(group).num_rows / max(1, largest[0])
-        made = self._made.row_bytes + _MAKE_ROW_BYTES
+        made = rows * (self._made.row_bytes + _MAKE_ROW_BYTES)
         return replace(
             found,
-            row_bytes=share * (found.row_bytes + self._made.more_bytes),
-            extra_bytes=round(found.extra_bytes + share * largest[0] * made),
+            row_bytes=found.row_bytes + self._made.more_bytes,
+            # The kept rows are copied from the whole row group.
+            extra_bytes=found.extra_bytes + made + whole * (self._selection is not None),
         )
 
     def _decoding_of(

@@ -9,15 +9,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.etl.spec.spec import Spec
 from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
-from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
 from tests.raises import assert_names
@@ -93,6 +97,84 @@ def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):
     assert decoding.extra_bytes < 6 * metadata.row_group(0).column(0).total_compressed_size
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_split_needs_at_most_the_memory_of_all_rows_however_few_it_keeps(tmp_path, seed):
+    """Row groups of drawn sizes. The split has drawn shares of their rows: all, some, one or none."""
+    chance = np.random.default_rng(seed)
+    groups = []
+    for rows in chance.integers(1, 20_000, 12).tolist():
+        kept = min(rows, int(chance.choice([0, 1, 1, rows // 10, rows])))
+        part = chance.permutation(rows) < kept
+        groups.append(group_of(chance, rows, part=part))
+    groups.append(group_of(chance, 20_000, part=np.arange(20_000) == 0))
+    for number, several in enumerate((groups[:5], groups[5:12], groups[12:])):
+        with pq.ParquetWriter(tmp_path / f"{number}.parquet", groups[0].schema) as file:
+            for group in several:
+                file.write_table(group)
+    few = minimum_of(tmp_path, "other = 0, few = 1")
+    every = minimum_of(tmp_path, "few = 0, other = 2")
+    assert few.row_groups <= every.row_groups
+    assert few.decoding <= every.decoding
+    assert few.total <= every.total
+    decoded = 20_000 * (1 + 8 + 8)
+    assert few.decoding > decoded, "the largest row group is decoded for one row"
+
+
+def test_a_file_of_one_row_does_not_make_the_rows_of_others_larger(tmp_path):
+    chance = np.random.default_rng(0)
+    pq.write_table(group_of(chance, 50_000), tmp_path / "a.parquet")
+    alone = minimum_of(tmp_path)
+    pq.write_table(group_of(chance, 1), tmp_path / "b.parquet")
+    assert minimum_of(tmp_path).total == pytest.approx(alone.total, rel=0.1)
+
+
+def group_of(
+    chance: np.random.Generator, rows: int, part: npt.NDArray[np.bool_] | None = None
+) -> pa.Table:
+    return pa.table(
+        {
+            "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
+            "d": chance.random(rows),
+            "s": chance.integers(0, 10**6, rows),
+            "part": np.zeros(rows, np.int64) if part is None else part.astype(np.int64),
+        }
+    )
+
+
+def minimum_of(folder: Path, splits: str | None = None) -> MinimumMemory:
+    """The minimum memory for loading all rows, or only the split `few` of `splits`."""
+    if splits is None:
+        source = table_of(folder, "label=label;dense=d;sparse=s")
+        split = "train"
+    else:
+        source = table_of(folder, spec=Spec.own(_SPLIT_SPEC % splits, "mine.toml"))
+        split = "few"
+    with BatchLoader(source, batch_size=16, split=split, order=Order(last="pad")) as loader:
+        parts = loader.memory()["parts"]
+    return MinimumMemory(
+        **{name: size for name, size in parts.items() if name != "in_use_at_the_start"}
+    )
+
+
+_SPLIT_SPEC = """
+[input]
+format = "parquet"
+columns = ["label:int", "d:float", "s:int", "part:int"]
+[table]
+split_time = "part"
+split = {%s}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "d"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "s"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+"""
 _RUN = """
 import json, os, re, subprocess, sys, threading
 group, data, ballast = sys.argv[1], sys.argv[2], int(sys.argv[3])
