@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.common.errors import UsageError
-from sluice.common.suggest import nearest
+from sluice.common.suggest import NamedFields, nearest
 
 READERS = ("petastorm", "arrow")
 AUTO = "auto"
@@ -35,7 +35,7 @@ PROGRAM_ERRORS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class Errors(NamedFields):
     """What happens to rows that cannot be loaded, or on which a transform fails."""
 
     on_error: str = "raise"

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.common.errors import UsageError
+from sluice.common.suggest import NamedFields
 from sluice.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
@@ -66,7 +67,7 @@ def format_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
+class Knobs(NamedFields):
     """The settings of a pipeline. No knob changes which rows come, or in which order."""
 
     workers: Mapping[str, int] = field(default_factory=dict)

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.common.errors import UsageError
+from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import LAST, WINDOW_ROWS
 
 STREAMS = 8
@@ -150,7 +151,7 @@ def default_streams(batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(NamedFields):
     """The order of rows. A state with another order is refused on resuming."""
 
     shuffle: bool = True

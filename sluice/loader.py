@@ -129,11 +129,17 @@ class Loader(IterableDataset[Any]):
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
-        """Raises for an unknown argument, with the most similar name, and for a value of a wrong type, with an
+        """Raises for an unknown argument, with the argument that may be meant, and for a value of a wrong type, with an
         example."""
-        known = signature(cls.__init__).parameters
-        for name in given.keys() - known.keys():
-            raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+        known = signature(cls.__init__).parameters.keys()
+        for name in given.keys() - known:
+            holders = [
+                f"; write {argument}={kind.__name__}({name}=…)"
+                for argument, (kind, _) in _KINDS.items()
+                if name in getattr(kind, "__dataclass_fields__", ())
+            ]
+            hint = holders[0] if holders else nearest(name, known - {"self", "epochs"})
+            raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
         for name, value in given.items():
             kind, example = _KINDS.get(name, (object, ""))
             if not (value is None or isinstance(value, kind)):

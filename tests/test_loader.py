@@ -8,10 +8,12 @@ import gc
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections import deque
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -21,7 +23,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sluice import Errors, Loader, Order
+from sluice import Errors, Loader, Order, Reading
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.prometheus import LoaderMetrics
 from sluice.agent.report.run_folder import Run, RunError
@@ -31,6 +33,8 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.stages.transform import TransformError
 from sluice.ingest.stats import Durations, doublings, quantile
 from tests.ingest.twin import eventually, halve
@@ -258,8 +262,31 @@ class TestWhatItSays:
     def test_an_argument_that_there_is_not_is_answered_with_the_one_that_was_meant(self, clicks):
         with raises(TypeError, "'batchsize'", "'batch_size'"):
             Loader(clicks, batchsize=80)
+        with raises(TypeError, "'window_rows'; write order=Order(window_rows=…)"):
+            Loader(clicks, batch_size=80, window_rows=10)
+        with raises(TypeError, "'on_error'; write errors=Errors(on_error=…)"):
+            Loader(clicks, batch_size=80, on_error="raise")
+        with raises(TypeError, "'zz' (known: allow_code,") as error:
+            Loader(clicks, batch_size=80, zz=1)
+        assert not re.search(r"\b(self|epochs)\b", str(error.value))
         with raises(TypeError, "batch_size"):
             Loader(clicks)
+
+    @pytest.mark.parametrize(
+        ("kind", "wrong", "meant"),
+        [
+            (Order, "shufle", "shuffle"),
+            (Errors, "onerror", "on_error"),
+            (Reading, "packd", "packed"),
+            (PetastormOptions, "predicat", "predicate"),
+            (PackedCopy, "limit", "limit_bytes"),
+            (Knobs, "wrkers", "workers"),
+        ],
+    )
+    def test_an_unknown_field_is_answered_with_the_one_that_was_meant(self, kind, wrong, meant):
+        with raises(TypeError, kind.__name__, repr(wrong), f"did you mean {meant!r}?"):
+            kind(**{wrong: 1})
+        assert replace(kind()) == kind()
 
     @pytest.mark.parametrize(
         ("name", "value", "example"),

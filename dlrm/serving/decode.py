@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sluice.common.suggest import nearest
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
-from sluice.etl.apply.parse import NO_TIME, WRONG, fits
+from sluice.etl.apply.parse import WRONG, fits
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
@@ -127,8 +127,13 @@ class Decoder:
     def _parse_times(self, name: str, texts: pa.Array) -> pa.Array:
         """Parses times that are written in the input's format, as the ETL job does."""
         found = self._times[name].apply(texts, None)
-        if pc.any(pc.and_(pc.is_valid(texts), pc.is_null(found))).as_py():
-            raise Refusal(422, f"feature {name!r}: {NO_TIME}")
+        row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(found)), True).as_py()
+        if row >= 0:
+            raise Refusal(
+                422,
+                f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, which is no time in its format "
+                f"{self._times[name].format!r}; write it so, or as seconds since 1970",
+            )
         return found.cast(ARROW_TYPES[self.kinds[name]])
 
     def _json(self, body: bytes) -> RequestRows:
@@ -162,7 +167,7 @@ class Decoder:
                     continue
                 named += 1
                 if not (fits(value, kind) or (name in self._times and fits(value, "text"))):
-                    raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}")
+                    raise _misfit(number, name, value, kind)
             if named < len(self.kinds):
                 missing.update(self.kinds.keys() - row.keys())
         if unnamed:
@@ -292,6 +297,15 @@ def _check_charset(content_type: str) -> None:
                 f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
                 "the charset out",
             )
+
+
+def _misfit(number: int, name: str, value: Any, kind: str) -> Refusal:
+    """Returns the answer to a row with a value of another type. It shows the value if that is short."""
+    what = f"rows[{number}]: feature {name!r} is "
+    if not isinstance(value, (str, int, float)) or len(shown := json.dumps(value)) > 60:
+        return Refusal(422, what + WRONG[kind])
+    as_text = f'; write "{shown}"' if kind == "text" and not isinstance(value, str) else ""
+    return Refusal(422, f"{what}{shown}, which is {WRONG[kind]}{as_text}")
 
 
 def _parse_json(body: bytes) -> Any:

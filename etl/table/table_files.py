@@ -175,6 +175,10 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
         adds = pa.table(table.get_add_actions(flatten=True))
         described = json.loads(table.schema().to_json())["fields"]
     except DeltaError as error:
+        if version is not None and version > (newest := _open_delta(uri, None).version):
+            raise TableFilesError(
+                f"{uri}: there is no version {version}: the newest is {newest}"
+            ) from None
         what = uri if version is None else f"{uri}, version {version}"
         raise TableFilesError(
             f"{what}: is no Delta table that can be read ({_first_line(error)})"
@@ -231,8 +235,12 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
     snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if snapshot is None:
         known = ", ".join(str(one.snapshot_id) for one in table.metadata.snapshots) or "none"
-        what = "no snapshot" if version is None else f"no snapshot {version}"
-        raise TableFilesError(f"{uri}: the table has {what} (known: {known})")
+        what = (
+            "the table has no snapshot"
+            if version is None
+            else f"there is no snapshot {version}: the newest is {table.metadata.current_snapshot_id}"
+        )
+        raise TableFilesError(f"{uri}: {what} (known: {known})")
     scan = table.scan(snapshot_id=snapshot.snapshot_id)
     where = f"{uri}: snapshot {snapshot.snapshot_id}"
     try:

@@ -9,7 +9,7 @@ logs=$1 out=$2
 shift 2
 spark-submit --properties-file spark-defaults.conf etl/job.py --spec "${SPEC:-features/criteo_kaggle.toml}" \
     --input "$logs" --output "$out/table"
-torchrun --nproc-per-node="${RANKS:-1}" -m dlrm.train --data "$out/table" --run-dir "$out/run" --seed 2019 \
+torchrun --nproc-per-node="${RANKS:-1}" -m sluice.dlrm.train --data "$out/table" --run-dir "$out/run" --seed 2019 \
     --model dlrm --width 16 --dense-layers 512,256,64 --over-layers 512,256 --batch-size 8192 \
     --table-optimiser rowwise_adagrad --lr 0.05 --dense-optimiser adam --dense-lr 0.001 --epochs 2 --evals 4 "$@"
 python -m dlrm.evaluate --run-dir "$out/run" --data "$out/table" --split test --best

@@ -18,7 +18,7 @@ half=$(($(cat "$days"/day_$last* | wc -l) / 2))
 awk -v half="$half" '{ print (NR > half ? 23.5 : 23) "\t" $0 }' "$days"/day_$last* > "$out/lines/day_$last"
 spark-submit --properties-file spark-defaults.conf etl/job.py --spec "${SPEC:-features/criteo_terabyte.toml}" \
     --input "$out/lines" --output "$out/table"
-torchrun --nproc-per-node="${RANKS:-8}" -m dlrm.train --data "$out/table" --run-dir "$out/run" \
+torchrun --nproc-per-node="${RANKS:-8}" -m sluice.dlrm.train --data "$out/table" --run-dir "$out/run" \
     --model dcn --cross-layers 3 --cross-rank 512 --width 128 --dense-layers 512,256 \
     --over-layers 1024,1024,512,256 --batch-size 65536 --table-optimiser adagrad --lr 0.005 \
     --dense-optimiser adagrad --dense-lr 0.005 --epochs 1 --evals 20 --mllog "$@"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.common.suggest import meant
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.ingest.plain.column_kind import (
@@ -137,7 +138,8 @@ def proposals(
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(
-            f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})"
+            f"there is no column {wanted!r} to be the label"
+            + (meant(wanted, facts) or f" (columns: {', '.join(list(facts)[:20])})")
         )
     if not made and (texts := _texts(facts[wanted])):
         positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])

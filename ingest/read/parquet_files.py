@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -660,22 +661,30 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     if is_iceberg(name) or "://" in name or (is_delta(name) and not is_table(name)):
         table_files = TableFiles.open(name, named_version)
         return _Found(table_files.name, "", list(table_files.files), table_files)
-    if os.path.isdir(text):
-        paths = sorted(
-            str(p)
-            for p in Path(text).rglob("*.parquet")
-            if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
-        )
+    matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
+    hidden = {one for one in matches if one != text and Path(one).name.startswith("_")}
+    folders = {one for one in matches if os.path.isdir(one)}
+    files = {*matches} - folders
+    below = chain.from_iterable(map(_files_below, folders - hidden))
+    paths = sorted({str(Path(one)): one for one in (*below, *files)}.values())  # `**` matches both
+    if files != {text}:
+        tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
+    if folders:
         what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
-        tables.refuse_listed([f"{text}/", *paths])
-    elif glob.has_magic(text) and not os.path.exists(text):
-        paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
-        tables.refuse_listed(paths)
     else:
-        paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
+        what = "no file matches" if glob.has_magic(text) else "no such file or folder"
     if not paths:
         raise ParquetError(f"{text}: {what}")
     return _Found(text, "", paths)
+
+
+def _files_below(folder: str) -> list[str]:
+    """Returns the Parquet files in a folder and below. Skips names that begin with `_` or a dot."""
+    return [
+        str(path)
+        for path in Path(folder).rglob("*.parquet")
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
+    ]
 
 
 def table_of(

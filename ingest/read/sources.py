@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sluice.common.extras import install_command
+from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
@@ -23,7 +24,7 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(NamedFields):
     """How files are read. All ways give the same rows."""
 
     reader: str | None = None

@@ -32,7 +32,7 @@ def torchrun_commands() -> list[list[str]]:
             continue
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.replace("$SLURM_NNODES", "4"))
-            if "torchrun" in words and "dlrm.train" in words:
+            if "torchrun" in words and "sluice.dlrm.train" in words:
                 found.append(words[words.index("torchrun") :])
     return [list(map(str, words)) for words in found]
 
@@ -46,7 +46,7 @@ def table(tmp_path_factory):
 
 @pytest.mark.parametrize("words", torchrun_commands(), ids=" ".join)
 def test_a_torchrun_command_can_train(table, tmp_path, words):
-    launch, own = words[1 : words.index("-m")], words[words.index("dlrm.train") + 1 :]
+    launch, own = words[1 : words.index("-m")], words[words.index("sluice.dlrm.train") + 1 :]
     options = dict(word.removeprefix("--").split("=", 1) for word in launch)
     hosts, ranks = int(options.get("nnodes", 1)), int(options["nproc-per-node"])
     if hosts > 1:

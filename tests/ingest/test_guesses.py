@@ -13,7 +13,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.column_kind import is_amount, likely_values, words_of
 from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.probe import ColumnFacts, probe
-from sluice.ingest.plain.roles import GuessError
+from sluice.ingest.plain.roles import GuessError, ParquetError
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
@@ -158,6 +158,8 @@ def test_labels_are_known_by_their_words(tmp_path):
     assert words_of("userId") == words_of("user_id") == ["user", "id"]
     with raises(GuessError, "label, target", "roles=", "--label", "x, label_count"):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
+    with raises(ParquetError, "'clikced'", "did you mean 'clicked'?"):
+        proposals(facts_of(tmp_path, x=[1.0], clicked=[1]), 1, "clikced")
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_snapshot_stays_as_it_was(tmp_path, rows):
     alone = load(make("iceberg", tmp_path / "alone", rows[0]))[0]
     assert load(source, version=first)[0] == load(f"{source}@v{first}")[0] == alone
     assert load(source, version=second) == load(source)
-    with raises(TableFilesError, source, 77, first, second):
+    with raises(TableFilesError, source, "no snapshot 77", f"the newest is {second}", first):
         load(source, version=77)
 
 
@@ -324,8 +324,9 @@ def test_deleted_rows_that_are_only_marked_are_refused(tmp_path, rows, monkeypat
 
 def test_what_is_no_table_and_what_is_gone_is_named(tmp_path, rows):
     delta = make("delta", tmp_path / "d", *rows)
-    with raises(TableFilesError, delta, "version 9"):
-        load(delta, version=9)
+    for named, version in ((delta, 9), (f"{delta}@v9", None)):
+        with raises(TableFilesError, delta, "there is no version 9: the newest is 1"):
+            load(named, version=version)
     with raises(TableFilesError, "@v1", "version=0"):
         load(f"{delta}@v1", version=0)
     with raises(ParquetError, "version=1", "plain files"):
@@ -409,6 +410,23 @@ def test_a_glob_and_a_list_know_the_same_columns_as_a_folder(tmp_path, rows):
     assert load(source) == load(f"{source}/*/*/*.parquet") == load(files)
     one = load(f"{source}/day=2026-01-02", roles={"label": "click", "dense": ["price", "hour"]})
     assert 0 < len(one[0]) < 600
+
+
+def test_a_glob_of_folders_loads_the_files_below_them(tmp_path, rows, monkeypatch):
+    source = make("folders", tmp_path / "t", *rows)
+    (tmp_path / "t" / "_temporary").mkdir()
+    (tmp_path / "t" / "_temporary" / "half.parquet").write_bytes(b"half")
+    monkeypatch.chdir(tmp_path)
+    wanted = load(source)[0]
+    for pattern in ("t/*", "t/day=*", "t/day=*/", "./t/day=*/**", "t/day=*/hour=*"):
+        assert load(pattern)[0] == wanted, pattern
+    one = load(["t/day=*1/", "t/day=*2"], roles={"label": "click", "dense": ["price", "hour"]})
+    assert 0 < len(one[0]) < 600
+    (tmp_path / "empty" / "day=1").mkdir(parents=True)
+    with raises(ParquetError, "empty/*", "no *.parquet file in this folder or below"):
+        load("empty/*")
+    with raises(ParquetError, "none/*", "no file matches"):
+        load("none/*")
 
 
 def test_a_folder_that_is_renamed_changes_the_version(tmp_path, rows):

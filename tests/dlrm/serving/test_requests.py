@@ -112,6 +112,8 @@ def test_json_is_utf_8(charset, status):
         (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, ["'C1'", "twice"]),
         (b'{"rows": [], "rows": [{}]}', 422, ["'rows'", "twice"]),
         (b'{"rows": [{"C1": {"a": 1, "a": 2}}]}', 422, ["'a'", "twice"]),
+        (b'{"rows": [{"C1": 12}]}', 422, ["rows[0]", "'C1'", 'write "12"']),
+        (b'{"rows": [{"C1": true}]}', 422, ["rows[0]", "'C1'", 'write "true"']),
         (b'{"rows": [{"C1": {"a": 1}}]}', 422, ["rows[0]", "'C1'", "text"]),
         (b'{"rows": [{}, {"I5": 1e999}]}', 422, ["rows[1]", "'I5'", "64 bits"]),
         (b'{"rows": [{"I5": -1e400}]}', 422, ["rows[0]", "'I5'", "64 bits"]),
