@@ -42,6 +42,8 @@ OPTIONAL = {
             "tests/etl/test_audit.py",
             "tests/etl/test_foreign_tables.py",
             "tests/etl/test_fuzz.py",
+            "tests/etl/test_lake_input.py",
+            "tests/etl/test_large.py",
             "tests/etl/test_number_limits.py",
             "tests/frozen",
             "tests/fuzz",

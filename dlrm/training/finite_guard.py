@@ -69,16 +69,16 @@ class FiniteGuard:
             step, batch, names, numbers, _ = self._watched.popleft()
             for name, number in zip(names, numbers.tolist(), strict=True):
                 if self._failed is None and not math.isfinite(number):
-                    self._failed = step, batch, f"{name} is {number}"
+                    self._failed = step, batch, f"{name} is {number} at step {step}"
         return self._failed is not None
 
     def end(self) -> None:
         """Raises NotANumber for the first number of any rank that is not finite."""
         self.has_failed()  # checks the numbers that have arrived since the last call
-        step, batch, what = min(
+        _, batch, what = min(
             tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
         )
-        raise self.error(f"{what} at step {step}", batch)
+        raise self.error(what, batch)
 
     def admits(self, step: int, batch: tuple[int, int], loss: Tensor) -> bool:
         """Whether the loss of every rank is finite. If not, all ranks skip this step, before a backward pass updates a

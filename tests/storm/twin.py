@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.schema import DataFile, Field
+from sluice.etl.table.table_columns import OWN
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.row_order import RowsPlan, chain
 from tests.ingest import twin
@@ -78,7 +79,9 @@ def table(name: str, columns: tuple[str, ...], files: tuple[tuple[int, ...], ...
         for c in columns
     )
     bags = {"bag": 1.5} if "bag" in columns else {}
-    return Small(ParquetFiles(f"/storm/{name}", fields, tuple(listed), bags), groups)
+    located = {file.path: OWN for file in listed}
+    files = ParquetFiles(f"/storm/{name}", fields, tuple(listed), bags, located=located)
+    return Small(files, groups)
 
 
 TABLES = {
