@@ -8,6 +8,7 @@
 
 The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
 ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint and leaves.
+Ctrl-C saves nothing: --resume then continues from the last complete checkpoint.
 """
 
 from __future__ import annotations

@@ -133,12 +133,10 @@ class Loader(IterableDataset[Any]):
         example."""
         known = signature(cls.__init__).parameters.keys()
         for name in given.keys() - known:
-            holders = [
-                f"; write {argument}={kind.__name__}({name}=…)"
-                for argument, (kind, _) in _KINDS.items()
-                if name in getattr(kind, "__dataclass_fields__", ())
-            ]
-            hint = holders[0] if holders else nearest(name, known - {"self", "epochs"})
+            hint = nearest(name, known - {"self", "epochs"})
+            for argument, (kind, _) in _KINDS.items():
+                if name in getattr(kind, "__dataclass_fields__", ()):
+                    hint = f"; write {argument}={kind.__name__}({name}=…)"
             raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
         for name, value in given.items():
             kind, example = _KINDS.get(name, (object, ""))

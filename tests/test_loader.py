@@ -33,8 +33,6 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
-from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.stages.transform import TransformError
 from sluice.ingest.stats import Durations, doublings, quantile
 from tests.ingest.twin import eventually, halve
@@ -278,8 +276,6 @@ class TestWhatItSays:
             (Order, "shufle", "shuffle"),
             (Errors, "onerror", "on_error"),
             (Reading, "packd", "packed"),
-            (PetastormOptions, "predicat", "predicate"),
-            (PackedCopy, "limit", "limit_bytes"),
             (Knobs, "wrkers", "workers"),
         ],
     )

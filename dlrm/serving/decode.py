@@ -167,7 +167,9 @@ class Decoder:
                     continue
                 named += 1
                 if not (fits(value, kind) or (name in self._times and fits(value, "text"))):
-                    raise _misfit(number, name, value, kind)
+                    is_number = kind == "text" and isinstance(value, int | float)
+                    hint = f'; write "{json.dumps(value)[:60]}"' if is_number else ""
+                    raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}{hint}")
             if named < len(self.kinds):
                 missing.update(self.kinds.keys() - row.keys())
         if unnamed:
@@ -297,15 +299,6 @@ def _check_charset(content_type: str) -> None:
                 f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
                 "the charset out",
             )
-
-
-def _misfit(number: int, name: str, value: Any, kind: str) -> Refusal:
-    """Returns the answer to a row with a value of another type. It shows the value if that is short."""
-    what = f"rows[{number}]: feature {name!r} is "
-    if not isinstance(value, (str, int, float)) or len(shown := json.dumps(value)) > 60:
-        return Refusal(422, what + WRONG[kind])
-    as_text = f'; write "{shown}"' if kind == "text" and not isinstance(value, str) else ""
-    return Refusal(422, f"{what}{shown}, which is {WRONG[kind]}{as_text}")
 
 
 def _parse_json(body: bytes) -> Any:

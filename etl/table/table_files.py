@@ -235,12 +235,8 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
     snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if snapshot is None:
         known = ", ".join(str(one.snapshot_id) for one in table.metadata.snapshots) or "none"
-        what = (
-            "the table has no snapshot"
-            if version is None
-            else f"there is no snapshot {version}: the newest is {table.metadata.current_snapshot_id}"
-        )
-        raise TableFilesError(f"{uri}: {what} (known: {known})")
+        what = "no snapshot" if version is None else f"no snapshot {version}"
+        raise TableFilesError(f"{uri}: the table has {what} (known: {known})")
     scan = table.scan(snapshot_id=snapshot.snapshot_id)
     where = f"{uri}: snapshot {snapshot.snapshot_id}"
     try:

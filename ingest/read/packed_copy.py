@@ -30,7 +30,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.common.suggest import NamedFields
 from sluice.ingest.errors import warn
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
@@ -88,7 +87,7 @@ class EntryKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedCopy(NamedFields):
+class PackedCopy:
     """Where packed copies are stored, and how much disk space they may take."""
 
     limit_bytes: int = 10 * 2**30

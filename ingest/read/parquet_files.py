@@ -669,12 +669,9 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     paths = sorted({str(Path(one)): one for one in (*below, *files)}.values())  # `**` matches both
     if files != {text}:
         tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
-    if folders:
-        what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
-    else:
-        what = "no file matches" if glob.has_magic(text) else "no such file or folder"
     if not paths:
-        raise ParquetError(f"{text}: {what}")
+        what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
+        raise ParquetError(f"{text}: {what if folders else 'no such file or folder'}")
     return _Found(text, "", paths)
 
 

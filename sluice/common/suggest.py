@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 
 def meant(name: object, known: Iterable[str]) -> str:
@@ -23,10 +23,9 @@ class NamedFields:
     """A base of dataclasses that users write. An unknown argument raises a TypeError with the most similar field."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        known = cls.__dataclass_fields__
+        known = vars(cls)["__dataclass_fields__"]
         for name in given.keys() - known.keys():
             raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
         return super().__new__(cls)

@@ -176,7 +176,7 @@ def test_a_snapshot_stays_as_it_was(tmp_path, rows):
     alone = load(make("iceberg", tmp_path / "alone", rows[0]))[0]
     assert load(source, version=first)[0] == load(f"{source}@v{first}")[0] == alone
     assert load(source, version=second) == load(source)
-    with raises(TableFilesError, source, "no snapshot 77", f"the newest is {second}", first):
+    with raises(TableFilesError, source, 77, first, second):
         load(source, version=77)
 
 
@@ -425,7 +425,7 @@ def test_a_glob_of_folders_loads_the_files_below_them(tmp_path, rows, monkeypatc
     (tmp_path / "empty" / "day=1").mkdir(parents=True)
     with raises(ParquetError, "empty/*", "no *.parquet file in this folder or below"):
         load("empty/*")
-    with raises(ParquetError, "none/*", "no file matches"):
+    with raises(ParquetError, "none/*", "no such file or folder"):
         load("none/*")
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.common.errors import UsageError
-from sluice.common.suggest import NamedFields
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.knobs import nearest
@@ -29,7 +28,7 @@ class PetastormError(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PetastormOptions(NamedFields):
+class PetastormOptions:
     """The options of Petastorm's Reader except columns, as Petastorm's own objects."""
 
     transform_spec: Any = None
