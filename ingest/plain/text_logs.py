@@ -175,11 +175,11 @@ class TextSample:
             }
             for form in (_COMMA, _POINT)
         }
-        with_comma, with_point = (
+        comma, point = (
             any(_all(form, column) and not _all(_WHOLE, column) for column in columns.values())
             for form, columns in fitting.items()
         )
-        comma = sign != "," and with_comma and not with_point
+        comma &= sign != "," and not point
         keys = {
             **({} if sign == "\t" else {"delimiter": sign}),
             **({"header": True} if header else {}),
