@@ -325,7 +325,7 @@ class Progress:
         )
 
     def stats(self, rank: int) -> LoaderStats:
-        """Returns the figures from the first batch on."""
+        """Returns the figures after the first batch, whose rows and wait do not count."""
         wait_s, compute_s = self._consumer.totals(time.monotonic())
         rows, waited_s, computed_s = self._first or (self._rows, wait_s, compute_s)
         return LoaderStats(

@@ -75,13 +75,14 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """The figures of one rank's loader from its first batch on, or since earlier figures (`since`). They cost nothing
-    until they are asked for, but for a counter at each item of a stage."""
+    """The figures of one rank's loader after its first batch, or since earlier figures (`since`). The rows of that batch
+    and the wait for it do not count. They cost nothing until they are asked for, but for a counter at each item of a
+    stage."""
 
     rank: int
     """The number of the rank. Compare ranks with each other: all wait for the slowest one."""
     rows: int
-    """The rows that the training loop took."""
+    """The rows that the training loop took after its first batch."""
     wait_s: float
     """Seconds in which the loop waited for a batch."""
     compute_s: float

@@ -331,7 +331,8 @@ class Loader(IterableDataset[Any]):
 
     def stats(self) -> LoaderStats:
         """Returns this rank's figures: rows a second, share of time waiting, and how long batches and stages took
-        (`LoaderStats`). `to_dict()` gives them to a logger; `since(earlier)` limits them to the time since then."""
+        (`LoaderStats`). The first batch and the wait for it do not count. `to_dict()` gives the figures to a logger.
+        `since(earlier)` limits them to the time since then."""
         return self._batches.stats()
 
     def resting(self) -> AbstractContextManager[None]:

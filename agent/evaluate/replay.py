@@ -26,6 +26,8 @@ from sluice.ingest.knobs import Knobs
 
 _TRUSTED = 0.15
 """The fit is off if the simulated rate differs by a larger share from the recorded one."""
+_ROUNDED = 1.005
+"""Smaller shares of the optimum are at most 100 % when they are rounded."""
 _MOST_SHOWN = 12
 """The most differences of a policy that are listed."""
 _OPEN_LOOP = (
@@ -120,16 +122,26 @@ def replay(path: str, names: Sequence[str] = (), weights: str = "") -> ReplayPag
         section, differing[name] = _open_loop(name, starts, weights)
         sections.append(section)
     simulated, shares = _simulated(recorded, starts, others, weights)
-    best = [
-        f"{name} {percent(share)}" for name, share in shares.get("share_of_optimum", {}).items()
-    ]
-    told = f"{proof.sentences[-1]} Share of the simulated optimum: {', '.join(best) or 'unknown'}."
     return ReplayPage(
         recorded.path.resolve().name,
-        told,
+        _headline(proof.sentences[-1], shares),
         [*sections, simulated],
         {"policy": own, **figures, "differing_looks": differing, **shares},
     )
+
+
+def _headline(proof: str, figures: dict[str, Any]) -> str:
+    """Returns the proof with the shares of the optimum, or after the reason why these cannot be relied on."""
+    if abs(figures.get("fit_error", 0)) > _TRUSTED:
+        return f"The simulator is off by more than {percent(_TRUSTED)}: do not rely on it for this run. {proof}"
+    shares = figures.get("share_of_optimum", {})
+    told = ", ".join(f"{name} {_share(share)}" for name, share in shares.items())
+    return f"{proof} Share of the simulated optimum: {told or 'unknown'}."
+
+
+def _share(share: float) -> str:
+    """Returns a share of the optimum. Above 100 %, the simulated optimum is not the best."""
+    return percent(share) if share < _ROUNDED else "more than the optimum, which is not the best"
 
 
 def _make(name: str, start: Start, weights: str) -> Policy:
@@ -278,7 +290,7 @@ def _row(name: str, outcome: Rollout, best: Rollout) -> list[str]:
     return [
         name + killed,
         count(outcome.rows / outcome.scenario.seconds),
-        percent(share),
-        percent(1 - share),
+        _share(share),
+        percent(max(0.0, 1 - share)),
         str(outcome.knobs),
     ]

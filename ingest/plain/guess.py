@@ -134,7 +134,13 @@ def proposals(
     Columns in `hashed` become ids, whatever they hold. With `is_click`, or if the label is guessed, a label with a few
     numbers other than 0 and 1, such as ratings, becomes a comparison."""
     is_click |= label is None
-    label = label or _label_among(facts)
+    label = label or usual_label(facts)
+    if label is None:
+        raise GuessError(
+            f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
+            'roles="label=NAME", or `sluice guess --label NAME` (columns: '
+            f"{', '.join(list(facts)[:20])})"
+        )
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(
@@ -175,20 +181,13 @@ def proposals(
     return found
 
 
-def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
-    """Returns the column with a label's name. `is_clicked` and `Click?` count too."""
+def usual_label(names: Iterable[str]) -> str | None:
+    """Returns the column with a label's name, if there is one. `is_clicked` and `Click?` count too."""
     found: dict[str, str] = {}
-    for name in facts:
+    for name in names:
         words = [word for word in words_of(name) if word not in ("is", "was", "has")]
         found.setdefault("_".join(words), name)
-    label = next((found[name] for name in LABELS if name in found), None)
-    if label is None:
-        raise GuessError(
-            f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-            'roles="label=NAME", or `sluice guess --label NAME` (columns: '
-            f"{', '.join(list(facts)[:20])})"
-        )
-    return label
+    return next((found[name] for name in LABELS if name in found), None)
 
 
 def _least_positive(facts: ColumnFacts) -> float | None:
@@ -356,9 +355,9 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def time_formats(examples: pa.Array) -> tuple[str, ...]:
-    """Returns the time formats that together read all of these texts, the most frequent first. Empty if there are
-    none."""
+def time_formats(examples: pa.Array, most_wrong: int = 0) -> tuple[str, ...]:
+    """Returns the time formats that together read all of these texts but `most_wrong`, the most frequent first. Empty
+    if there are none."""
     left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
     while len(left) and len(found) < _MOST_FORMATS:
         taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
@@ -369,10 +368,10 @@ def time_formats(examples: pa.Array) -> tuple[str, ...]:
         }
         best = min(read, key=lambda one: read[one].null_count)
         if read[best].null_count == len(left):
-            return ()
+            break
         found.append(best)
         left = left.filter(pc.is_null(read[best]))
-    return () if len(left) else tuple(found)
+    return tuple(found) if len(left) <= most_wrong else ()
 
 
 def _fits(facts: ColumnFacts) -> bool:

@@ -391,7 +391,6 @@ def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
     no previous version, so it checks the first rows of its first and its last file."""
     wanted = [recipe for recipe in recipes if reading(recipe.operators)]
     paths = list(files)
-    paths = list(files)
     for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
         rows = _first_rows(
             path,

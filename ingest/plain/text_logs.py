@@ -1,5 +1,5 @@
 """Samples logs in lines of text for `sluice guess`: `TextSample` has some rows, their likely types, and how a spec
-reads them. All sampled values fit these types."""
+reads them. If a few values do not fit, their rows are left out, because a job rejects them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.nested_columns import flattened, join_chunks
-from sluice.ingest.plain.guess import time_formats
+from sluice.ingest.plain.guess import time_formats, usual_label
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
 _BYTES, _PACKED = 1 << 20, 1 << 26
 """Bytes to read at the beginning of the first file and at the end of the last. And bytes to decompress of a compressed
 file at most, to find its end."""
 _WHOLE, _POINT, _COMMA = (
-    re.compile(form)
+    re.compile(rf"[ \t]*({form})[ \t]*")
     for form in (
         r"-?(0|[1-9][0-9]{0,17})",
         r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?|[nN]a[nN]|NAN",
@@ -35,6 +36,9 @@ _WHOLE, _POINT, _COMMA = (
     )
 )
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
+_DISTINCT = 50
+"""Fewer than one in so many distinct values of a column of numbers may be no number."""
+_QUOTED = 100  # characters of a value to quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,15 @@ class TextSample:
     """The columns that a spec cannot read, with the reason."""
     is_complete: bool = True
     """Whether the end of the last file was read."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """The columns with a few values that do not fit the type: how many there are, and an example."""
     label: str | None = None
-    """The label's column if lines have no header: the first column, or else the last, if it only holds 0 and 1."""
+    """The label, if its name is given or usual. If lines have no header, it is the first column, or else the last, that
+    only holds 0 and 1."""
 
     @classmethod
-    def of(cls, paths: Sequence[str]) -> TextSample:
-        """Samples these files, which are sorted by name."""
+    def of(cls, paths: Sequence[str], label: str | None = None) -> TextSample:
+        """Samples these files, which are sorted by name. `label` is the label's name if it is known."""
         first, last, is_complete = _read_ends(paths[0])
         if len(paths) > 1:
             *others, is_complete = _read_ends(paths[-1])
@@ -72,33 +79,47 @@ class TextSample:
         encoding = next(
             (name for name in ("utf-8", "cp1252") if _decodes(content, name)), "latin-1"
         )
-        lines = [
-            line.removeprefix("\ufeff")
-            for line in content.decode(encoding).split("\n")
+        ends = first.count(b"\n")
+        placed = {
+            f"{paths[0]}, line {n}"
+            if n <= ends
+            else f"{paths[-1]}, line {n - ends} of its last million bytes": line.removeprefix(
+                "\ufeff"
+            )
+            for n, line in enumerate(content.decode(encoding).split("\n"), 1)
             if line.strip()
-        ]
-        if not lines:
+        }
+        if not placed:
             raise UsageError(f"{paths[0]}: the file has no lines")
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
-        rows = round(len(lines) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
-        if lines[0].lstrip()[0] in "[{":
-            return cls.of_objects(lines, paths[0], keys=keys, rows=rows, is_complete=is_complete)
-        return cls.of_fields(lines, paths[0], keys=keys, rows=rows, is_complete=is_complete)
+        rows = round(len(placed) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
+        more: dict[str, Any] = {"label": label, "keys": keys, "rows": rows, "is_complete": is_complete}
+        if next(iter(placed.values())).lstrip()[0] in "[{":
+            return cls.of_objects(placed, **more)
+        return cls.of_fields(placed, **more)
 
     @classmethod
-    def of_objects(cls, lines: Sequence[str], path: str, **more: Any) -> TextSample:
-        """Samples lines with one JSON object each. A job rejects other lines."""
-        objects = [found for line in lines if isinstance(found := _json(line), dict)]
-        if len(objects) < _ALIKE * len(lines):
+    def of_objects(cls, placed: Mapping[str, str], *, label: str | None, **more: Any) -> TextSample:
+        """Samples lines with one JSON object each. A job rejects other lines. `placed` has each line by its place."""
+        objects = {
+            place: found for place, line in placed.items() if isinstance(found := _json(line), dict)
+        }
+        if len(objects) < _ALIKE * len(placed):
             raise UsageError(
-                f"{path}: the file begins like JSON, but {len(lines) - len(objects):,} of {len(lines):,} lines "
-                "are no object; write one object on each line (`jq -c '.[]'` does that for a list)"
+                f"{next(iter(placed))}: the file begins like JSON, but {len(placed) - len(objects):,} of "
+                f"{len(placed):,} lines are no object; write one object on each line (`jq -c '.[]'` does "
+                "that for a list)"
             )
         columns: dict[str, pa.Array] = {}
         others: dict[str, str] = {}
-        for name in dict.fromkeys(name for one in objects for name in one):
+        cells: dict[str, list[Any]] = {}
+        names = dict.fromkeys(name for one in objects.values() for name in one)
+        label = label or usual_label(names)
+        for name in names:
+            cells[name] = [one.get(name) for one in objects.values()]
+            fitting = _without_few(cells[name], lambda one: not isinstance(one, str), name == label)
             try:
-                found = flattened(pa.table({name: pa.array([one.get(name) for one in objects])}))
+                found = flattened(pa.table({name: pa.array(fitting)}))
             except (pa.ArrowException, OverflowError):
                 others[name] = "values of several types, or beyond 64 bits"
                 continue
@@ -117,58 +138,63 @@ class TextSample:
                     others[part] = f"{values.type}, which a job cannot turn into ids"
                 else:
                     columns[part] = values
-        return cls(form="json", others=others, **_with_times(columns), **more)
+        return cls(
+            form="json", others=others, label=label, **_typed(columns, cells, [*objects]), **more
+        )
 
     @classmethod
     def of_fields(
-        cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any
+        cls,
+        placed: Mapping[str, str],
+        *,
+        label: str | None,
+        keys: dict[str, Any],
+        **more: Any,
     ) -> TextSample:
-        """Samples lines of fields with a delimiter between them."""
-        cut = {sign: _split_fields(lines, sign) for sign in _DELIMITERS}
-        widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
-        fitting = [
-            sign
-            for sign, (width, count) in widths.items()
-            if width > 1 and count >= _ALIKE * len(lines)
-        ]
-        if not fitting:
-            raise UsageError(
-                f"{path}: the file is neither Parquet, nor one JSON object a line, nor lines with equally many "
-                "fields separated by tab ; , or |"
-            )
-        sign = max(fitting, key=lambda one: widths[one][0])
-        rows = [row for row in cut[sign] if len(row) == widths[sign][0]]
-        header = _is_header(rows[0])
-        names = rows[0] if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
-        cells = list(zip(*(row for row in rows if not header or row != names), strict=True))
+        """Samples lines of fields with a delimiter between them. `placed` has each line by its place."""
+        sign, rows = _cut(placed)
+        first = next(iter(rows.values()))
+        header = _is_header(first)
+        names = first if header else [f"column_{number + 1}" for number in range(len(first))]
+        rows = {place: row for place, row in rows.items() if not header or row != names}
+        cells = list(zip(*rows.values(), strict=True))
         if not cells:
-            raise UsageError(f"{path}: the file has only a header")
+            raise UsageError(f"{next(iter(placed))}: the file has only a header")
         texts = {
             name: [cell.strip("\r") or None for cell in column]
             for name, column in zip(names, cells, strict=True)
         }
-        comma = (
-            sign != ","
-            and any(_all(_COMMA, column) and not _all(_WHOLE, column) for column in texts.values())
-            and not any(
-                _all(_POINT, column) and not _all(_WHOLE, column) for column in texts.values()
-            )
+        clicks = (
+            name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}
         )
+        label = label or next(clicks, usual_label(names))
+        fitting = {
+            form: {
+                name: _without_few(column, form.fullmatch, name == label)
+                for name, column in texts.items()
+            }
+            for form in (_COMMA, _POINT)
+        }
+        comma, point = (
+            any(_all(form, column) and not _all(_WHOLE, column) for column in columns.values())
+            for form, columns in fitting.items()
+        )
+        comma &= sign != "," and not point
         keys = {
             **({} if sign == "\t" else {"delimiter": sign}),
             **({"header": True} if header else {}),
             **keys,
             **({"decimal": ","} if comma else {}),
         }
-        columns = {name: _numbers(column, comma) for name, column in texts.items()}
-        clicks = [
-            name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}
-        ]
+        columns = {
+            name: _numbers(column, comma)
+            for name, column in fitting[_COMMA if comma else _POINT].items()
+        }
         return cls(
             form="tsv" if sign == "\t" else "csv",
             keys=keys,
-            label=next(iter(clicks), None),
-            **_with_times(columns),
+            label=label,
+            **_typed(columns, texts, [*rows]),
             **more,
         )
 
@@ -241,7 +267,29 @@ def _json(line: str) -> Any:
         return None
 
 
-def _split_fields(lines: Sequence[str], sign: str) -> list[list[str]]:
+def _cut(placed: Mapping[str, str]) -> tuple[str, dict[str, list[str]]]:
+    """Returns the delimiter, and the fields of each line that has as many of them as most."""
+    cut = {sign: _split_fields(placed.values(), sign) for sign in _DELIMITERS}
+    widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
+    fitting = [
+        sign
+        for sign, (width, count) in widths.items()
+        if width > 1 and count >= _ALIKE * len(placed)
+    ]
+    if not fitting:
+        raise UsageError(
+            f"{next(iter(placed))}: the file is neither Parquet, nor one JSON object a line, nor lines with equally "
+            "many fields separated by tab ; , or |"
+        )
+    sign = max(fitting, key=lambda one: widths[one][0])
+    return sign, {
+        place: row
+        for place, row in zip(placed, cut[sign], strict=False)
+        if len(row) == widths[sign][0]
+    }
+
+
+def _split_fields(lines: Iterable[str], sign: str) -> list[list[str]]:
     """Returns the fields of each line. A single empty field if the lines cannot be parsed."""
     try:
         return list(
@@ -261,7 +309,7 @@ def _is_header(row: Sequence[str]) -> bool:
 
 
 def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
-    return any(cells) and all(cell is None or form.fullmatch(cell.strip(" \t")) for cell in cells)
+    return any(cells) and all(cell is None or form.fullmatch(cell) for cell in cells)
 
 
 def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
@@ -276,19 +324,53 @@ def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
     return pa.array(cells, pa.string())
 
 
-def _with_times(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
-    """Converts columns of texts that hold times. Returns all columns, and the formats of the times."""
+def _without_few(
+    cells: Sequence[Any], fits: Callable[[Any], object], is_label: bool
+) -> Sequence[Any]:
+    """Returns the cells with None in place of those that do not fit. If these are too many, returns all cells.
+
+    In a label, only 0 and 1 fit if 1 is at least ten times as frequent as other values. With a 2 it may be a count."""
+    if is_label and 2 not in cells and "2" not in cells:
+        fits = (0, 1, "0", "1").__contains__
+    given = [cell for cell in cells if cell is not None]
+    wrong = [cell for cell in given if not fits(cell)]
+    if len(wrong) > (1 - _ALIKE) * len(given) or (
+        10 * len(wrong) > given.count(1) + given.count("1")
+        if is_label
+        else _DISTINCT * len(set(wrong)) >= len(set(map(str, given)))
+    ):
+        return cells
+    return [None if cell is None or not fits(cell) else cell for cell in cells]
+
+
+def _typed(
+    columns: Mapping[str, pa.Array], cells: Mapping[str, Sequence[Any]], places: Sequence[str]
+) -> dict[str, Any]:
+    """Converts columns of texts that hold times. Returns all columns, the formats of the times, and what is known of
+    cells that do not fit their column. Rows with such cells are left out."""
     found, times = dict(columns), dict[str, tuple[str, ...]]()
+    rejected, fits = dict[str, str](), np.ones(len(places), bool)
     for name, values in columns.items():
-        if pa.types.is_string(values.type) and (
-            formats := time_formats(pc.unique(values.drop_null()))
-        ):
-            times[name] = formats
-            micros = pc.multiply(ParseTime(format=formats).apply(values, None), 1e6).cast(
-                pa.int64(), safe=False
+        if pa.types.is_string(values.type):
+            different = pc.unique(values.drop_null())
+            formats = time_formats(different, max(1, len(different) // _DISTINCT))
+            seconds = ParseTime(format=formats).apply(values, None) if formats else values
+            lost = seconds.null_count - values.null_count
+            if formats and lost <= (1 - _ALIKE) * (len(values) - values.null_count):
+                times[name] = formats
+                at = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False).cast(pa.timestamp("us"))
+                found[name] = (
+                    at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
+                )
+        wrong = [
+            row
+            for row, cell in enumerate(cells.get(name, ()))
+            if cell not in (None, "") and not found[name][row].is_valid
+        ]
+        if wrong:
+            fits[wrong] = False
+            example = json.dumps(str(cells[name][wrong[0]])[:_QUOTED], ensure_ascii=False)
+            rejected[name] = (
+                f"{len(wrong):,} of {len(places):,} sampled values, such as {example} ({places[wrong[0]]})"
             )
-            at = micros.cast(pa.timestamp("us"))
-            found[name] = (
-                at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
-            )
-    return {"table": pa.table(found), "times": times}
+    return {"table": pa.table(found).filter(pa.array(fits)), "times": times, "rejected": rejected}

@@ -246,7 +246,7 @@ class BenchSession:
             time.sleep(self._options.step_ms / 1000)
 
     def _observe(self, metric: dict[str, Any]) -> None:
-        self._view.show(self._loader.snapshot())
+        self._view.show(self._loader.snapshot(), self._loader.knobs.fused)
         self._write("metric", metric)
 
     def _record(self, event: dict[str, Any]) -> None:

@@ -44,17 +44,19 @@ def spec_text(
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
     is given for text files. `form` is the format of the files."""
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
-    why = {name: proposal.why for name, proposal in found.items() if name not in used} | dict(
-        others
-    )
-    left_out = [f"#   {name}: {reason}" for name, reason in why.items()]
+    why = {name: proposal.why for name, proposal in found.items() if name not in used} | {**others}
     times = (
         {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
     )
     # For CSV and TSV, the spec must name all columns of a line.
     named = found if form in ("csv", "tsv") else used
+    mixed = sample.rejected if sample else {}
+    kinds = {
+        name: _input_type(proposal, has_texts=name in mixed and form != "json")
+        for name, proposal in named.items()
+    }
     inputs = ",\n           ".join(
-        _write_input_column(proposal, times.get(name, ())) for name, proposal in named.items()
+        _write_input_column(name, kind, times.get(name, ())) for name, kind in kinds.items()
     )
     lines = [
         _HEAD_OF_TEXT if sample else _HEAD,
@@ -81,21 +83,33 @@ def spec_text(
             "# Some files lack these columns. Their values are null there.",
             f"optional = {json.dumps(optional, ensure_ascii=False)}",
         ]
-    if left_out:
-        lines += ["# Left out:", *left_out]
+    if why:
+        lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     lines += ["", "[table]", *_write_splits(found, sample)]
-    if any(proposal.role == "label" and proposal.facts.nulls for proposal in used.values()):
-        lines += [
-            "# Rows without a label go to a separate split. Nothing is trained on them.",
-            'unlabelled = "ask"',
-        ]
     lines += [""]
     taken = {name.lower() for name in found}
-    for proposal in used.values():
+    for name, proposal in used.items():
+        if name in mixed:
+            lines.append(_write_rejects(proposal, kinds[name], mixed[name]))
         lines += _write_columns(
-            proposal, _choose_name(proposal.name, found, used, taken), learns=sample is not None
+            proposal, _choose_name(name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:
+    """Returns the comment on the few values that do not fit a column."""
+    wrong = (
+        "Neither 0 nor 1"
+        if proposal.role == "label"
+        else "Not a time"
+        if proposal.time
+        else "Not a number"
+    )
+    effect = (
+        "They are ids, too." if kind == "text" else "`sluice etl` rejects and counts such lines."
+    )
+    return f"# {wrong}: {found}. {effect}"
 
 
 def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
@@ -114,10 +128,10 @@ def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: s
     return chosen
 
 
-def _write_input_column(proposal: Proposal, formats: Sequence[str]) -> str:
+def _write_input_column(name: str, kind: str, formats: Sequence[str]) -> str:
     """Returns a column of `[input]`."""
-    name = json.dumps(f"{proposal.name}:{_input_type(proposal)}", ensure_ascii=False)
-    return f"{{name = {name}, format = {toml_texts(formats)}}}" if formats else name
+    typed = json.dumps(f"{name}:{kind}", ensure_ascii=False)
+    return f"{{name = {typed}, format = {toml_texts(formats)}}}" if formats else typed
 
 
 def toml_texts(several: Sequence[str]) -> str:
@@ -125,8 +139,8 @@ def toml_texts(several: Sequence[str]) -> str:
     return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
 
 
-def _input_type(proposal: Proposal) -> str:
-    """Returns the type of an input column of a spec."""
+def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
+    """Returns the type of an input column of a spec. Ids are texts if some are (`has_texts`)."""
     kind = proposal.facts.type
     if proposal.role == "label":
         if is_text(proposal.facts):
@@ -139,9 +153,9 @@ def _input_type(proposal: Proposal) -> str:
         )
     if proposal.time:
         return proposal.time
-    if proposal.role in ("dense", "weight") or pa.types.is_floating(kind):
+    if proposal.role in ("dense", "weight") or (pa.types.is_floating(kind) and not has_texts):
         return "float"
-    fits = pa.types.is_integer(kind) and kind != pa.uint64()
+    fits = not has_texts and pa.types.is_integer(kind) and kind != pa.uint64()
     if proposal.role == "id_list":
         return "texts"
     if fits:
@@ -152,6 +166,9 @@ def _input_type(proposal: Proposal) -> str:
 def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
     """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
     rows."""
+    if any(proposal.role == "label" and proposal.facts.nulls for proposal in found.values()):
+        yield "# Rows without a label go to a separate split. Nothing is trained on them."
+        yield 'unlabelled = "ask"'
     for name, proposal in found.items() if sample is None or sample.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
@@ -233,6 +250,9 @@ def _stamp(seconds: float, proposal: Proposal) -> int:
 def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
     """Returns the lines of a column. A time becomes several columns."""
     seen = f"# {facts_text(proposal.facts)}"
+    if proposal.label not in ("", proposal.name) and proposal.facts.sampled is not None:
+        counts = proposal.facts.sampled.drop_null().value_counts().to_pylist()
+        seen += "".join(f", {one['counts']:,} with {one['values']}" for one in counts)
     if proposal.time:
         clock = (
             any("%H" in form for form in proposal.formats)
@@ -319,11 +339,11 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
     if is_table or not (paths := text_paths(source)):
         facts, rows, others, form = facts_of(source)
         return spec_text(proposals(facts, rows, label, is_click=True), others, form, None)
-    sample = TextSample.of(paths)
+    sample = TextSample.of(paths, label)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
         pq.write_table(
             sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
         )
         facts, _, others, _ = facts_of(f"{folder}/rows.parquet")
-    found = proposals(facts, sample.rows, label or sample.label, is_click=True)
+    found = proposals(facts, sample.rows, sample.label, is_click=True)
     return spec_text(found, {**others, **sample.others}, sample.form, sample)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -14,8 +14,9 @@ _OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten 
 HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits for room", "queue")
 
 
-def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
-    """Returns one row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots."""
+def rows(before: Snapshot, after: Snapshot, fused: Container[str] = ()) -> list[tuple[str, ...]]:
+    """Returns one row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots. The
+    workers of a fused stage are those of the stage before."""
     elapsed = max(after.at - before.at, 1e-9)
     found: list[tuple[str, ...]] = []
     for now in after.stages:
@@ -34,7 +35,7 @@ def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
         found.append(
             (
                 now.name,
-                str(now.workers),
+                "fused" if now.name in fused else f"{now.workers}×",
                 f"{(now.rows - then.rows) / elapsed:,.0f}",
                 busy,
                 f"{(now.cpu_s - then.cpu_s) / elapsed:.2f}",
@@ -97,7 +98,7 @@ class View:
         else:
             self._live.console.print(text, markup=False)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: Snapshot, fused: Container[str] = ()) -> None:
         before, self._last = self._last, snapshot
         if before is None or self._first is None:
             self._first = snapshot
@@ -109,8 +110,8 @@ class View:
         )
         if self._live is None:
             stages = "; ".join(
-                f"{name} {workers}×, {busy} busy"
-                for name, workers, _, busy, *_ in rows(before, snapshot)
+                f"{name} {workers}, {busy} busy"
+                for name, workers, _, busy, *_ in rows(before, snapshot, fused)
             )
             print(f"{summary(before, snapshot)} | {stages}", file=self._stream, flush=True)
             return
@@ -121,7 +122,7 @@ class View:
         table = Table(title=summary(before, snapshot))
         for number, name in enumerate(HEAD):
             table.add_column(name, justify="right" if number else "left")
-        for row in rows(before, snapshot):
+        for row in rows(before, snapshot, fused):
             table.add_row(*row)
         drawn = "\n".join(self._picture.lines(min(100, self._live.console.width)))
         self._live.update(Group(Text(drawn, no_wrap=True), table), refresh=True)

@@ -144,6 +144,24 @@ def test_a_fit_that_is_off_is_called_so(tmp_path, monkeypatch):
     found = replay(path, ["fixed"])
     assert found.figures["fit_error"] == pytest.approx(-0.5, abs=0.03)
     assert "off by more than 15 %" in found.text
+    assert found.headline.startswith("The simulator is off by more than 15 %")
+    assert "Share of the simulated optimum" not in found.text
+
+
+def test_no_share_is_above_100_percent(tmp_path, monkeypatch):
+    """A policy can bring more than the simulated optimum. Then this is said."""
+    path = record(tmp_path / "run", "planner")
+
+    def half(case):
+        best = reference(case)
+        return replace(best, rows=best.rows / 2)
+
+    monkeypatch.setattr(module, "reference", half)
+    found = replay(path, ["fixed"])
+    assert found.figures["share_of_optimum"]["planner"] > 1.5
+    assert "planner more than the optimum, which is not the best" in found.headline
+    assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", found.text))
+    assert "-" not in found.text.rpartition("optimum  regret")[2]
 
 
 def test_a_stage_in_processes_stays_there(tmp_path):

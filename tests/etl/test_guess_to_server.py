@@ -197,3 +197,37 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(
     (answer,) = scorer.answer([asked])
     assert isinstance(answer, Answer), answer
     assert len(set(answer.probabilities)) > 40
+
+
+@ENGINES
+def test_a_job_rejects_the_few_broken_cells_that_a_guess_names(tmp_path, request, engine):
+    """Each broken line has a reason, and a broken id is an id."""
+    session = request.getfixturevalue("spark") if engine == "spark" else None
+    rng, first = np.random.default_rng(0), datetime.datetime(2026, 1, 1)
+    rows = [
+        {
+            "click": int(rng.random() < 0.3),
+            "price": round(rng.random() * 90, 2),
+            "at": first + datetime.timedelta(minutes=9 * number),
+            "item": int(rng.integers(900)),
+        }
+        for number in range(3000)
+    ]
+    rows[5]["price"] = "abc"
+    rows[9]["at"] = "notadate"
+    rows[11]["item"] = "x"
+    for number in (20, 30, 40):
+        rows[number]["click"] = 7
+    with (tmp_path / "log.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    text = guessed_spec(str(tmp_path / "log.csv"))
+    assert_names(text, "Neither 0 nor 1: 3", "Not a number: 1", "Not a time: 1", "split_time")
+    result = run(session, tmp_path / "table", tmp_path / "log.csv", text=text)
+    assert result.rejected == {
+        "at: not a time as its format says": 1,
+        "click: neither 0 nor 1": 3,
+        "price: not a number of 64 bits": 1,
+    }
+    assert result.rows_out == 2995

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -267,3 +269,72 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
             values = batch[name].numpy()
             assert abs(values).max() < 25
             assert name == "same" or 0.3 < values.std() < 3
+
+
+@SEEDS
+@pytest.mark.parametrize("broken", [0, 1, 20, 1200])
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, seed, broken, form):
+    """The same columns, types and split as without them. With 30 % of broken cells, a column is text."""
+    rng = np.random.default_rng(seed)
+    wrong = {"price": "abc", "at": "notadate", "n": "x", "click": 7}
+
+    def guess(bad: dict[str, set[int]]) -> str:
+        rows = [
+            {
+                "click": int(rng.random() < 0.3),
+                "user": f"u{rng.integers(300)}",
+                "price": 0.25 + int(rng.integers(9_000)),
+                "at": f"2026-01-{1 + row // 200:02d} {row % 24:02d}:15:00",
+                "n": int(rng.integers(900)),
+            }
+            for row in range(ROWS)
+        ]
+        for name, places in bad.items():
+            for row in places:
+                rows[row][name] = wrong[name]
+        path = tmp_path / f"a.{form}"
+        if form == "json":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        else:
+            lines = [",".join(map(str, row.values())) for row in rows]
+            path.write_text("\n".join([",".join(rows[0]), *lines]))
+        return guessed_spec(str(path))
+
+    clean = Spec.own(guess({}))
+    assert (clean.table.split_time, clean.input.columns["price"]) == ("at", "float")
+    bad = {name: set(rng.choice(ROWS, broken, replace=False).tolist()) for name in wrong}
+    if broken > ROWS // 100:
+        del bad["click"]  # then the label is a rating
+        if form == "csv":
+            text = guess(bad)
+            assert_names(text, '"price:text"', '"at:text"', "split_by")
+            assert "sampled values, such as" not in text
+        return
+    text = guess(bad)
+    spec = Spec.own(text)
+    assert spec.table.split_time == "at"
+    assert [(one.name, one.role) for one in spec.columns] == [
+        (one.name, one.role) for one in clean.columns
+    ]
+    kept = {"n": "text"} if broken and form == "csv" else {}
+    assert spec.input.columns == {**clean.input.columns, **kept}
+    for name, places in bad.items() if broken else ():
+        line = min(places) + (2 if form == "csv" else 1)
+        assert_names(
+            text,
+            f"{broken} of {ROWS:,} sampled values, such as",
+            f'"{wrong[name]}" ({tmp_path}/a.{form}, line {line})',
+        )
+
+
+def test_rare_values_of_categories_and_counts_are_not_broken(tmp_path):
+    """A text among few numbers is a category. A label that also has the value 2 is a count."""
+    rng = np.random.default_rng(0)
+    rows = [(int(rng.random() < 0.3), int(rng.integers(9))) for _ in range(ROWS)]
+    rows[5], rows[7] = (0, "other"), (2, 3)
+    lines = ["click,channel", *(f"{click},{channel}" for click, channel in rows)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    text = guessed_spec(str(tmp_path / "a.csv"))
+    assert_names(text, '"channel:text"', '"click:float"', 'to = ">= 1"', "1 with 2")
+    assert "sampled values, such as" not in text

@@ -72,3 +72,10 @@ def test_the_line_names_why_work_was_held_back():
     after = snapshot(at=2.0, held_back=9, held_back_pressure=3)
     assert_names(summary(before, after), "7×", "memory", "5 limit", "2 pressure")
     assert "held back" not in summary(before, before)
+
+
+def test_a_fused_stage_is_shown_as_fused(capsys):
+    view = View()
+    for at in (1.0, 2.0):
+        view.show(snapshot(at=at), {"read"})
+    assert "| read fused, " in capsys.readouterr().err
