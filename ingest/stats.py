@@ -75,9 +75,9 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """The figures of one rank's loader after its first batch, or since earlier figures (`since`). The rows of that batch
-    and the wait for it do not count. They cost nothing until they are asked for, but for a counter at each item of a
-    stage."""
+    """The figures of one rank's loader after its first batch, or since earlier figures (`since`). The rows of that
+    batch and the wait for it do not count. The figures cost nothing until they are asked for, but for a counter at
+    each item of a stage."""
 
     rank: int
     """The number of the rank. Compare ranks with each other: all wait for the slowest one."""

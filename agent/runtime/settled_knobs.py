@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
-_ATTEMPTS = 5
-"""How often each request to a bucket is tried. The last wait is some seconds long."""
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 """The file systems in which a file appears when it is complete."""
 FORMAT = 3
@@ -184,7 +183,7 @@ class Registry:
 
     def _open(self) -> tuple[Any, str]:
         """Returns the file system of the place, and the folder there."""
-        system, folder = Place.of(self.place).files(attempts=_ATTEMPTS)
+        system, folder = Place.of(self.place).files(attempts=RUNTIME.registry_attempts)
         return system, folder.rstrip("/")
 
 

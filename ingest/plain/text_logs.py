@@ -93,7 +93,12 @@ class TextSample:
             raise UsageError(f"{paths[0]}: the file has no lines")
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
         rows = round(len(placed) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
-        more: dict[str, Any] = {"label": label, "keys": keys, "rows": rows, "is_complete": is_complete}
+        more: dict[str, Any] = {
+            "label": label,
+            "keys": keys,
+            "rows": rows,
+            "is_complete": is_complete,
+        }
         if next(iter(placed.values())).lstrip()[0] in "[{":
             return cls.of_objects(placed, **more)
         return cls.of_fields(placed, **more)

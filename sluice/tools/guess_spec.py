@@ -99,13 +99,9 @@ def spec_text(
 
 def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:
     """Returns the comment on the few values that do not fit a column."""
-    wrong = (
-        "Neither 0 nor 1"
-        if proposal.role == "label"
-        else "Not a time"
-        if proposal.time
-        else "Not a number"
-    )
+    wrong = "Not a time" if proposal.time else "Not a number"
+    if proposal.role == "label":
+        wrong = "Neither 0 nor 1"
     effect = (
         "They are ids, too." if kind == "text" else "`sluice etl` rejects and counts such lines."
     )
