@@ -12,8 +12,6 @@ class RuntimeSettings:
     """A look is one snapshot that the controller takes. Shares lie between 0 and 1."""
 
     # When the controller looks, and how often it may change something.
-    registry_attempts: int = 5
-    """How often each request to a registry in a bucket is tried. The last wait is some seconds long."""
     interval_s: float = 1.0
     """Seconds from one look to the next."""
     early_share: float = 0.9

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.runtime_settings import RUNTIME
 from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
@@ -183,7 +182,7 @@ class Registry:
 
     def _open(self) -> tuple[Any, str]:
         """Returns the file system of the place, and the folder there."""
-        system, folder = Place.of(self.place).files(attempts=RUNTIME.registry_attempts)
+        system, folder = Place.of(self.place).files()
         return system, folder.rstrip("/")
 
 
