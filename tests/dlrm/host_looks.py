@@ -7,6 +7,7 @@ tensors: those that were sent to it, the weights, and all that is computed from 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -155,4 +156,7 @@ if __name__ == "__main__":
     with world() as here:
         found = all_looks(here, Path(sys.argv[1]))
         if here.first:
-            print(json.dumps(found))
+            print(json.dumps(found), flush=True)
+    # After these many trainings in one process, a library's thread aborted one exit of four on a busy machine. This
+    # program is about what was counted.
+    os._exit(0)
