@@ -128,12 +128,16 @@ def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files
         files,
     )
     found: list[tuple[int, bytes]] = []
+    size = 0
     for file in np.flatnonzero(np.diff(ends)).tolist():
         for part in slices(rows.slice(ends[file], ends[file + 1] - ends[file])):
-            found.append((file, write_stream([part], rows.schema, COMPRESSED).to_pybytes()))
-            if sum(len(cell) for _, cell in found) >= CELL_BYTES:
+            cell = write_stream([part], rows.schema, COMPRESSED).to_pybytes()
+            found.append((file, cell))
+            size += len(cell)
+            if size >= CELL_BYTES:
                 yield _cells(found)
                 found = []
+                size = 0
     if found:
         yield _cells(found)
 

@@ -28,7 +28,7 @@ from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table_files import one_line
+from sluice.etl.table.table_files import first_line, one_line
 from sluice.etl.table.verify import verify
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[Delta
         store = TableStore(uri)
         return DeltaTable(**store.delta, version=version), store
     except (TableNotFoundError, StoreError) as error:
-        why = _first_line(error) if isinstance(error, StoreError) else _why_missing(os.fspath(uri))
+        why = first_line(error) if isinstance(error, StoreError) else _why_missing(os.fspath(uri))
         raise TableError(
             f"{uri}: there is no feature table here ({why}); `sluice etl` makes one"
         ) from None
@@ -235,7 +235,7 @@ def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[Delta
                 f"{uri}: there is no version {version}: the newest is {last}"
             ) from None
         what = "the table's log" if version is None else f"version {version}"
-        raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+        raise TableError(f"{uri}: {what} cannot be read ({first_line(error)})") from None
     except OSError as error:  # the store refused, or did not answer, after delta-rs's retries
         raise TableError(
             f"{uri}: the table's log cannot be read ({one_line(error)}); see that the disk or store "
@@ -282,10 +282,6 @@ def _why_missing(uri: str) -> str:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _record(store: TableStore, job: str) -> JobRecord:
     path = f"_sluice/jobs/{job}.json"
     try:
@@ -297,11 +293,11 @@ def _record(store: TableStore, job: str) -> JobRecord:
         ) from None
     except OSError as error:
         raise DamagedRecord(
-            f"{store.url(path)}: cannot be read ({_first_line(error)}); see that its disk or store "
+            f"{store.url(path)}: cannot be read ({first_line(error)}); see that its disk or store "
             "works, and try again"
         ) from None
     except (RecordError, ValueError) as error:
-        raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
+        raise DamagedRecord(f"{store.url(path)}: {first_line(error)}") from None
 
 
 def _type_name(kind: pa.DataType) -> str:

@@ -138,10 +138,11 @@ def _schema_of(path: str) -> pa.Schema:
             f"{path}: the table names this file, and it is gone; was its version vacuumed? Name another one"
         ) from None
     except (OSError, pa.ArrowException) as error:
-        raise TableFilesError(f"{path}: cannot be read ({_first_line(error)})") from None
+        raise TableFilesError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text, or its type if there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -181,7 +182,7 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
             ) from None
         what = uri if version is None else f"{uri}, version {version}"
         raise TableFilesError(
-            f"{what}: is no Delta table that can be read ({_first_line(error)})"
+            f"{what}: is no Delta table that can be read ({first_line(error)})"
         ) from None
     except OSError as error:  # the store refused, or did not answer, after delta-rs's retries
         raise TableFilesError(
@@ -243,7 +244,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
         tasks = list(scan.plan_files())
     except ValueError as error:
         raise TableFilesError(
-            f"{where} cannot be read exactly ({_first_line(error)}); {_REWRITE}"
+            f"{where} cannot be read exactly ({first_line(error)}); {_REWRITE}"
         ) from None
     for task in tasks:
         for deletes in task.delete_files:
@@ -297,6 +298,6 @@ def _iceberg_table(uri: str) -> Table:
         return StaticTable.from_metadata(where, place.iceberg)
     except Exception as error:  # each catalog and store has errors of its own
         raise TableFilesError(
-            f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {_first_line(error)}); name "
+            f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {first_line(error)}); name "
             "its newest …metadata.json, or iceberg://CATALOG/NAMESPACE.TABLE of a catalog that pyiceberg is set up for"
         ) from None
