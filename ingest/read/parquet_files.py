@@ -670,8 +670,15 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     if files != {text}:
         tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
     if not paths:
-        what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
-        raise ParquetError(f"{text}: {what if folders else 'no such file or folder'}")
+        what = "no such file or folder"
+        if folders:
+            what = (
+                "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of "
+                "other logs)"
+            )
+        elif any(character in text for character in "*?["):
+            what = "no file matches this pattern"
+        raise ParquetError(f"{text}: {what}")
     return _Found(text, "", paths)
 
 

@@ -33,7 +33,7 @@ class Cluster:
             "--nnodes=4": f"--nnodes={count}",
             "--nproc-per-node=8": "--nproc-per-node=1",
             "--rdzv-endpoint=HOST0:29400": "--rdzv-endpoint=host0:29400",
-            "dlrm.train": "tests.dlrm.elastic_ranks",
+            "sluice.dlrm.train": "tests.dlrm.elastic_ranks",
             "/shared/table": self._folder / "table",
             "/shared/run": self._folder / "run",
         }
