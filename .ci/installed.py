@@ -34,14 +34,22 @@ def main(command: str) -> None:
         }
         pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=10_000)
     assert "bench" in output(command, "--help")
-    bench = output(command, "bench", str(folder), "--batch-size", "4096", "--epochs", "1")
-    order = json.loads(bench.splitlines()[-1])["order_hash"]
+    order = order_hash(command, str(folder))
     with Loader(str(folder), batch_size=4096, tuning="auto", run_dir="run") as loader:
         rows = sum(batch.rows for batch in loader)
         assert rows == 4 * ROWS // 4096 * 4096, rows
         assert loader.order_hash == order, (loader.order_hash, order)
     assert Path("run/report.html").stat().st_size
-    print(f"sluice {command}, Python {sys.version.split()[0]}: --help, bench and Loader work")
+    output(command, "guess", str(folder), "--label", "label", "--out", "spec.toml")
+    output(command, "etl", "--spec", "spec.toml", "--input", str(folder), "--output", "table")
+    assert order_hash(command, "table")
+    version = sys.version.split()[0]
+    print(f"{command}, Python {version}: --help, bench, Loader, guess and etl work")
+
+
+def order_hash(command: str, data: str) -> str:
+    bench = output(command, "bench", data, "--batch-size", "4096", "--epochs", "1")
+    return str(json.loads(bench.splitlines()[-1])["order_hash"])
 
 
 def output(*words: str) -> str:

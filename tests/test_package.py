@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sluice.__main__ import VERBS
 from tests.optional_folders import is_left_out
@@ -62,6 +64,17 @@ def test_an_index_can_show_the_description(wheel):
     assert [
         link for link in re.findall(r"\]\(([^)]*)", text) if not link.startswith("https://")
     ] == []
+
+
+def test_the_workflow_tests_the_versions_of_python_that_the_package_names():
+    """The set-up and the pages name the same ones."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python" in line]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
+    for path in ("README.md", "docs/tutorial.md", ".ci/setup"):
+        assert f"Python {named[0]} to {named[-1]}" in (ROOT / path).read_text(), path
 
 
 def test_a_wheel_works_with_a_users_folders_of_the_same_names(wheel, tmp_path):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 
+T = TypeVar("T")
+
 _MOST_OPEN_FILES = 32
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
@@ -44,6 +46,8 @@ _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
 _SMALL_PART = 64
 """A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
+_SMALL_BYTES = 16 * 2**20
+"""Reads before the start may always take this much together."""
 _PACK_COPIES = 3
 """Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
 
@@ -239,9 +243,27 @@ class RowGroupReader:
             # `cumsum` gives the same sum on every machine.
             return float(np.cumsum(weights)[-1]) if len(weights) else 0.0
 
-        with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-weights") as threads:
-            found = iter(list(threads.map(sum_weights, groups)))
+        found = iter(self.each_group(sum_weights, groups, [str(self._sample)]))
         return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
+
+    def each_group(
+        self,
+        work: Callable[[tuple[int, int]], T],
+        groups: Sequence[tuple[int, int]],
+        columns: Sequence[str],
+    ) -> list[T]:
+        """Returns the results of `work`, which decodes only `columns`, for each row group. It is for reads before a
+        pipeline starts, which no memory limit admits one by one."""
+        with ThreadPoolExecutor(self.threads_for(columns), "sluice-columns") as threads:
+            return list(threads.map(work, groups))
+
+    def threads_for(self, columns: Sequence[str]) -> int:
+        """Returns how many threads may decode these columns of row groups and make frames of them. Together they take
+        16 MiB, or the memory that decoding one whole row group takes, for which a memory limit must have room."""
+        alone, rows = self._decoding_of_stored({}, [*{*columns, *self._selection_columns}])
+        need = alone.at_work(rows) + alone.decoded(rows)
+        budget = max(_SMALL_BYTES, self.decoding.extra_bytes)
+        return max(1, min(os.cpu_count() or 1, budget // max(1, need)))
 
     def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
         column = table.column(self._sample)
@@ -492,8 +514,26 @@ class RowGroupReader:
         return pa.schema(found)
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
-        """Estimates the memory for decoding from the largest row group that is read. The estimate is larger if other
-        files store more bytes a row. `copies` is the number of further copies of the result that exist at once."""
+        """Estimates the memory for decoding. `copies` is the number of further copies of the result that exist at
+        once."""
+        alone, rows = self._decoding_of_stored(bags, self._file_schema.names)
+        whole = alone.decoded(rows)
+        found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
+        if self._made is None:
+            return found
+        made = rows * (self._made.row_bytes + _MAKE_ROW_BYTES)
+        return replace(
+            found,
+            row_bytes=found.row_bytes + self._made.more_bytes,
+            # The kept rows are copied from the whole row group.
+            extra_bytes=found.extra_bytes + made + whole * (self._selection is not None),
+        )
+
+    def _decoding_of_stored(
+        self, bags: Mapping[str, float], columns: Sequence[str]
+    ) -> tuple[Decoding, int]:
+        """Estimates the memory for decoding these columns from the largest row group that is read, and returns its
+        number of rows. The estimate is larger if other files store more bytes a row."""
         stored = [
             file.stored_rows or kept for file, kept in zip(self.files, self.row_groups, strict=True)
         ]
@@ -507,7 +547,7 @@ class RowGroupReader:
             default=None,
         )
         if largest is None:
-            return Decoding(0.0, 0, (self.columns,))
+            return Decoding(0.0, 0, (self.columns,)), 0
         rows = largest[0]
         number = -largest[1]
         group = -largest[2]
@@ -521,30 +561,25 @@ class RowGroupReader:
         scale = max(sizes) / sizes[number] if sizes[number] else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
-            alone = self._decoding_of(number, group, bags, scale)
+            return self._decoding_of(number, group, bags, scale, columns), rows
         except Exception as error:
             raise SourceError(
                 f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                 f"{error}); the file is damaged. Write it again"
             ) from error
-        whole = alone.decoded(rows)
-        found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
-        if self._made is None:
-            return found
-        made = rows * (self._made.row_bytes + _MAKE_ROW_BYTES)
-        return replace(
-            found,
-            row_bytes=found.row_bytes + self._made.more_bytes,
-            # The kept rows are copied from the whole row group.
-            extra_bytes=found.extra_bytes + made + whole * (self._selection is not None),
-        )
 
     def _decoding_of(
-        self, number: int, group: int, bags: Mapping[str, float], scale: float
+        self,
+        number: int,
+        group: int,
+        bags: Mapping[str, float],
+        scale: float,
+        columns: Sequence[str],
     ) -> Decoding:
         """Estimates the memory for decoding a row group by its footer, which has the file's own names of columns."""
         located = self._located[number]
-        names = [name for name in self._file_schema.names if name not in located.constants]
+        columns = [name for name in columns if name in self._file_schema.names]
+        names = [name for name in columns if name not in located.constants]
         stored = located.stored(names)
         found = decoding_of(
             self._footer(number),
@@ -560,7 +595,7 @@ class RowGroupReader:
             file_bytes=self.files[number].bytes or 2**62,
         )
         portions = tuple(tuple(located.named(some)) for some in found.portions)
-        added = tuple(name for name in self._file_schema.names if name in located.constants)
+        added = tuple(name for name in columns if name in located.constants)
         return replace(found, portions=(*portions, added) if added else portions)
 
 

@@ -71,7 +71,7 @@ def test_attempts_have_files_of_their_own_and_only_one_of_them_stays(tmp_path, m
     won = made[0].record.path
     rows = [
         pq.read_table(tmp_path / path, partitioning=None)
-        for path in (won, won.replace("-20", "-10"))
+        for path in (won, won.replace("-20.parquet", "-10.parquet"))
     ]
     assert rows[0].equals(rows[1])
     write._remove_others(store, job, made)

@@ -8,11 +8,9 @@ only for a row group's stored columns. Sluice controls the order, the pool and t
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +31,6 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import MakePool, RowGroupReader, Work
-
-_COUNTING_THREADS = 4
 
 
 class PetastormSource:
@@ -105,21 +101,17 @@ class PetastormSource:
             and self._reader_options.get("shard_count") is None
         ):
             return every, ""
+        fields = [] if predicate is None else sorted(predicate.get_fields())
         positions = pieces_at(every)
         chosen = [positions[index] for index in self.idle().ventilator.row_groups]
 
         def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
                 return every[at[0]][at[1]], b""
-            mask = _mask(
-                predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields()))
-            )
+            mask = _mask(predicate, self._groups.decoded(*at, columns=fields))
             return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
-        with ThreadPoolExecutor(
-            min(_COUNTING_THREADS, os.cpu_count() or 1), "sluice-predicate"
-        ) as threads:
-            counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
+        counted = dict(zip(chosen, self._groups.each_group(rows, chosen, fields), strict=True))
         which = (
             ""
             if predicate is None
@@ -137,8 +129,9 @@ def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _mask(predicate: Any, table: pa.Table) -> Any:
-    """Returns which rows of a table a predicate keeps."""
-    mask = np.asarray(predicate.do_include(table.to_pandas()))
+    """Returns which rows of a table a predicate keeps. As in Petastorm, it sees only the columns that it names."""
+    frame = table.select(sorted(predicate.get_fields())).to_pandas()
+    mask = np.asarray(predicate.do_include(frame))
     if mask.shape != (table.num_rows,):
         raise ValueError(
             f"predicate: it returned {mask.shape} values for {table.num_rows} rows. It gets a DataFrame "
