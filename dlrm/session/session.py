@@ -125,9 +125,7 @@ class TrainingSession:
                 return None
             self.signals.stop.wait(1.0)
 
-    def _next_pinned(
-        self, config: Config, meta: CheckpointMeta, moving: ExitStack
-    ) -> int | None:
+    def _next_pinned(self, config: Config, meta: CheckpointMeta, moving: ExitStack) -> int | None:
         """Returns the next version on the first rank, pinned together with the one before until `moving` ends."""
         if self._pins is None:
             return None

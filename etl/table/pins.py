@@ -1,9 +1,9 @@
 """`Pin`: vacuum keeps a pinned version until the pin expires or is released. `Removal` shows readers what a vacuum is
 removing.
 
-A reader that holds a pin has a whole version, or gets an error. A vacuum writes what it removes, looks for pins, removes,
-and says that it has ended. A reader pins, looks for removals, and then for its files. If the vacuum does not see the pin, the
-reader sees the removal, or that files are missing.
+A reader that holds a pin has a whole version, or gets an error. A vacuum writes what it removes, looks for pins,
+removes files, and removes what it wrote. A reader pins, looks for removals, and then for its files. If the vacuum does
+not see the pin, the reader sees the removal, or that files are missing.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def _check_whole(store: TableStore, version: int) -> None:
     if not lost:
         return
     raise LostVersion(
-        f"{store.uri}: a vacuum has removed version {version}, or is removing it ({min(lost)}); start again on the newest "
-        "version"
+        f"{store.uri}: a vacuum has removed version {version}, or is removing it ({min(lost)}); start again on the "
+        "newest version"
     )
 
 

@@ -94,7 +94,9 @@ class FeatureTable:
         # pa.table would import pandas.
         paths = [unquote(path) for path in delta.get_add_actions().column("path").to_pylist()]
         try:
-            records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
+            records = {
+                job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})
+            }
         except LostVersion:
             # A vacuum keeps the newest version, so there is a newer one now.
             if version is None and _open_delta(uri, None)[0].version() > delta.version():

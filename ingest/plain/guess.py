@@ -256,14 +256,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
             name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
         )
     if role == "sparse" and _is_text(inner) and (found := times_of(facts.sampled, facts.examples)):
-        return Proposal(
-            name=name,
-            facts=facts,
-            time="text",
-            formats=found.formats,
-            why="a time as text",
-            rejected=found.rejected,
-        )
+        more = {"formats": found.formats, "rejected": found.rejected}
+        return Proposal(name=name, facts=facts, time="text", why="a time as text", **more)
     likely = likely_values(facts, rows)
     if (
         role == "sparse"

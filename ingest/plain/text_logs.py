@@ -355,13 +355,13 @@ def _typed(
     found, times = dict(columns), dict[str, tuple[str, ...]]()
     rejected, fits = dict[str, str](), np.ones(len(places), bool)
     for name, values in columns.items():
-        if pa.types.is_string(values.type):
-            if read := times_of(values, pc.unique(values.drop_null())):
-                times[name] = formats = read.formats
-                at = pc.multiply(read.seconds, 1e6).cast(pa.int64(), safe=False).cast(pa.timestamp("us"))
-                found[name] = (
-                    at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
-                )
+        is_text = pa.types.is_string(values.type)
+        if is_text and (read := times_of(values, pc.unique(values.drop_null()))):
+            times[name] = read.formats
+            microseconds = pc.multiply(read.seconds, 1e6).cast(pa.int64(), safe=False)
+            at = microseconds.cast(pa.timestamp("us"))
+            has_clock = any("%H" in one for one in read.formats)
+            found[name] = at if has_clock else at.cast(pa.date32(), safe=False)
         wrong = [
             row
             for row, cell in enumerate(cells.get(name, ()))

@@ -50,11 +50,7 @@ def spec_text(
     )
     # For CSV and TSV, the spec must name all columns of a line.
     named = found if form in ("csv", "tsv") else used
-    mixed = (
-        sample.rejected
-        if sample
-        else {name: proposal.rejected for name, proposal in used.items() if proposal.rejected}
-    )
+    mixed = sample.rejected if sample else {n: p.rejected for n, p in used.items() if p.rejected}
     kinds = {
         name: _input_type(proposal, has_texts=name in mixed and form != "json")
         for name, proposal in named.items()

@@ -124,12 +124,10 @@ def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, ki
     assert whole.returncode == 0, whole.stderr[-3000:]
     found = last_json(whole)
     assert found["auc"] > 0.6
-    paused = launch(
-        2, *words(source, tmp_path / "run", *given, "--pause-after", 1), tmp=tmp_path
-    )
+    paused = launch(2, *words(source, tmp_path / "run", *given, "--pause-after", 1), tmp=tmp_path)
     assert last_json(paused)["stopped"], paused.stderr[-3000:]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
-    assert 0 < meta.loader["step"]
+    assert meta.loader["step"] > 0
     version = open_table(source, spec=spec.read_text()).version
     assert meta.version == meta.config["version"] == found["version"] == version
     spec.unlink()  # the run has its text
@@ -147,9 +145,7 @@ def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, ki
     for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
         assert again[figure] == found[figure], figure
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
-    one = launch(
-        0, "dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test", tmp=tmp_path
-    )
+    one = launch(0, "dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test", tmp=tmp_path)
     assert last_json(one)["rows"] == found["rows"], one.stderr[-3000:]
     served = launch(0, "dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
     assert served.returncode == 2
@@ -165,9 +161,7 @@ def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
     paused = forks.train(*rest, "--spec", spec, "--epochs", 2, "--pause-after", 1, tmp=tmp_path)
     assert paused.returncode == 0, paused.stderr[-3000:]
     spec.write_text(spec.read_text().replace("ts_hour", "hour"))
-    again = forks.train(
-        "--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path
-    )
+    again = forks.train("--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path)
     assert_names(last_json(again)["error"], spec, "--spec")
 
 

@@ -1,5 +1,8 @@
-"""The trainer as a user has it, but that a writer publishes a version, and a vacuum removes the one before, between the
-first rank's choice of each version up to LAST and its pin: `python -m tests.dlrm.vanishing_version TABLE LAST WORDS…`."""
+"""The trainer as a user has it, but each version up to LAST is gone when the first rank pins it.
+
+    python -m tests.dlrm.vanishing_version TABLE LAST WORDS…
+
+A writer publishes the next version, and a vacuum removes the one before."""
 
 from __future__ import annotations
 
