@@ -246,13 +246,16 @@ class DataSettings:
 
     title = "what"
     data: str = setting(
-        help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)",
+        help="feature table, as etl/job.py writes it, or with --spec a table or files of another program (with "
+        "--resume: the checkpoint's)",
         metavar="TABLE",
         later=True,
     )
     version: int = setting(
         help="version of it (default: the newest; with --resume: the checkpoint's)", later=True
     )
+    spec: str = ""
+    """The text of the spec of a table that another program wrote."""
     follow: str = setting(
         "",
         "take up newer versions of the table, with columns that come and go: `epochs` (or "
@@ -433,6 +436,10 @@ class Config(
             raise ConfigError(
                 f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
                 "--reader petastorm"
+            )
+        if self.spec and (self.follow or self.transform_spec or self.model.history):
+            raise ConfigError(
+                "--spec: --follow, --transform-spec and --history need a feature table; `sluice etl --spec` makes one"
             )
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
             raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")

@@ -17,6 +17,7 @@ import json
 import os
 import threading
 import traceback
+from functools import partial
 from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         from sluice.dlrm.session.train import train
 
         in_touch = True  # from here on ranks tell each other what they met
-        return train(point, ending, say)
+        return train(point, partial(start.start_point, given), ending, say)
     except KeyboardInterrupt:
         if first:
             raise

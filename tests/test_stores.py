@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 
 import pytest
 
+from sluice.common.program import run, say
 from sluice.common.stores import Place, StoreError, _s3
+from sluice.etl.table.table import FeatureTable, TableError
 from tests.raises import raises
 
 
@@ -87,3 +90,34 @@ def test_a_store_that_nothing_opens_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_fsspec)
     with raises(StoreError, "memory://x", "fsspec", "pip install"):
         Place.of("memory://x").files()
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://KEY:SE%2FCRET@bucket/t", "s3://***@bucket/t"),
+        ("s3://KEY:SE%2FCRET@bucket/t@v3?region=eu", "s3://***@bucket/t@v3?region=eu"),
+        ("sftp://me:SECRET@host/t and s3://b/t", "sftp://***@host/t and s3://b/t"),
+        ("az://c/t?a=b&secret_key=SECRET&c=d", "az://c/t?a=b&secret_key=***&c=d"),
+        ("x://c?access_key=KEY&token=SECRET: no", "x://c?access_key=***&token=***"),
+        ("s3://bucket/t@v3", "s3://bucket/t@v3"),
+        ("https://host:80/a@b", "https://host:80/a@b"),
+        ("me:KEY@host", "me:KEY@host"),
+    ],
+)
+def test_messages_show_no_keys_of_a_uri(uri, shown, capsys):
+    """Errors, the lines of programs, and their last line."""
+    assert str(StoreError(f"{uri}: wrong")).startswith(shown)
+    say(f"{uri}: wrong")
+    with pytest.raises(SystemExit):
+        run(lambda _: {"data": uri}, argv=[])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["data"].startswith(shown)
+    assert err.startswith(shown)
+    assert "SECRET" not in out + err
+
+
+def test_a_store_that_is_named_with_keys_is_refused_without_them():
+    with raises(TableError, "s3://***@bucket/t") as refused:
+        FeatureTable.open("s3://KEY:SECRET@bucket/t?regoin=eu")
+    assert "SECRET" not in str(refused.value)

@@ -85,14 +85,15 @@ class EvaluationRequest:
     ) -> FeatureTable:
         """Opens the table. Refuses or warns if the run has trained on rows of the split."""
         from sluice.dlrm.follow.versions import seen_in
+        from sluice.dlrm.foreign_table import open_table
         from sluice.etl.table.split_rows import TRAIN
-        from sluice.etl.table.table import FeatureTable
 
         version = self.version if self.data or self.version is not None else trained.version
         table = trained.changed_table(
-            FeatureTable.open(
+            open_table(
                 self.data or trained.data,
                 version,
+                spec=trained.spec,
                 allow_code=self.code.permission,
                 transforms=trained.transforms,
             )

@@ -86,6 +86,11 @@ class Servable:
                 "row groups of files. A server reads no files, so its features would be others: make "
                 "them by the table's spec or by --transform"
             )
+        if config.spec:
+            raise CheckpointError(
+                f"{run}: was trained on {config.data} by --spec. A server needs a feature table: make one with "
+                "`sluice etl --spec`, and train on that"
+            )
         table = FeatureTable.open(
             config.data, meta.version, allow_code=allow_code, transforms=config.transforms
         )

@@ -13,13 +13,15 @@ from sluice.agent.report.live_server import shown
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.table import LostVersion
 
 if TYPE_CHECKING:
     from sluice.dlrm.telemetry.journal import Journal, Silence
@@ -62,11 +64,20 @@ class TrainingSession:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def pin(self, table: FeatureTable) -> None:
-        """Keeps a version's files from being vacuumed. No rank looks for them before they are pinned."""
-        if self._pins is not None:
-            self._pins.take(table.uri, table.version)
-        self.ranks.barrier()
+    def pin_start(self, start_on: Callable[[int | None], StartPoint]) -> None:
+        """Keeps the start's version from being vacuumed. All ranks get the first rank's version. `start_on` returns the
+        start on a version, or on the newest. A run that follows takes the newest if its version is gone."""
+        while self._pins is not None and not isinstance(self.start.table, ForeignTable):
+            try:
+                self._pins.take(self.start.table.uri, self.start.table.version)
+                break
+            except LostVersion:
+                if self.start.config.follow != "epochs":
+                    raise
+                self.start = start_on(None)
+        version = self.ranks.gather_objects(self.start.table.version)[0]
+        if version != self.start.table.version:
+            self.start = start_on(version)
 
     def journal(self) -> Journal | Silence:
         """Returns the run's journal. The first call creates it."""
@@ -94,19 +105,35 @@ class TrainingSession:
             start.config.follow_wait if start.config.follow == "parts" else 0
         )
         while True:
-            version = versions.next_version(start.config, meta) if self.ranks.first else None
-            over = time.monotonic() >= deadline or self.signals.stop.is_set()
-            version, over = self.ranks.gather_objects((version, over))[0]
-            if version is not None:
-                path, meta = latest(start.run / "checkpoints")
-                return versions.start_on(
-                    start.run,
-                    path,
-                    meta,
-                    version,
-                    split_moved=start.split_moved,
-                    allow_code=start.table.permission,
-                )
+            with ExitStack() as moving:
+                version = self._next_pinned(start.config, meta, moving)
+                over = time.monotonic() >= deadline or self.signals.stop.is_set()
+                version, over = self.ranks.gather_objects((version, over))[0]
+                if version is not None:
+                    path, meta = latest(start.run / "checkpoints")
+                    following = versions.start_on(
+                        start.run,
+                        path,
+                        meta,
+                        version,
+                        split_moved=start.split_moved,
+                        allow_code=start.table.permission,
+                    )
+                    self.ranks.barrier()  # Until here, some rank reads files of the version before.
+                    return following
             if over:
                 return None
             self.signals.stop.wait(1.0)
+
+    def _next_pinned(self, config: Config, meta: CheckpointMeta, moving: ExitStack) -> int | None:
+        """Returns the next version on the first rank, pinned together with the one before until `moving` ends."""
+        if self._pins is None:
+            return None
+        while (version := versions.next_version(config, meta)) is not None:
+            try:
+                moving.enter_context(self._pins.moving(config.data, version))
+                break
+            except LostVersion:
+                if config.follow != "epochs":
+                    raise
+        return version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sluice.agent.report import run_folder
@@ -13,6 +14,7 @@ from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.foreign_table import ForeignTable, open_table
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.options import ConfigError, profile_of, spread_out, tables_of
 from sluice.dlrm.session.defaults import defaults, describe_defaults
@@ -21,13 +23,13 @@ from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import Permission
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import STREAMS
 
 
-def start_point(given: Given) -> StartPoint:
-    """Returns where the run starts: at its beginning, or at its newest checkpoint."""
+def start_point(given: Given, version: int | None = None) -> StartPoint:
+    """Returns where the run starts: at its beginning, or at its newest checkpoint. `version`: on this version of the
+    table, which another rank has chosen."""
     options = make(StartOptions, given)
     # torchrun restarts all ranks after one of them died. They continue from the newest checkpoint.
     go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -42,18 +44,29 @@ def start_point(given: Given) -> StartPoint:
         given.get("transforms", ()), request.functions.values()
     )
     if go_on and saved:
-        return _resume(given, options, permission)
+        return _resume(given, options, permission, version)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
+    if version is not None:
+        given = {**given, "version": version}
     return _start_new(given, options, request, permission, go_on=go_on)
 
 
-def _resume(given: Given, options: StartOptions, permission: Permission) -> StartPoint:
+def _resume(
+    given: Given, options: StartOptions, permission: Permission, version: int | None
+) -> StartPoint:
     """Starts at the newest checkpoint: with the next version of the table if there is one, else with the same one."""
     path, meta = latest(options.run / "checkpoints")
     config = resumed(meta.config, given, ranks=_ranks(options))
     meta = replace(meta, config=config.to_dict())
-    if (version := versions.next_version(config, meta)) is not None:
+    if config.spec and _own_spec(given) not in ("", config.spec):
+        raise ConfigError(
+            f"{given['own_spec']}: the run has another spec, and its rows and columns stay; leave out --spec, or begin "
+            "another run"
+        )
+    if version is None:
+        version = versions.next_version(config, meta)
+    if version is not None and version != meta.version:
         start = versions.start_on(
             options.run,
             path,
@@ -64,8 +77,12 @@ def _resume(given: Given, options: StartOptions, permission: Permission) -> Star
         )
         return replace(start, pause=options.pause)
     table = config.changed_table(
-        FeatureTable.open(
-            config.data, config.version, allow_code=permission, transforms=config.transforms
+        open_table(
+            config.data,
+            config.version,
+            spec=config.spec,
+            allow_code=permission,
+            transforms=config.transforms,
         )
     )
     meta.check(table)
@@ -93,9 +110,10 @@ def _start_new(
     """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
     first_version = 0 if given.get("follow") == "parts" else None
     table = request.changed_table(
-        FeatureTable.open(
+        open_table(
             given["data"],
             given.get("version", first_version),
+            spec=_own_spec(given),
             allow_code=permission,
             transforms=given.get("transforms", ()),
         )
@@ -103,7 +121,11 @@ def _start_new(
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     chosen = defaults(rows, given.get("streams", STREAMS))
     config = fresh(
-        {**chosen, **given}, data=table.uri, version=table.version, ranks=_ranks(options)
+        {**chosen, **given},
+        data=table.uri,
+        version=table.version,
+        spec=_own_spec(given) if isinstance(table, ForeignTable) else "",
+        ranks=_ranks(options),
     )
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
@@ -118,6 +140,10 @@ def _start_new(
         split_moved=options.split_moved,
         chosen=describe_defaults(rows, given),
     )
+
+
+def _own_spec(given: Given) -> str:
+    return Path(given["own_spec"]).read_text("utf-8") if "own_spec" in given else ""
 
 
 def _ranks(options: StartOptions) -> int:

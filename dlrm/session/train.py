@@ -19,8 +19,15 @@ from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training.signals import StopSignals
 
 
-def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others."""
+def train(
+    start: StartPoint,
+    start_on: Callable[[int | None], StartPoint],
+    ending: RankExit,
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others.
+
+    `start_on` returns another start, for a table that has changed meanwhile: on a version, or on the newest."""
     activity = Activity(most_s=start.config.stall_after)
     with (
         world() as ranks,
@@ -33,6 +40,7 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
             with TrainingSession(
                 start=start, ranks=ranks, signals=signals, activity=activity, ending=ending, say=say
             ) as session:
+                session.pin_start(start_on)
                 result = _train_versions(session)
             if not ranks.first:
                 return None
@@ -64,7 +72,6 @@ def _train_versions(session: TrainingSession) -> dict[str, Any]:
 
     following: StartPoint | None = session.start
     while following is not None:
-        session.pin(following.table)
         gc.collect()  # The model of the version before is freed before the next one is made.
         result, following = VersionRun(session, following).train()
     return {**result, "ranks": session.ranks.ranks, "run": str(session.start.run)}

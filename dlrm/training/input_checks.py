@@ -11,6 +11,7 @@ import torch
 
 from sluice.common.errors import UsageError
 from sluice.common.stores import Place
+from sluice.dlrm.foreign_table import ForeignTable
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
-    """Checks a rank's part of a table's files."""
+    """Checks a rank's part of a table's files. The loader checks those of another program."""
+    if isinstance(table, ForeignTable):
+        return
     label = next(f.name for f in table.fields if f.role == "label")
     # Statistics do not cover the ids inside bags. The loader makes the ids of online columns later.
     sizes = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
@@ -99,7 +100,7 @@ def _loader(
     petastorm = replace(reading.petastorm, transform_spec=None)
     try:
         return BatchLoader(
-            table,
+            table.source if isinstance(table, ForeignTable) else table,
             batch_size=config.batch_size,
             rank=rank,
             ranks=config.ranks,

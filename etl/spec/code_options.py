@@ -67,7 +67,8 @@ class CodeOptions:
     )
     own_spec: str = setting(
         "",
-        "your own spec: the functions that it names may be imported and run",
+        "your own spec: the functions that it names may be imported and run. For a table or files of another program, "
+        "it also names the columns and splits (`sluice guess` writes it)",
         flags=("--spec",),
         metavar="FILE",
         parse=_spec,

@@ -300,6 +300,7 @@ class FittedState:
         found = set(store.files(folder))
         if f"{folder}/state.json" in found:
             about = store.read_json(f"{folder}/state.json")
+            found |= {f"{folder}/{quote(key, safe='')}.parquet" for key in about["keys"]}
             found |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
         return found
 

@@ -1,8 +1,9 @@
 """`Pin`: vacuum keeps a pinned version until the pin expires or is released. `Removal` shows readers what a vacuum is
 removing.
 
-A vacuum first writes what it removes, and then looks for pins. A reader first pins, and then looks for removals. So at
-least one of them sees the other.
+A reader that holds a pin has a whole version, or gets an error. A vacuum writes what it removes, looks for pins,
+removes files, and removes what it wrote. A reader pins, looks for removals, and then for its files. If the vacuum does
+not see the pin, the reader sees the removal, or that files are missing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from sluice.common.stores import StoreError
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.store import TableStore, folder_of_tails
+from sluice.etl.table.table import FeatureTable, LostVersion
 
 FOLDER = "_sluice/pins"
 _REMOVALS = "_sluice/vacuums"
@@ -142,11 +145,11 @@ class PinKeeper:
         clock: Callable[[], float] = time.time,
         every_s: float = LASTS_S / 4,
     ) -> None:
-        self._pin = f"{re.sub('[^A-Za-z0-9._-]', '-', reader)[:80]}-{uuid.uuid4().hex[:8]}"
+        self._reader = re.sub("[^A-Za-z0-9._-]", "-", reader)[:80]
         self._say = say
         self._clock = clock
         self._every_s = every_s
-        self._held: tuple[TableStore, int] | None = None
+        self._held: list[tuple[TableStore, Pin]] = []
         self._has_warned = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -155,14 +158,29 @@ class PinKeeper:
         )
 
     def take(self, uri: str, version: int) -> None:
-        """Pins this version instead of the one before. Raises StoreError if a vacuum is removing it."""
-        with self._lock:
-            before, self._held = self._held, (TableStore(uri), version)
-            pinned = self._save()
-            if before is not None and before[0].uri != self._held[0].uri:
-                self._release(before[0])
-            if pinned and (going := being_removed(self._held[0])):
-                _check_removal(self._held[0], version, going)
+        """Pins this version instead of the one before. Raises LostVersion, and keeps the pin before, unless the version
+        is whole and stays so."""
+        with self.moving(uri, version):
+            pass
+
+    @contextmanager
+    def moving(self, uri: str, version: int) -> Iterator[None]:
+        """Does what `take` does, but releases the version before only at the end of the context. After an error in the
+        context it releases the new version instead."""
+        store = TableStore(uri)
+        pin = Pin(name=f"{self._reader}-{uuid.uuid4().hex[:8]}", version=version, expires=0.0)
+        before, new = tuple(self._held), (store, pin)
+        try:
+            with self._lock:
+                self._held.append(new)
+                is_pinned = self._save(store, pin)
+            if is_pinned:
+                _check_whole(store, version)
+            yield
+        except BaseException:
+            self._drop(new)
+            raise
+        self._drop(*before)
 
     def __enter__(self) -> PinKeeper:
         self._thread.start()
@@ -175,35 +193,39 @@ class PinKeeper:
 
     def release(self) -> None:
         """Removes the pin. Any thread may call it, for a process that ends without leaving the context."""
-        if self._held is not None:
-            self._release(self._held[0])
+        for store, pin in self._held:
+            self._remove(store, pin)
 
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(self._every_s):
             with self._lock:
-                self._save()
+                for store, pin in self._held:
+                    self._save(store, pin)
 
-    def _save(self) -> bool:
+    def _save(self, store: TableStore, pin: Pin) -> bool:
         """Saves the pin. Returns whether the version is pinned now."""
-        if self._held is None:
-            return False
-        store, version = self._held
         try:
-            Pin(name=self._pin, version=version, expires=self._clock() + LASTS_S).save(store)
+            replace(pin, expires=self._clock() + LASTS_S).save(store)
         except OSError as error:
             self._warn(
-                f"{store.uri}: version {version} cannot be pinned ({error.strerror or error}), so a vacuum may "
+                f"{store.uri}: version {pin.version} cannot be pinned ({error.strerror or error}), so a vacuum may "
                 "remove it while it is read"
             )
             return False
         return True
 
-    def _release(self, store: TableStore) -> None:
+    def _drop(self, *dropped: tuple[TableStore, Pin]) -> None:
+        with self._lock:
+            for store, pin in dropped:
+                self._held.remove((store, pin))
+                self._remove(store, pin)
+
+    def _remove(self, store: TableStore, pin: Pin) -> None:
         try:
-            Pin(name=self._pin, version=0, expires=0).release(store)
+            pin.release(store)
         except OSError as error:
             self._warn(
-                f"{store.uri}: the pin {self._pin} cannot be removed ({error.strerror or error}); it expires "
+                f"{store.uri}: the pin {pin.name} cannot be removed ({error.strerror or error}); it expires "
                 f"within {LASTS_S:g} s"
             )
 
@@ -213,15 +235,34 @@ class PinKeeper:
             self._say(text)
 
 
-def _check_removal(store: TableStore, version: int, going: frozenset[str]) -> None:
-    table = FeatureTable.open(store.uri, version)
-    needs = {
-        *(f"_sluice/jobs/{job}.json" for job in table.records),
-        *(store.relative(f.path) for f in table.files),
-        *(f"_sluice/state/{r.state}" for r in table.records.values() if r.state),
-    }
-    if lost := sorted(folders_of(needs) & going):
-        raise StoreError(
-            f"{store.uri}: a vacuum is removing version {version} ({lost[0]}); start again on the newest "
-            "version"
-        )
+def needed_files(store: TableStore, table: FeatureTable) -> set[str]:
+    """Returns the files that a version needs: records, data, learned states, and the tails for serving."""
+    files = {f"_sluice/jobs/{job}.json" for job in table.records}
+    files.update(store.relative(f.path) for f in table.files)
+    if table.records:
+        files.update(store.files(folder_of_tails(table.record.job)))
+    for state in {r.state for r in table.records.values() if r.state}:
+        files |= {f"_sluice/state/{state}/state.json", *FittedState.files(store, state)}
+    return files
+
+
+def _check_whole(store: TableStore, version: int) -> None:
+    """Raises LostVersion if a vacuum removes a pinned version, or has removed a part of it before the pin."""
+    going = being_removed(store)
+    try:
+        needs = needed_files(store, FeatureTable.open(store.uri, version))
+        lost = _missing(store, needs) | (folders_of(needs) & going)
+    except FileNotFoundError as error:
+        lost = {str(error.filename or error)}
+    if not lost:
+        return
+    raise LostVersion(
+        f"{store.uri}: a vacuum has removed version {version}, or is removing it ({min(lost)}); start again on the "
+        "newest version"
+    )
+
+
+def _missing(store: TableStore, needs: set[str]) -> set[str]:
+    """Returns the files that do not exist. Lists two folders, instead of one request for each file."""
+    found = {*store.files("data"), *store.files("_sluice")}
+    return {path for path in needs - found if store.size(path) is None}

@@ -43,8 +43,12 @@ class ForeignDelta(TableError):
     """A Delta table that another program wrote."""
 
 
-class DamagedRecord(TableError):
-    """A job's record that exists and cannot be read, so that the files of its version are unknown."""
+class Unreadable(TableError):
+    """A log or a job's record that exists and cannot be read, so that the files of its version are unknown."""
+
+
+class LostVersion(TableError):
+    """A version of which a vacuum has removed files, or is removing them."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,20 @@ class FeatureTable:
         if not columns:
             raise ForeignDelta(
                 f"{uri}: is a Delta table that another program wrote: no column has a role; `sluice guess {uri} "
-                f"--out spec.toml` writes a spec, and `sluice etl --spec spec.toml --input {uri}` makes a feature "
-                "table of it"
+                "--out spec.toml` writes a spec. With it, `sluice train --spec spec.toml` trains on the table, and "
+                f"`sluice etl --spec spec.toml --input {uri}` makes a feature table of it"
             )
         # pa.table would import pandas.
         paths = [unquote(path) for path in delta.get_add_actions().column("path").to_pylist()]
-        records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
+        try:
+            records = {
+                job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})
+            }
+        except LostVersion:
+            # A vacuum keeps the newest version, so there is a newer one now.
+            if version is None and _open_delta(uri, None)[0].version() > delta.version():
+                return cls.open(uri, allow_code=allow_code, transforms=transforms)
+            raise
         newest = max(records.values(), key=lambda r: r.version) if records else None
         found = cls(
             uri=store.uri,
@@ -237,7 +249,7 @@ def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[Delta
         what = "the table's log" if version is None else f"version {version}"
         raise TableError(f"{uri}: {what} cannot be read ({first_line(error)})") from None
     except OSError as error:  # the store refused, or did not answer, after delta-rs's retries
-        raise TableError(
+        raise Unreadable(
             f"{uri}: the table's log cannot be read ({one_line(error)}); see that the disk or store "
             "works and that this user or the credentials in the environment may read it, and try again"
         ) from None
@@ -287,17 +299,17 @@ def _record(store: TableStore, job: str) -> JobRecord:
     try:
         return JobRecord.from_json(store.read_json(path))
     except FileNotFoundError:
-        raise TableError(
+        raise LostVersion(
             f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
             "was this version removed by vacuum?"
         ) from None
     except OSError as error:
-        raise DamagedRecord(
+        raise Unreadable(
             f"{store.url(path)}: cannot be read ({first_line(error)}); see that its disk or store "
             "works, and try again"
         ) from None
     except (RecordError, ValueError) as error:
-        raise DamagedRecord(f"{store.url(path)}: {first_line(error)}") from None
+        raise Unreadable(f"{store.url(path)}: {first_line(error)}") from None
 
 
 def _type_name(kind: pa.DataType) -> str:

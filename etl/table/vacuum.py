@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from sluice.common.stores import StoreError
 from sluice.etl.table.data_files import job_of
-from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.pins import Removal, pins, removals
-from sluice.etl.table.store import TableStore, folder_of_tails
-from sluice.etl.table.table import DamagedRecord, FeatureTable, TableError
+from sluice.etl.table.pins import Removal, needed_files, pins, removals
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable, LostVersion, TableError, Unreadable
 
 DAY_S = 86_400.0
 JOB = r"\d{8}T\d{6}-[0-9a-f]+"
@@ -107,20 +106,16 @@ def vacuum(
 
 
 def _list_needed(store: TableStore, version: int, *, is_pinned: bool) -> set[str]:
-    """Returns the files that a version needs. Returns none if an earlier vacuum has removed some of them."""
+    """Returns the files that a version needs. Returns none if an earlier vacuum has removed some of them. A pin of
+    such a version keeps nothing: its reader sees that files are missing, and takes the pin back."""
     try:
-        table = FeatureTable.open(store.uri, version)
+        return needed_files(store, FeatureTable.open(store.uri, version))
+    except LostVersion:
+        return set()
     except TableError as error:
-        if is_pinned or isinstance(error, DamagedRecord):
+        if is_pinned or isinstance(error, Unreadable):
             raise
         return set()
-    files = {f"_sluice/jobs/{job}.json" for job in table.records}
-    files.update(store.relative(f.path) for f in table.files)
-    if table.records:
-        files.update(store.files(folder_of_tails(table.record.job)))
-    for state in {r.state for r in table.records.values() if r.state}:
-        files |= FittedState.files(store, state)
-    return files
 
 
 def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[str]]:

@@ -4,9 +4,11 @@ A loader takes its roles from the proposals, and `sluice guess` writes a spec fr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +88,9 @@ _FORMATS = (
     "%d/%b/%Y:%H:%M:%S %z",
 )
 _MOST_FORMATS = 3
+_FEW, _DISTINCT = 0.01, 50
+"""Of a column of times, at most this share of values, and one in so many distinct values, may be no times."""
+_QUOTED = 100  # characters of a value to quote
 _DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
 """Formats of times that are written as one whole number."""
 
@@ -116,6 +121,8 @@ class Proposal:
     """For the label: its name, or the comparison that makes it."""
     spread: Spread | None = None
     """For numbers: how they are spread."""
+    rejected: str = ""
+    """For a time as text: how many sampled values are no times, and an example."""
 
     @property
     def hash(self) -> int | None:
@@ -248,8 +255,9 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         return Proposal(
             name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
         )
-    if role == "sparse" and _is_text(inner) and (found := time_formats(facts.examples)):
-        return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
+    if role == "sparse" and _is_text(inner) and (found := times_of(facts.sampled, facts.examples)):
+        more = {"formats": found.formats, "rejected": found.rejected}
+        return Proposal(name=name, facts=facts, time="text", why="a time as text", **more)
     likely = likely_values(facts, rows)
     if (
         role == "sparse"
@@ -355,7 +363,36 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def time_formats(examples: pa.Array, most_wrong: int = 0) -> tuple[str, ...]:
+class TextTimes(NamedTuple):
+    """A column of texts that are times."""
+
+    formats: tuple[str, ...]
+    seconds: pa.Array
+    """The times in seconds since 1970, null for other texts."""
+    rejected: str
+    """How many texts are no times, and an example. Empty if all are times."""
+
+
+def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
+    """Returns the times in a column of texts. None if more than 1 % of them are no times. The formats are chosen by
+    some of its distinct values."""
+    formats = _time_formats(examples, max(1, len(examples) // _DISTINCT))
+    if not formats:
+        return None
+    values = values.cast(pa.string())
+    seconds = ParseTime(format=formats).apply(values, None)
+    given = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
+    wrong = given & seconds.is_null().to_numpy(zero_copy_only=False)
+    if wrong.sum() > _FEW * given.sum():
+        return None
+    rejected = ""
+    if wrong.any():
+        example = json.dumps(values[int(wrong.argmax())].as_py()[:_QUOTED], ensure_ascii=False)
+        rejected = f"{wrong.sum():,} of {len(values):,} sampled values, such as {example}"
+    return TextTimes(formats, seconds, rejected)
+
+
+def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
     """Returns the time formats that together read all of these texts but `most_wrong`, the most frequent first. Empty
     if there are none."""
     left, found = examples.filter(pc.not_equal(examples, "")), list[str]()

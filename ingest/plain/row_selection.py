@@ -52,11 +52,7 @@ class RowSelection:
 
     def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row of a table belongs to the split."""
-        return np.asarray(self._splits(stored) == self._number)
-
-    @property
-    def _number(self) -> int:
-        return list(self.spec.table.split).index(self.split)
+        return np.asarray(self._splits(stored) == list(self.spec.table.split).index(self.split))
 
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns
@@ -72,31 +68,37 @@ class RowSelection:
         )
         return split_of(columns, keys, self.spec)
 
-    def counts(self, files: Mapping[str, FileColumns]) -> tuple[list[tuple[int, ...]], int]:
-        """Returns the number of selected rows in each row group of each file, and the number of rows in no split. Reads
-        only the deciding columns. If a footer's smallest and largest time lie in one split, it reads nothing."""
+    def counts(self, files: Mapping[str, FileColumns]) -> dict[str, list[tuple[int, ...]]]:
+        """Returns for each split the number of rows in each row group of each file. Rows in no split are under an empty
+        name. Reads only the deciding columns. If a footer's smallest and largest time lie in one split, it reads
+        nothing."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
             found = list(pool.map(self._counts, files, files.values()))
-        return [tuple(rows for rows, _ in file) for file in found], sum(
-            none for file in found for _, none in file
-        )
+        return {
+            split: [tuple(group[number] for group in file) for file in found]
+            for number, split in enumerate((*self.spec.table.split, ""))
+        }
 
-    def _counts(self, path: str, located: FileColumns) -> list[tuple[int, int]]:
+    def _counts(self, path: str, located: FileColumns) -> list[list[int]]:
         with TableParquet(path, located) as file:
             return [
                 self._count(path, file, number) for number in range(file.metadata.num_row_groups)
             ]
 
-    def _count(self, path: str, file: TableParquet, number: int) -> tuple[int, int]:
+    def _count(self, path: str, file: TableParquet, number: int) -> list[int]:
+        """Returns the number of a row group's rows in each split, and then in none."""
+        splits_and_none = len(self.spec.table.split) + 1
         group = file.metadata.row_group(number)
         try:
             by_time_alone = self.spec.table.split_time and not self.spec.table.unlabelled
             if by_time_alone and (bounds := _bounds(file, number, self.sources[0])) is not None:
                 first, last = self._splits(bounds)
                 if first == last:
-                    return group.num_rows if first == self._number else 0, 0
+                    return [group.num_rows if n == first else 0 for n in range(splits_and_none)]
             splits = self._splits(flattened(file.read_row_group(number, self.sources)))
-            return int(np.count_nonzero(splits == self._number)), int(np.count_nonzero(splits < 0))
+            # A row in no split has a negative number.
+            numbers = np.where(splits < 0, splits_and_none - 1, splits)
+            return list(map(int, np.bincount(numbers, minlength=splits_and_none)))
         except ColumnError as error:
             raise ColumnError(f"{path}, row group {number}: {error}") from None
 

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
-from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.nested_columns import flattened, join_chunks
-from sluice.ingest.plain.guess import time_formats, usual_label
+from sluice.ingest.plain.guess import times_of, usual_label
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
 _BYTES, _PACKED = 1 << 20, 1 << 26
@@ -356,17 +355,13 @@ def _typed(
     found, times = dict(columns), dict[str, tuple[str, ...]]()
     rejected, fits = dict[str, str](), np.ones(len(places), bool)
     for name, values in columns.items():
-        if pa.types.is_string(values.type):
-            different = pc.unique(values.drop_null())
-            formats = time_formats(different, max(1, len(different) // _DISTINCT))
-            seconds = ParseTime(format=formats).apply(values, None) if formats else values
-            lost = seconds.null_count - values.null_count
-            if formats and lost <= (1 - _ALIKE) * (len(values) - values.null_count):
-                times[name] = formats
-                at = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False).cast(pa.timestamp("us"))
-                found[name] = (
-                    at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
-                )
+        is_text = pa.types.is_string(values.type)
+        if is_text and (read := times_of(values, pc.unique(values.drop_null()))):
+            times[name] = read.formats
+            microseconds = pc.multiply(read.seconds, 1e6).cast(pa.int64(), safe=False)
+            at = microseconds.cast(pa.timestamp("us"))
+            has_clock = any("%H" in one for one in read.formats)
+            found[name] = at if has_clock else at.cast(pa.date32(), safe=False)
         wrong = [
             row
             for row, cell in enumerate(cells.get(name, ()))

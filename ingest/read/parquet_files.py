@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sluice.common.errors import without_keys
 from sluice.common.stores import SLOW, Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
@@ -219,11 +220,9 @@ class ParquetFiles:
         selection = self._selection(split)
         if selection is None:
             return self.files
-        try:
-            counts, in_none = selection.counts(self.located)
-        except (OSError, pa.ArrowException) as error:
-            raise ParquetError(f"{self.uri}: {error}") from error
-        if not any(map(sum, counts)):
+        counts = self._split_counts[split]
+        in_none = sum(map(sum, self._split_counts[""]))
+        if split not in self.splits:
             raise ParquetError(
                 f"{self.uri}: no row lies in the split {split!r}; check table.split of "
                 f"{selection.spec.name}"
@@ -241,6 +240,23 @@ class ParquetFiles:
             replace(file, rows=sum(rows), row_group_rows=rows, stored_rows=file.row_group_rows)
             for file, rows in zip(self.files, counts, strict=True)
         )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have rows."""
+        every = tuple(self.spec.table.split) if self.spec else (ONLY_SPLIT,)
+        if self._selection(every[0]) is None:
+            return every[:1]
+        return tuple(split for split in every if any(map(sum, self._split_counts[split])))
+
+    @cached_property
+    def _split_counts(self) -> Mapping[str, list[tuple[int, ...]]]:
+        """For each split that the spec names, the number of its rows in each row group of each file."""
+        selection = self._selection(next(iter(self.spec.table.split))) if self.spec else None
+        try:
+            return {} if selection is None else selection.counts(self.located)
+        except (OSError, pa.ArrowException) as error:
+            raise ParquetError(f"{self.uri}: {error}") from error
 
     def made(self, split: str, names: Container[str]) -> MadeColumns | None:
         """Returns what makes these columns of a split from the stored ones. None: they are read as they are stored."""
@@ -482,10 +498,10 @@ _printed: set[str] = set()
 
 
 def _print_once(line: str) -> None:
-    """Prints a line on standard error, once."""
-    if line not in _printed:
+    """Prints a line on standard error, once, and of all ranks only on the first."""
+    if line not in _printed and os.environ.get("RANK", "0") == "0":
         _printed.add(line)
-        print(line, file=sys.stderr)
+        print(without_keys(line), file=sys.stderr)
 
 
 def _probe_columns(
@@ -658,7 +674,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         uri = at.prefix + found_there.uri if found_there.table else text
         return replace(found_there, uri=uri, prefix=at.prefix)
     name, named_version = versioned(text, version)
-    if is_iceberg(name) or "://" in name or (is_delta(name) and not is_table(name)):
+    if has_versions(name) and not (is_table(name) and "://" not in name):
         table_files = TableFiles.open(name, named_version)
         return _Found(table_files.name, "", list(table_files.files), table_files)
     matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
@@ -745,6 +761,12 @@ def table_of(
 def located_of(table: FeatureTable | ParquetFiles) -> tuple[FileColumns, ...]:
     """Returns for each file where it has the columns. Nothing if the files have just their own."""
     return tuple(table.located.values()) if isinstance(table, ParquetFiles) else ()
+
+
+def has_versions(name: str) -> bool:
+    """Whether this is a Delta or an Iceberg table. Every URI of a store counts as one."""
+    path = plain_path(versioned(name)[0])
+    return is_iceberg(path) or "://" in path or is_delta(path)
 
 
 def is_table(name: str) -> bool:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+_KEYS = re.compile(r"(?<=://)[^/@\s'\"]+:[^/@\s'\"]*(?=@)")
+_SECRETS = re.compile(
+    r"(?<=[?&])(\w*(?:secret|token|password|access_key|sig)\w*=)[^&\s'\";,)]+", re.IGNORECASE
+)
+
+
+def without_keys(text: str) -> str:
+    """Returns a text without the keys and passwords in its URIs, for messages: `s3://***@bucket/table?secret_key=***`."""
+    if "://" not in text:
+        return text
+    return _SECRETS.sub(r"\1***", _KEYS.sub("***", text))
+
 
 class UsageError(ValueError):
     """A user's mistake. The message names what is wrong and what to do.
 
     A program prints the message in one line and ends with 2 (`sluice.common.program`).
     """
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*(without_keys(one) if isinstance(one, str) else one for one in about))
 
 
 class RunFailure(RuntimeError):

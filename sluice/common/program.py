@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from sluice.common.errors import RunFailure, UsageError
+from sluice.common.errors import RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
 
 DONE = 0
@@ -29,9 +29,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def say(text: str) -> None:
-    """Prints a line for people. If standard error is a file on a full disk, the line is lost."""
+    """Prints a line for people, without keys in URIs. If standard error is a file on a full disk, the line is
+    lost."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(without_keys(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
         raise
     except OSError:
@@ -76,7 +77,7 @@ def _run(
         with _interrupts_answered():
             result = main(argv)
         if result is not None:
-            print(json.dumps(result, default=_plain), flush=True)
+            print(without_keys(json.dumps(result, default=_plain)), flush=True)
         _leave(DONE)
     except KeyboardInterrupt:
         say("interrupted")

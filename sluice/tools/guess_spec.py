@@ -50,7 +50,7 @@ def spec_text(
     )
     # For CSV and TSV, the spec must name all columns of a line.
     named = found if form in ("csv", "tsv") else used
-    mixed = sample.rejected if sample else {}
+    mixed = sample.rejected if sample else {n: p.rejected for n, p in used.items() if p.rejected}
     kinds = {
         name: _input_type(proposal, has_texts=name in mixed and form != "json")
         for name, proposal in named.items()
@@ -102,9 +102,10 @@ def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:
     wrong = "Not a time" if proposal.time else "Not a number"
     if proposal.role == "label":
         wrong = "Neither 0 nor 1"
-    effect = (
-        "They are ids, too." if kind == "text" else "`sluice etl` rejects and counts such lines."
-    )
+    effect = "`sluice etl` rejects and counts such lines."
+    if kind == "text":
+        is_missing = "They become missing values, which `sluice etl` counts as unread."
+        effect = is_missing if proposal.time else "They are ids, too."
     return f"# {wrong}: {found}. {effect}"
 
 

@@ -328,6 +328,35 @@ def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, seed, broken
         )
 
 
+@SEEDS
+@pytest.mark.parametrize("broken", [0, 1, 20, 1200])
+def test_a_few_broken_times_in_parquet_are_named_and_become_missing(tmp_path, seed, broken):
+    """With 30 % of broken texts, a column is text."""
+    rng = np.random.default_rng(seed)
+    times = [f"2026-01-{1 + row // 200:02d} {row % 24:02d}:15:00" for row in range(ROWS)]
+    for row in 1 + rng.choice(ROWS - 1, broken, replace=False):
+        times[row] = "notadate"
+    times[0] = ""  # an empty text is no broken one
+    users = rng.integers(300, size=ROWS)
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"click": clicks(rng), "user_id": users, "at": times}), path)
+    text = guessed_spec(path)
+    spec = Spec.own(text)
+    names = [column.name for column in spec.columns]
+    if broken > ROWS // 100:
+        assert "at" in names
+        assert "sampled values, such as" not in text
+        return
+    assert {"at_hour", "at_weekday"} <= set(names)
+    if not broken:
+        assert "sampled values, such as" not in text
+        return
+    assert_names(text, f"{broken} of {ROWS:,} sampled values", '"notadate"')
+    with BatchLoader(table_of(path, spec=spec), batch_size=100) as loader:
+        assert "at_hour" in loader.sparse_names
+        assert sum(batch.rows for batch in loader) > 0
+
+
 def test_rare_values_of_categories_and_counts_are_not_broken(tmp_path):
     """A text among few numbers is a category. A label that also has the value 2 is a count."""
     rng = np.random.default_rng(0)

@@ -1,0 +1,175 @@
+"""Training on tables and files of other programs, by a spec: the version is part of the run, and a resume keeps it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from benchmarks.small_table import small_table
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.foreign_table import open_table
+from sluice.dlrm.options import Config, ConfigError, ModelConfig
+from sluice.ingest.loader import BatchLoader
+from sluice.tools.guess_spec import guessed_spec
+from tests.dlrm.rig import last_json, launch
+from tests.lake_tables import iceberg, newest, start_threads_of_iceberg
+from tests.raises import assert_names, raises
+
+ROWS = 2400
+
+
+def clicks(seed: int, rows: int = ROWS) -> pa.Table:
+    """Clicks with raw ids. Prices and ads decide the label."""
+    chance = np.random.default_rng(seed)
+    ads, prices = chance.integers(0, 40, rows), chance.lognormal(1, 1, rows)
+    chances = 1 / (1 + np.exp(3 - ads % 7 + (np.log(prices) - 1)))
+    seconds = np.sort(chance.integers(0, 30 * 86_400, rows)) + 1_700_000_000
+    return pa.table(
+        {
+            "clicked": (chance.random(rows) < chances).astype("int8"),
+            "ad_id": ads * 31 + 5,
+            "country": np.array(["de", "fr", "it"])[chance.integers(0, 3, rows)],
+            "price": prices,
+            "ts": pa.array(seconds * 1_000_000, pa.timestamp("us")),
+        }
+    )
+
+
+def as_delta(folder: Path, *parts: pa.Table) -> str:
+    for part in parts:
+        write_deltalake(folder, part, mode="append")
+    return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    start_threads_of_iceberg()
+
+
+def as_iceberg(folder: Path, *parts: pa.Table) -> str:
+    folder.mkdir()
+    table = iceberg(folder, parts[0].schema)
+    for part in parts:
+        table.append(part)
+    table.catalog.close()
+    return newest(table)
+
+
+def as_files(folder: Path, *parts: pa.Table) -> str:
+    folder.mkdir(exist_ok=True)
+    for part in parts:
+        number = len([*folder.iterdir()])
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=500)
+    return str(folder)
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "delta": as_delta,
+    "iceberg": as_iceberg,
+    "files": as_files,
+}
+
+
+def spec_of(source: str, folder: Path) -> Path:
+    (folder / "spec.toml").write_text(guessed_spec(source))
+    return folder / "spec.toml"
+
+
+def words(source: str, run: Path, *more: object) -> tuple[object, ...]:
+    sizes = ("--batch-size", 96, "--width", 8, "--dense-layers", "8", "--over-layers", "8")
+    return ("dlrm.train", "--data", source, "--run-dir", run, *sizes, *more)
+
+
+def hashes(run: Path) -> list[str]:
+    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [line["order_hash"] for line in lines if line["kind"] == "epoch"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_another_program_looks_like_a_feature_table(tmp_path, kind):
+    source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
+    text = spec_of(source, tmp_path).read_text()
+    table = open_table(source, spec=text)
+    sizes = {f.name: f.cardinality for f in table.fields if f.role == "sparse"}
+    assert sizes.keys() == {"ad_id", "country", "ts_hour", "ts_weekday"}
+    assert all(sizes.values())
+    assert table.splits == ("train", "validation", "test")
+    assert sum(table.rows_of(split) for split in table.splits) == 2 * ROWS
+    assert open_table(source, table.version, spec=text) == table
+    with BatchLoader(table.source, batch_size=96, split="validation") as loader:
+        assert sum(batch.rows for batch in loader) // 96 == table.rows_of("validation") // 96
+
+
+def test_a_feature_table_keeps_its_own_spec(tmp_path):
+    """For such a table, `--spec` only permits functions."""
+    table = small_table(tmp_path / "t", rows=100)
+    assert open_table(table.uri, spec="[input]") == table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, kind):
+    """It pauses within its first epoch, and goes on to the same weights as one that does not pause."""
+    source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
+    spec = spec_of(source, tmp_path)
+    given = ("--spec", spec, "--epochs", 2, "--evals", 2)
+    whole = launch(2, *words(source, tmp_path / "whole", *given), tmp=tmp_path)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    found = last_json(whole)
+    assert found["auc"] > 0.6
+    paused = launch(2, *words(source, tmp_path / "run", *given, "--pause-after", 1), tmp=tmp_path)
+    assert last_json(paused)["stopped"], paused.stderr[-3000:]
+    meta = latest(tmp_path / "run" / "checkpoints")[1]
+    assert meta.loader["step"] > 0
+    version = open_table(source, spec=spec.read_text()).version
+    assert meta.version == meta.config["version"] == found["version"] == version
+    spec.unlink()  # the run has its text
+    resume = ("dlrm.train", "--run-dir", tmp_path / "run", "--resume")
+    if kind == "delta":
+        as_delta(tmp_path / "t", clicks(2))
+    if kind == "files":
+        as_files(tmp_path / "t", clicks(2))
+        refused = launch(2, *resume, tmp=tmp_path)
+        assert_names(last_json(refused)["error"], tmp_path / "t", version)
+        (tmp_path / "t" / "2.parquet").unlink()
+    resumed = launch(2, *resume, tmp=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    again = last_json(resumed)
+    for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
+        assert again[figure] == found[figure], figure
+    assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
+    one = launch(0, "dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test", tmp=tmp_path)
+    assert last_json(one)["rows"] == found["rows"], one.stderr[-3000:]
+    served = launch(0, "dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
+    assert served.returncode == 2
+    assert_names(served.stderr, "--spec", "sluice etl --spec")
+
+
+@pytest.mark.slow
+def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
+    source = as_delta(tmp_path / "t", clicks(0))
+    spec = spec_of(source, tmp_path)
+    _, *rest = words(source, tmp_path / "run")
+    assert_names(last_json(forks.train(*rest, tmp=tmp_path))["error"], source, "--spec")
+    paused = forks.train(*rest, "--spec", spec, "--epochs", 2, "--pause-after", 1, tmp=tmp_path)
+    assert paused.returncode == 0, paused.stderr[-3000:]
+    spec.write_text(spec.read_text().replace("ts_hour", "hour"))
+    again = forks.train("--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path)
+    assert_names(last_json(again)["error"], spec, "--spec")
+
+
+def test_what_needs_a_feature_table_is_refused():
+    for more in (
+        {"follow": "epochs"},
+        {"transform_spec": "m:f"},
+        {"model": ModelConfig(kind="dien", history="past", target="item")},
+    ):
+        with raises(ConfigError, "--spec", "sluice etl --spec"):
+            Config(data="t", version=0, spec="[input]", **more)
