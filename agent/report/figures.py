@@ -25,7 +25,6 @@ def hero(
 ) -> str:
     """Returns the overview chart, after the decisions and incidents that all charts show."""
     looks = run.looks() or run.of("loader")
-    end = _last(run.of("loader"), figures)
     rate = figures.rows_per_s_first
     decisions = run.of("decision")
     before = Series(name="before tuning", points=[])
@@ -34,7 +33,7 @@ def hero(
         before = Series(
             name="with one worker a stage" if one_each else "before tuning",
             style="level",
-            points=[(0.0, rate), (end, rate)],
+            points=[(0.0, rate)],
         )
     moments = {
         "decisions": [
@@ -50,7 +49,7 @@ def hero(
                 "text": f"{one.label}. {one.sentence}",
                 "tone": TONES.get(one.result, ""),
             }
-            for one, until in _lasting(incidents, end)
+            for one, until in _lasting(incidents, figures.seconds)
         ],
     }
     return charts.embedded(moments, "moments") + chart(
@@ -69,7 +68,6 @@ def hero(
             axis=charts.SHARE,
             series=[_series("waiting", "area", looks, "stall")],
         ),
-        end=end,
         kind="hero",
         note=_whose(run),
     )
@@ -95,8 +93,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
     waits = figures.stall_last is not None and figures.stall_last > SMALL_STALL
     busiest = max(((one.busy or 0.0, one.name) for one in found), default=(0.0, ""))
     bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
-    end = _last(run.of("loader"), figures)
-    drawn = [_stage_chart(one, last, end, one.name == bottleneck) for one in found if one.workers]
+    drawn = [_stage_chart(one, last, one.name == bottleneck) for one in found if one.workers]
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
@@ -128,7 +125,7 @@ def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
     return _Stage(name, workers, shares, mean(late, "busy"))
 
 
-def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
+def _stage_chart(stage: _Stage, knobs: Line, bottleneck: bool) -> str:
     """Returns the small chart of a stage."""
     first = int(stage.workers[0][1])
     now = int(stage.workers[-1][1])
@@ -145,17 +142,15 @@ def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> st
             axis=charts.WHOLE, series=[Series(name="workers", points=stage.workers, style="step")]
         ),
         Panel(axis=charts.SHARE, series=[Series(name="at work", points=stage.shares)]),
-        end=end,
         kind="part",
         note=note if stage.busy is None else f"{note}, busy {percent(stage.busy)}",
         corner=verdict("the bottleneck", "bad") if bottleneck else " ",
     )
 
 
-def training(run: Run, figures: RunOutcome) -> str:
+def training(run: Run) -> str:
     """Returns the charts of the training loss and the AUC."""
     evaluations = run.of("eval")
-    end = _last([*run.of("train"), *evaluations], figures)
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     return _side_by_side(
         "Training",
@@ -166,7 +161,6 @@ def training(run: Run, figures: RunOutcome) -> str:
                     axis=charts.SCORE,
                     series=[_series("loss", "line", run.of("train"), "loss")],
                 ),
-                end=end,
             ),
             chart(
                 "AUC",
@@ -182,18 +176,16 @@ def training(run: Run, figures: RunOutcome) -> str:
                         for split in splits
                     ],
                 ),
-                end=end,
             ),
         ],
     )
 
 
-def machine(run: Run, figures: RunOutcome) -> str:
+def machine(run: Run) -> str:
     """Returns the charts of memory, buffers, cores and remote workers."""
     loader = run.of("loader")
     each = _of_each(run)
     knobs = _knobs_over_time(run)
-    end = _last(loader, figures)
     buffers = [
         _series("read-ahead", "step", knobs, "knobs", "read_ahead_bytes"),
         _series("prefetch", "step", knobs, "knobs", "prefetch_bytes"),
@@ -203,9 +195,9 @@ def machine(run: Run, figures: RunOutcome) -> str:
         _series("available", "limit", loader, "cpu_quota"),
     ]
     drawn = [
-        _memory_chart(loader, end),
-        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), end=end, note=each),
-        chart("Cores", Panel(axis=charts.WHOLE, series=cores), end=end, note=each),
+        _memory_chart(loader),
+        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), note=each),
+        chart("Cores", Panel(axis=charts.WHOLE, series=cores), note=each),
     ]
     if remote := loader[-1].get("elsewhere") if loader else None:
         workers = [
@@ -216,13 +208,11 @@ def machine(run: Run, figures: RunOutcome) -> str:
             f"{remote['retries']:,} requests were repeated, and {remote['hedges']:,} also went to a second worker "
             "because the first was slow"
         )
-        drawn.append(
-            chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), end=end, note=note)
-        )
+        drawn.append(chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), note=note))
     return _side_by_side("Memory and cores", drawn)
 
 
-def _memory_chart(loader: Sequence[Line], end: float) -> str:
+def _memory_chart(loader: Sequence[Line]) -> str:
     """Returns the chart of memory. The note says how often work waited for memory."""
     used = _points(loader, "memory_used")
     limit = _points(loader, "memory_limit")
@@ -238,16 +228,11 @@ def _memory_chart(loader: Sequence[Line], end: float) -> str:
             f"work waited for memory {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
             "system was short of memory"
         )
-    return chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note="; ".join(notes))
+    return chart("Memory", Panel(axis=charts.BYTES, series=memory), note="; ".join(notes))
 
 
 def _series(name: str, style: str, lines: Sequence[Line], *path: str) -> Series:
     return Series(name=name, style=style, points=_points(lines, *path))
-
-
-def _last(lines: Sequence[Line], figures: RunOutcome) -> float:
-    """Returns the time of the last of these lines, at which their charts end."""
-    return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
 def _points(lines: Sequence[Line], *path: str) -> Points:
