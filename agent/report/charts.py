@@ -142,15 +142,15 @@ def chart(title: str, *panels: Panel, note: str = "", kind: str = "", corner: st
 def _panel(panel: Panel, series: Sequence[tuple[int, Series]], *, is_small: bool) -> dict[str, Any]:
     """Returns a panel with these series and the numbers of their colours."""
     most = FEW_POINTS if is_small else MOST_POINTS
-    columns = [_columns(s, panel.axis.top, most) for _, s in series]
-    values = [value for one in columns for value in one["value"]]
+    drawn = [columns(s, panel.axis.top, most) for _, s in series]
+    values = [value for one in drawn for value in one["value"]]
     return {
         "form": panel.axis.form,
         "name": panel.name,
         **asdict(scale(panel.axis, values, ends_only=is_small)),
         "series": [
             {"name": s.name, "style": s.style, "colour": n, **one}
-            for (n, s), one in zip(series, columns, strict=True)
+            for (n, s), one in zip(series, drawn, strict=True)
         ],
     }
 
@@ -161,7 +161,8 @@ def embedded(data: Any, kind: str = "") -> str:
     return f'<script type="application/json" class="{kind}">{text}</script>'
 
 
-def _columns(series: Series, top: float | None, most: int) -> dict[str, list[float]]:
+def columns(series: Series, top: float | None, most: int) -> dict[str, list[float]]:
+    """Returns the times and values that are drawn of a series."""
     points = series.points
     if series.style == "step":
         points = points[:1] + [
