@@ -129,7 +129,13 @@ def report(argv: list[str]) -> dict[str, Any]:
     say(f"{narrative.verdict(run)}\n{written}")
     found = {"report": str(written), **narrative.summary(run)}
     if options.picture is not None:
-        replace_text(options.picture, animation.picture(run))
+        try:
+            replace_text(options.picture, animation.picture(run))
+        except OSError as error:
+            raise UsageError(
+                f"--picture {options.picture}: cannot be written ({error.strerror}); name a file in a folder that "
+                "exists"
+            ) from None
         say(str(options.picture))
         found["picture"] = str(options.picture)
     return found

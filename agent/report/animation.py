@@ -19,11 +19,13 @@ from sluice.agent.report.figures import lasting, overview, workers
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.narrative import changes, outcome, sentences
-from sluice.agent.report.run_folder import Run, RunError
+from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import TONES
 
 WIDTH = 680
 _LEFT, _RIGHT = 56, WIDTH - 16
+_ACROSS = _RIGHT - _LEFT + 2
+"""The width of the curtain: that of the plot with the ends of its lines."""
 _HEIGHTS = (130, 60, 60)
 _PLAYS_S = 18
 _STANDS = 0.25
@@ -59,48 +61,54 @@ class _Event:
 
 
 def picture(run: Run) -> str:
-    """Returns the picture of a run as SVG. Raises RunError if nothing was measured."""
+    """Returns the picture of a run as SVG. Before anything is measured, it is the first sentence of the report."""
     found = outcome(run)
     panels = [
         replace(panel, series=shown)
         for panel in (*overview(run, found), _workers(run))
         if (shown := [one for one in panel.series if one.points and one.style != "limit"])
     ]
-    if not panels:
-        raise RunError(f"{run.path}: nothing is measured yet, so there is nothing to draw")
-    end = max(0.01, *(one.points[-1][0] for panel in panels for one in panel.series))
-    events = [one for one in _events(run, found.seconds) if one.at <= end]
+    end = max([0.01, *(one.points[-1][0] for panel in panels for one in panel.series)])
+    events = [one for one in _events(run, found.seconds) if panels and one.at <= end]
     # A number and its unit stay on one line.
     title = wrap(re.sub(r"(\d) (?=[%kMGs]\b|%)", "\\1\u00a0", sentences(run)[0]), 68)
-    lanes = 22 + 22 * len(title)
-    top = lanes + 40
-    placed = list(_placed(panels, top))
-    bottom = placed[-1][1] + _HEIGHTS[len(placed) - 1]
-    height = bottom + 34 + _LINE * (len(events[:_MOST_EVENTS]) + (len(events) > _MOST_EVENTS)) + 8
+    top = 22 + 22 * len(title)
+    plot, bottom = _plot(panels, events, end, top) if panels else ([], top)
+    lines = len(events[:_MOST_EVENTS]) + (len(events) > _MOST_EVENTS)
+    height = bottom + _LINE * lines + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(sentences(run)[0])}</title>",
-        f"<style>{_style(events, end)}</style>",
+        f"<style>{_style(events, end, height - bottom)}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         *(
-            f'<text class="h" x="16" y="{24 + 22 * n}">{escape(t)}</text>'
-            for n, t in enumerate(title)
+            f'<text class="h" x="16" y="{24 + 22 * n}">{escape(line)}</text>'
+            for n, line in enumerate(title)
         ),
-        *_marks(events, end, lanes, bottom),
+        *plot,
+        *_list(events, bottom, height - bottom),
     ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _plot(
+    panels: Sequence[Panel], events: Sequence[_Event], end: float, top: int
+) -> tuple[list[str], int]:
+    """Returns the panels below each other, and where the list of events begins."""
+    placed = list(_placed(panels, top + 40))
+    _, lowest, tall = placed[-1]
+    bottom = lowest + tall
+    parts = list(_marks(events, end, top, bottom))
     for panel, y, tall in placed:
         parts += _curves(panel, y, tall, end)
     # The curtain is inside the plot, and what says how to read the curves is in front of it.
-    across = _RIGHT - _LEFT
+    size = f'width="{_ACROSS}" height="{bottom - top + 1}"'
     parts.append(
-        f'<svg x="{_LEFT}" y="{lanes}" width="{across + 2}" height="{bottom - lanes + 1}">'
-        f'<rect class="curtain" x="{across + 2}" width="{across + 2}" height="{bottom - lanes + 1}"/></svg>'
+        f'<svg x="{_LEFT}" y="{top}" {size}><rect class="curtain" x="{_ACROSS}" {size}/></svg>'
     )
     for panel, y, tall in placed:
         parts += _axis(panel, y, tall)
-    parts += _times(end, bottom)
-    parts += _list(events, bottom + 34, height)
-    return "\n".join([*parts, "</svg>", ""])
+    return [*parts, *_times(end, bottom)], bottom + 34
 
 
 def _workers(run: Run) -> Panel:
@@ -128,7 +136,7 @@ def _events(run: Run, until: float) -> list[_Event]:
     return sorted(found, key=lambda one: one.at)
 
 
-def _placed(panels: Sequence[Panel], top: float) -> Iterator[tuple[Panel, float, int]]:
+def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, int, int]]:
     """Returns each panel with the place of its upper edge, and its height."""
     for panel, tall in zip(panels, _HEIGHTS, strict=False):
         top += 22
@@ -151,21 +159,26 @@ def _scale(panel: Panel) -> tuple[Scale, list[tuple[int, Series, dict[str, list[
     return scale(panel.axis, values, ends_only=panel.axis is not ROWS), drawn
 
 
-def _curves(panel: Panel, top: float, tall: int, end: float) -> Iterator[str]:
+def _y(value: float, axis: Scale, top: int, tall: int) -> float:
+    return round(top + tall * (axis.high - value) / (axis.high - axis.low), 1)
+
+
+def _curves(panel: Panel, top: int, tall: int, end: float) -> Iterator[str]:
+    """Returns the grid of a panel and its curves."""
     axis, drawn = _scale(panel)
-
-    def y(value: float) -> float:
-        return round(top + tall * (axis.high - value) / (axis.high - axis.low), 1)
-
+    for tick in axis.ticks:
+        y = _y(tick, axis, top, tall)
+        yield f'<line class="edge" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:g}" y2="{y:g}"/>'
     for n, one, data in drawn:
         points = [
-            (_x(at, end), y(value)) for at, value in zip(data["at"], data["value"], strict=True)
+            (_x(at, end), _y(value, axis, top, tall))
+            for at, value in zip(data["at"], data["value"], strict=True)
         ]
         if one.style == "level":
             points = [(_LEFT, points[0][1]), (_RIGHT, points[0][1])]
         if one.style == "step":
             nexts = [x for x, _ in points[1:]] + [_x(one.points[-1][0], end)]
-            points = [(x, y) for (a, y), b in zip(points, nexts, strict=True) for x in (a, b)]
+            points = [(x, at) for (a, at), b in zip(points, nexts, strict=True) for x in (a, b)]
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         colour = _COLOURS[n % len(_COLOURS)]
         if one.style == "area":
@@ -178,15 +191,12 @@ def _curves(panel: Panel, top: float, tall: int, end: float) -> Iterator[str]:
         yield f'<polyline class="line" points="{path}" stroke="{stroke}"{dash}/>'
 
 
-def _axis(panel: Panel, top: float, tall: int) -> Iterator[str]:
-    """Returns the grid, the values of the axis, and the names of panel and series."""
+def _axis(panel: Panel, top: int, tall: int) -> Iterator[str]:
+    """Returns the values of the axis, and the names of panel and series."""
     axis, drawn = _scale(panel)
     for tick in axis.ticks:
-        y = round(top + tall * (axis.high - tick) / (axis.high - axis.low), 1)
-        yield f'<line class="edge" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:g}" y2="{y:g}"/>'
-        yield (
-            f'<text x="{_LEFT - 8}" y="{y + 4:g}" text-anchor="end">{_FORMS[panel.axis](tick)}</text>'
-        )
+        y = _y(tick, axis, top, tall) + 4
+        yield f'<text x="{_LEFT - 8}" y="{y:g}" text-anchor="end">{_FORMS[panel.axis](tick)}</text>'
     keys = "".join(
         f'<tspan dx="10" fill="{_LEVEL if one.style == "level" else _COLOURS[n % len(_COLOURS)]}">'
         f"{'┈' if one.style == 'level' else '━'}</tspan><tspan> {escape(one.name)}</tspan>"
@@ -196,14 +206,15 @@ def _axis(panel: Panel, top: float, tall: int) -> Iterator[str]:
     yield f'<text x="{_LEFT}" y="{top - 7:g}">{escape(panel.name)} {keys}</text>'
 
 
-def _times(end: float, bottom: float) -> Iterator[str]:
+def _times(end: float, bottom: int) -> Iterator[str]:
+    """Returns the values of the axis of time."""
     for tick in scale(WHOLE, [end]).ticks:
         yield (
             f'<text x="{_x(tick, end):g}" y="{bottom + 18:g}" text-anchor="middle">{seconds(tick)}</text>'
         )
 
 
-def _marks(events: Sequence[_Event], end: float, top: float, bottom: float) -> Iterator[str]:
+def _marks(events: Sequence[_Event], end: float, top: int, bottom: int) -> Iterator[str]:
     """Returns a band for each disturbance and a line for each change. A label that would touch the one before it is
     left out."""
     free = {True: 0.0, False: 0.0}
@@ -226,7 +237,7 @@ def _marks(events: Sequence[_Event], end: float, top: float, bottom: float) -> I
             )
 
 
-def _list(events: Sequence[_Event], top: float, height: float) -> Iterator[str]:
+def _list(events: Sequence[_Event], top: int, tall: int) -> Iterator[str]:
     """Returns a line for each event, and the cover that uncovers them one after another."""
     for n, one in enumerate(events[:_MOST_EVENTS]):
         text = f"{seconds(one.at)}  {one.text}"
@@ -240,22 +251,20 @@ def _list(events: Sequence[_Event], top: float, height: float) -> Iterator[str]:
     if len(events) > _MOST_EVENTS:
         y = top + _LINE * _MOST_EVENTS + 14
         yield f'<text x="36" y="{y:g}">… and {len(events) - _MOST_EVENTS} more</text>'
-    tall = height - top
     yield (
         f'<svg y="{top:g}" width="{WIDTH}" height="{tall:g}"><rect class="cover" y="{tall:g}" width="{WIDTH}" '
         f'height="{tall:g}" fill="#fff"/></svg>'
     )
 
 
-def _style(events: Sequence[_Event], end: float) -> str:
-    """Returns the style sheet. The cover of the list moves at the moment of each event."""
+def _style(events: Sequence[_Event], end: float, tall: int) -> str:
+    """Returns the style sheet. The cover of the list, so `tall`, moves at the moment of each event."""
     shown = [one.at for one in events[:_MOST_EVENTS]]
-    tall = _LINE * (len(shown) + (len(events) > _MOST_EVENTS)) + 8
     starts = 100 * _STANDS + 0.1
     stops = f"{starts:g}%{{transform:translateY(-{tall}px)}}"
     for n, at in enumerate(shown, 1):
         share = starts + (100 - starts) * at / end
         stops += f"{share:.1f}%{{transform:translateY({_LINE * n - tall}px)}}"
     return _STYLE.format(
-        plays=_PLAYS_S, across=_RIGHT - _LEFT + 2, stands=100 * _STANDS, starts=starts, stops=stops
+        plays=_PLAYS_S, across=_ACROSS, stands=100 * _STANDS, starts=starts, stops=stops
     )

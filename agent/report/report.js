@@ -120,7 +120,7 @@ class Chart {
     if (style === "dots" || at.length === 1 && style !== "step" && style !== "level")
       inside += points.map(([x, y]) => `<circle class="dot" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="3.5"/>`).join("");
     if (style === "level") {
-      const y = points[0][1], text = `${name}: ${panel.form(value[0])}`;
+      const y = points[0][1], figure = panel.form(value[0]), text = this.width < 560 ? figure : `${name}: ${figure}`;
       inside += `<text x="${this.right - 4}" y="${y - panel.top > 20 ? y - 6 : y + 16}" text-anchor="end">${escaped(text)}</text>`;
     }
     return `<g class="c${colour} ${style}">${inside}</g>`;
