@@ -20,6 +20,7 @@ from sluice.common.text_table import wrapped
 _EXAMPLES = """examples:
   sluice report runs/first
   sluice explain runs/first
+  sluice report runs/first --picture first.svg
 
 Training, `sluice bench` and loaders write run folders. The run need not have ended.
 The last line of standard output is a JSON object."""
@@ -47,6 +48,15 @@ class RunChoice:
     """The option of `report`, `explain` and `replay`."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(RunChoice):
+    """The options of `report`."""
+
+    picture: Path | None = setting(
+        None, "also write an animated picture of the run (SVG) there", metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +113,46 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 def report(argv: list[str]) -> dict[str, Any]:
     """Writes a run's page again: one page that opens offline."""
-    return _report(_run("report", report.__doc__, argv))
+    options = parse(
+        ReportOptions,
+        argv=argv,
+        prog="sluice report",
+        description=report.__doc__,
+        epilog=_EXAMPLES,
+    )
+
+    from sluice.agent.report import animation, narrative, page
+    from sluice.agent.report.run_folder import Run, replace_text
+
+    written = page.write(options.run)
+    run = Run.read(options.run)
+    say(f"{narrative.verdict(run)}\n{written}")
+    found = {"report": str(written), **narrative.summary(run)}
+    if options.picture is not None:
+        try:
+            replace_text(options.picture, animation.picture(run))
+        except OSError as error:
+            raise UsageError(
+                f"--picture {options.picture}: cannot be written ({error.strerror}); name a file in a folder that "
+                "exists"
+            ) from None
+        say(str(options.picture))
+        found["picture"] = str(options.picture)
+    return found
 
 
 def explain(argv: list[str]) -> dict[str, Any]:
     """Prints what happened in a run: the verdict, and each change with its reason and its effect."""
-    return _explain(_run("explain", explain.__doc__, argv))
+    options = parse(
+        RunChoice, argv=argv, prog="sluice explain", description=explain.__doc__, epilog=_EXAMPLES
+    )
+
+    from sluice.agent.report import narrative
+    from sluice.agent.report.run_folder import Run
+
+    run = Run.read(options.run)
+    print(narrative.tell(run))
+    return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
 def replay(argv: list[str]) -> dict[str, Any]:
@@ -170,30 +214,6 @@ def learn(argv: list[str]) -> Mapping[str, Any]:
         command=["sluice", "learn", *argv],
         say=say,
     )
-
-
-def _run(name: str, about: str | None, argv: list[str]) -> str:
-    return parse(
-        RunChoice, argv=argv, prog=f"sluice {name}", description=about, epilog=_EXAMPLES
-    ).run
-
-
-def _report(path: str) -> dict[str, Any]:
-    from sluice.agent.report import narrative, page
-    from sluice.agent.report.run_folder import Run
-
-    written = page.write(path)
-    say(f"{narrative.verdict(Run.read(path))}\n{written}")
-    return {"report": str(written), **narrative.summary(Run.read(path))}
-
-
-def _explain(path: str) -> dict[str, Any]:
-    from sluice.agent.report import narrative
-    from sluice.agent.report.run_folder import Run
-
-    run = Run.read(path)
-    print(narrative.tell(run))
-    return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {

@@ -412,13 +412,3 @@ for name in policies.names():
 helps("policies", "teach", "simulate")
 """,
     )
-
-
-def test_live_draws(site):
-    run(
-        site("live"),
-        """
-imports("rich.live", "rich.table", "sluice.tools.terminal")
-absent("petastorm", "deltalake")
-""",
-    )

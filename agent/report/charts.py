@@ -1,4 +1,6 @@
-"""Makes charts over time, as data for the page's script (report.js), which draws them: `chart`."""
+"""Makes charts over time, as data for the page's script (report.js), which draws them: `chart`. `scale` decides where
+an axis ends and which values it names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
@@ -15,6 +17,10 @@ MOST_POINTS = 600
 FEW_POINTS = 120
 """The most points of a series in a small chart."""
 COLOURS = 8
+_INTERVALS = 4
+"""The most intervals between the ticks of an axis."""
+_PAD = 0.01
+"""The range above and below values that are all the same, on an axis that need not begin at 0."""
 
 Points = list[tuple[float, float]]
 
@@ -27,7 +33,7 @@ class Series:
     points: Points
     style: str = "line"
     """`line`, `area`, `step` (each value holds until the next), `dots` (each point is shown), `limit` (dashed), or
-    `level` (dashed, with its name)."""
+    `level` (dashed, with its name: its one value is that of the whole time)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class Axis:
     """Ticks are round numbers of this base: 10, or 2 for bytes."""
     from_zero: bool = True
     top: float | None = None
-    """The fixed end of the axis. Larger values are shown at the end. None: the values decide."""
+    """The fixed end of the axis. Larger values are shown at the end. None: it ends at the highest value."""
 
 
 ROWS = Axis(form="rows")
@@ -59,6 +65,34 @@ class Panel:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The range of a vertical axis, and the values that it names."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+
+def scale(axis: Axis, values: Sequence[float], *, ends_only: bool = False) -> Scale:
+    """Returns an axis that ends where the values end. Its ticks are round numbers, none of them beyond that. With
+    `ends_only` they are both ends."""
+    low = 0.0 if axis.from_zero else min(values)
+    high = max(values) if axis.top is None else axis.top
+    if axis.from_zero and high <= 0:
+        return Scale(0.0, 1.0, (0.0,))
+    if high - low < 1e-3 * abs(high):
+        return Scale(low - _PAD, high + _PAD, (high,))
+    if ends_only:
+        return Scale(low, high, (low, high))
+    widest = (high - low) / _INTERVALS
+    power = axis.base ** math.floor(math.log(widest, axis.base) + 1e-9)
+    factors = (1, 2, 2.5, 5, 10) if axis.base == 10 else (1, 2)
+    step = next(f * power for f in factors if f * power >= widest * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Scale(low, high, tuple(float(f"{n * step:.10g}") for n in range(first, last + 1)))
+
+
 def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
     """Returns about `max_points` of a series: the lowest and highest point of each group, so that no peak is lost."""
     if len(points) <= max_points:
@@ -71,13 +105,10 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
     return extremes
 
 
-def chart(
-    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", corner: str = ""
-) -> str:
-    """Returns a figure as HTML. Empty if no series has a point.
+def chart(title: str, *panels: Panel, note: str = "", kind: str = "", corner: str = "") -> str:
+    """Returns a figure as HTML. Empty if no series has a point. Its time ends at the last point.
 
-    `end` is the last moment of the run, the same in all charts. `corner` is HTML that replaces the series' names at the
-    end of the headline."""
+    `corner` is HTML that replaces the series' names at the end of the headline."""
     # The position of a name decides its colour, even if earlier series have no points.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
     placed = [
@@ -95,29 +126,10 @@ def chart(
             for n, s in some
         )
     )
+    end = max(s.points[-1][0] for _, some in drawn for _, s in some)
     data = {
-        "end": max(end, 1e-9),
-        "panels": [
-            {
-                "form": panel.axis.form,
-                "base": panel.axis.base,
-                "zero": panel.axis.from_zero,
-                "top": panel.axis.top,
-                "name": panel.name,
-                "series": [
-                    {
-                        "name": s.name,
-                        "style": s.style,
-                        "colour": n,
-                        **_columns(
-                            s, panel.axis.top, FEW_POINTS if kind == "part" else MOST_POINTS
-                        ),
-                    }
-                    for n, s in some
-                ],
-            }
-            for panel, some in drawn
-        ],
+        "end": max(round(end, 2), 0.01),
+        "panels": [_panel(panel, some, is_small=kind == "part") for panel, some in drawn],
     }
     about = f"<small>{escape(note)}</small>" if note else ""
     return (
@@ -127,13 +139,30 @@ def chart(
     )
 
 
+def _panel(panel: Panel, series: Sequence[tuple[int, Series]], *, is_small: bool) -> dict[str, Any]:
+    """Returns a panel with these series and the numbers of their colours."""
+    most = FEW_POINTS if is_small else MOST_POINTS
+    drawn = [columns(s, panel.axis.top, most) for _, s in series]
+    values = [value for one in drawn for value in one["value"]]
+    return {
+        "form": panel.axis.form,
+        "name": panel.name,
+        **asdict(scale(panel.axis, values, ends_only=is_small)),
+        "series": [
+            {"name": s.name, "style": s.style, "colour": n, **one}
+            for (n, s), one in zip(series, drawn, strict=True)
+        ],
+    }
+
+
 def embedded(data: Any, kind: str = "") -> str:
     """Returns data for the page's script, escaped so that it cannot end its element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>'
 
 
-def _columns(series: Series, top: float | None, most: int) -> dict[str, list[float]]:
+def columns(series: Series, top: float | None, most: int) -> dict[str, list[float]]:
+    """Returns the times and values that are drawn of a series."""
     points = series.points
     if series.style == "step":
         points = points[:1] + [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sluice.agent.report import charts
@@ -24,18 +25,6 @@ def hero(
     run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
 ) -> str:
     """Returns the overview chart, after the decisions and incidents that all charts show."""
-    looks = run.looks() or run.of("loader")
-    end = _last(run.of("loader"), figures)
-    rate = figures.rows_per_s_first
-    decisions = run.of("decision")
-    before = Series(name="before tuning", points=[])
-    if figures.changes_faster and rate is not None:
-        one_each = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
-        before = Series(
-            name="with one worker a stage" if one_each else "before tuning",
-            style="level",
-            points=[(0.0, rate), (end, rate)],
-        )
     moments = {
         "decisions": [
             {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
@@ -50,34 +39,53 @@ def hero(
                 "text": f"{one.label}. {one.sentence}",
                 "tone": TONES.get(one.result, ""),
             }
-            for one, until in _lasting(incidents, end)
+            for one, until in lasting(incidents, figures.seconds)
         ],
     }
     return charts.embedded(moments, "moments") + chart(
         "Rows a second, and waiting for input",
-        Panel(
-            name="rows a second",
-            axis=charts.ROWS,
-            series=[
-                _series("taken by the trainer", "area", looks, "rows_per_s"),
-                Series(name="possible without waiting", points=_headroom(looks), style="limit"),
-                before,
-            ],
-        ),
-        Panel(
-            name="time that the trainer waits for input",
-            axis=charts.SHARE,
-            series=[_series("waiting", "area", looks, "stall")],
-        ),
-        end=end,
+        *overview(run, figures),
         kind="hero",
         note=_whose(run),
     )
 
 
+def overview(run: Run, figures: RunOutcome) -> list[Panel]:
+    """Returns the panels of the overview: rows a second, and the trainer's share of waiting."""
+    looks = run.looks() or run.of("loader")
+    rate = figures.rows_per_s_first
+    before = Series(name="before tuning", points=[])
+    if figures.changes_faster and rate is not None:
+        knobs = run.of("decision")[0].get("before") or {}
+        one_each = set(knobs.get("workers", {}).values()) == {1}
+        before = Series(
+            name="with one worker a stage" if one_each else "before tuning",
+            style="level",
+            points=[(0.0, rate)],
+        )
+    rates = [
+        _series("taken by the trainer", "area", looks, "rows_per_s"),
+        Series(name="possible without waiting", points=_headroom(looks), style="limit"),
+        before,
+    ]
+    waits = [_series("waiting", "area", looks, "stall")]
+    return [
+        Panel(name="rows a second", axis=charts.ROWS, series=rates),
+        Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=waits),
+    ]
+
+
+def workers(run: Run) -> list[Series]:
+    """Returns the number of workers of each stage over time."""
+    knobs = _knobs_over_time(run)
+    names = dict.fromkeys(
+        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
+    )
+    return [_series(name, "step", knobs, "knobs", "workers", name) for name in names]
+
+
 class _Stage(NamedTuple):
-    name: str
-    workers: Points
+    workers: Series
     shares: Points
     """The share of its workers' time at useful work."""
     busy: float | None
@@ -88,15 +96,15 @@ def stages(run: Run, figures: RunOutcome) -> str:
     """Returns a small chart for each stage: its workers, and the share of their time at useful work."""
     knobs = _knobs_over_time(run)
     last = (knobs[-1].get("knobs") or {}) if knobs else {}
-    names = dict.fromkeys(
-        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
-    )
-    found = [_stage(run, knobs, name) for name in names]
+    found = [_stage(run, one) for one in workers(run)]
     waits = figures.stall_last is not None and figures.stall_last > SMALL_STALL
-    busiest = max(((one.busy or 0.0, one.name) for one in found), default=(0.0, ""))
+    busiest = max(((one.busy or 0.0, one.workers.name) for one in found), default=(0.0, ""))
     bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
-    end = _last(run.of("loader"), figures)
-    drawn = [_stage_chart(one, last, end, one.name == bottleneck) for one in found if one.workers]
+    drawn = [
+        _stage_chart(one, last, one.workers.name == bottleneck)
+        for one in found
+        if one.workers.points
+    ]
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
@@ -109,8 +117,9 @@ def stages(run: Run, figures: RunOutcome) -> str:
     )
 
 
-def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
+def _stage(run: Run, workers: Series) -> _Stage:
     """Returns the figures of a stage over time."""
+    name = workers.name
     loader = run.of("loader")
     looks = run.looks()
     shares = [
@@ -124,38 +133,34 @@ def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
     ]
     settled = looks[-max(1, len(looks) // 3) :]
     late = [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]]
-    workers = _points(knobs, "knobs", "workers", name)
-    return _Stage(name, workers, shares, mean(late, "busy"))
+    return _Stage(workers, shares, mean(late, "busy"))
 
 
-def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
+def _stage_chart(stage: _Stage, knobs: Line, bottleneck: bool) -> str:
     """Returns the small chart of a stage."""
-    first = int(stage.workers[0][1])
-    now = int(stage.workers[-1][1])
-    unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
+    name, points = stage.workers.name, stage.workers.points
+    first = int(points[0][1])
+    now = int(points[-1][1])
+    unit = "process" if (knobs.get("backend") or {}).get(name) == "process" else "worker"
     if now != 1:
         unit += "es" if unit == "process" else "s"
-    if stage.name in (knobs.get("fused") or ()):
+    if name in (knobs.get("fused") or ()):
         note = "by the workers before it"
     else:
         note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
     return chart(
-        stage.name,
-        Panel(
-            axis=charts.WHOLE, series=[Series(name="workers", points=stage.workers, style="step")]
-        ),
+        name,
+        Panel(axis=charts.WHOLE, series=[replace(stage.workers, name="workers")]),
         Panel(axis=charts.SHARE, series=[Series(name="at work", points=stage.shares)]),
-        end=end,
         kind="part",
         note=note if stage.busy is None else f"{note}, busy {percent(stage.busy)}",
         corner=verdict("the bottleneck", "bad") if bottleneck else " ",
     )
 
 
-def training(run: Run, figures: RunOutcome) -> str:
+def training(run: Run) -> str:
     """Returns the charts of the training loss and the AUC."""
     evaluations = run.of("eval")
-    end = _last([*run.of("train"), *evaluations], figures)
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     return _side_by_side(
         "Training",
@@ -166,7 +171,6 @@ def training(run: Run, figures: RunOutcome) -> str:
                     axis=charts.SCORE,
                     series=[_series("loss", "line", run.of("train"), "loss")],
                 ),
-                end=end,
             ),
             chart(
                 "AUC",
@@ -182,18 +186,16 @@ def training(run: Run, figures: RunOutcome) -> str:
                         for split in splits
                     ],
                 ),
-                end=end,
             ),
         ],
     )
 
 
-def machine(run: Run, figures: RunOutcome) -> str:
+def machine(run: Run) -> str:
     """Returns the charts of memory, buffers, cores and remote workers."""
     loader = run.of("loader")
     each = _of_each(run)
     knobs = _knobs_over_time(run)
-    end = _last(loader, figures)
     buffers = [
         _series("read-ahead", "step", knobs, "knobs", "read_ahead_bytes"),
         _series("prefetch", "step", knobs, "knobs", "prefetch_bytes"),
@@ -203,9 +205,9 @@ def machine(run: Run, figures: RunOutcome) -> str:
         _series("available", "limit", loader, "cpu_quota"),
     ]
     drawn = [
-        _memory_chart(loader, end),
-        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), end=end, note=each),
-        chart("Cores", Panel(axis=charts.WHOLE, series=cores), end=end, note=each),
+        _memory_chart(loader),
+        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), note=each),
+        chart("Cores", Panel(axis=charts.WHOLE, series=cores), note=each),
     ]
     if remote := loader[-1].get("elsewhere") if loader else None:
         workers = [
@@ -216,13 +218,11 @@ def machine(run: Run, figures: RunOutcome) -> str:
             f"{remote['retries']:,} requests were repeated, and {remote['hedges']:,} also went to a second worker "
             "because the first was slow"
         )
-        drawn.append(
-            chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), end=end, note=note)
-        )
+        drawn.append(chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), note=note))
     return _side_by_side("Memory and cores", drawn)
 
 
-def _memory_chart(loader: Sequence[Line], end: float) -> str:
+def _memory_chart(loader: Sequence[Line]) -> str:
     """Returns the chart of memory. The note says how often work waited for memory."""
     used = _points(loader, "memory_used")
     limit = _points(loader, "memory_limit")
@@ -238,16 +238,11 @@ def _memory_chart(loader: Sequence[Line], end: float) -> str:
             f"work waited for memory {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
             "system was short of memory"
         )
-    return chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note="; ".join(notes))
+    return chart("Memory", Panel(axis=charts.BYTES, series=memory), note="; ".join(notes))
 
 
 def _series(name: str, style: str, lines: Sequence[Line], *path: str) -> Series:
     return Series(name=name, style=style, points=_points(lines, *path))
-
-
-def _last(lines: Sequence[Line], figures: RunOutcome) -> float:
-    """Returns the time of the last of these lines, at which their charts end."""
-    return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
 def _points(lines: Sequence[Line], *path: str) -> Points:
@@ -263,19 +258,20 @@ def _points(lines: Sequence[Line], *path: str) -> Points:
 
 
 def _headroom(loader: Sequence[Line]) -> Points:
-    """Returns the rate that the trainer could take, from its latest computing times. Empty if that is far above the
-    present rate."""
+    """Returns the rate that the trainer could take, from its latest computing times, while that is not far above all
+    rates. Empty if it is in the end."""
     demand = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not demand or demand[-1][1] > _OFF_SCALE * most:
         return []
-    return [
+    rates = [
         (at, max(rate for _, rate in demand[max(0, n - 4) : n + 1]))
         for n, (at, _) in enumerate(demand)
     ]
+    return [(at, rate) for at, rate in rates if rate <= _OFF_SCALE * most]
 
 
-def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
+def lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
     """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
     incident ends at once."""
     following = [*(one.at for one in incidents[1:]), end]

@@ -84,7 +84,8 @@ class RunOutcome:
     stall_first: float | None = None
     stall_settled: float | None = None
     settled_s: float | None = None
-    """Seconds from the first rows until the settled rate was reached for good. None without a change before that."""
+    """Seconds from the first rows until the settled rate was reached for good, or the trainer no longer waited. That is
+    not before the first change. None without a change before that."""
     changes_settling: int = 0
     """The decisions in the undisturbed part. `decisions` counts all."""
     changes_faster: int = 0
@@ -170,10 +171,8 @@ def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
     changed = float(decisions[-1]["at"]) if decisions else 0.0
     last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
-    settled_s = None
-    if settled and settling:
-        first_rows = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
-        _, settled_s = recovery(first_rows, [(m["at"], m["rows_per_s"]) for m in calm])
+    first_rows = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
+    settled_s = _settled_s(calm, settled, settling[0]["at"], first_rows) if settling else None
     results = [
         _result(one.effect, one.disturbance) for one in measured_decisions(run)[: len(settling)]
     ]
@@ -182,12 +181,30 @@ def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
         "rows_per_s_settled": mean(settled, "rows_per_s"),
         "stall_first": mean(before, "stall"),
         "stall_settled": mean(settled, "stall"),
-        "settled_s": settled_s or None,
+        "settled_s": settled_s,
         "changes_settling": len(settling),
         "changes_faster": results.count(FASTER),
         "rows_per_s_last": mean(last, "rows_per_s"),
         "stall_last": mean(last, "stall"),
     }
+
+
+def _settled_s(
+    calm: Sequence[Line], settled: Sequence[Line], change: float, first_rows: float
+) -> float | None:
+    """Returns `RunOutcome.settled_s`. `change` is the time of the first change, and `settled` are the last of the looks
+    `calm`."""
+    rate = mean(settled, "rows_per_s")
+    if rate is None:
+        return None
+    # If the trainer does not wait, its own rate may vary.
+    reached = [
+        (m["at"], rate if m.get("stall", 1.0) <= NO_STALL else m["rows_per_s"])
+        for m in calm
+        if m["at"] > change
+    ]
+    _, after_s = recovery(first_rows, reached, len(settled))
+    return change - first_rows if after_s == 0 else after_s
 
 
 def summary(run: Run, end: Line | None = None) -> dict[str, Any]:

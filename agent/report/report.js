@@ -18,14 +18,6 @@ const seconds = value => {
 };
 const forms = {rows: count, share: percent, bytes, whole: value => String(three(value)), score: value => String(Number(value.toPrecision(4)))};
 
-function ticks(low, high, base, about) {
-  const span = (high - low) || 1;
-  let step = base ** Math.floor(Math.log(span / about) / Math.log(base) + 1e-9);
-  step *= (base === 10 ? [1, 2, 2.5, 5, 10] : [1, 2]).find(factor => span / (step * factor) <= about) ?? 1;
-  const first = Math.floor(low / step + 1e-9), last = Math.max(Math.ceil(high / step - 1e-9), first + 1);
-  return Array.from({length: last - first + 1}, (_, n) => (first + n) * step);
-}
-
 const STEPS = [.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
 function moments(end, about) {
   const step = STEPS.find(one => end / one <= about) ?? 86400 * Math.ceil(end / 86400 / about);
@@ -77,14 +69,8 @@ class Chart {
     const {panels, end} = this.data, hero = this.kind === "hero", small = this.kind === "part";
     this.width = this.plot.clientWidth;
     if (!this.width) return;
-    const heights = this.heights(), about = small ? 1 : hero ? 4 : 3, named = panels.some(panel => panel.name);
-    const grids = panels.map(panel => {
-      const values = panel.series.flatMap(one => one.value), high = panel.top ?? Math.max(...values);
-      const low = panel.zero ? 0 : Math.min(...values), flat = high - low < 1e-3 * Math.abs(high);
-      return ticks(flat && !panel.zero ? low - .01 : low, flat ? high + .01 : high, panel.base, about);
-    });
-    const form = n => forms[panels[n].form];
-    this.left = Math.ceil(Math.max(...grids.flatMap((grid, n) => grid.map(value => widthOf(form(n)(value)))))) + 8;
+    const heights = this.heights(), named = panels.some(panel => panel.name);
+    this.left = Math.ceil(Math.max(...panels.flatMap(panel => panel.ticks.map(value => widthOf(forms[panel.form](value)))))) + 8;
     this.right = this.width - 10;
     this.x = at => this.left + (this.right - this.left) * at / end;
     const lanes = hero && this.marks ? [this.marks.bands.length && 18, this.marks.decisions.length && 18] : [0, 0];
@@ -92,9 +78,9 @@ class Chart {
     const begin = top, parts = [];
     this.panels = panels.map((panel, n) => {
       if (named) top += 20;
-      const grid = grids[n], [low, high] = [grid[0], grid.at(-1)], bottom = top + heights[n];
-      const one = {...panel, form: form(n), top, bottom, y: value => bottom - heights[n] * (value - low) / (high - low)};
-      for (const value of grid)
+      const {low, high} = panel, bottom = top + heights[n];
+      const one = {...panel, form: forms[panel.form], top, bottom, y: value => bottom - heights[n] * (value - low) / (high - low)};
+      for (const value of panel.ticks)
         parts.push(`<line class="edge" x1="${this.left}" x2="${this.right}" y1="${one.y(value)}" y2="${one.y(value)}"/>`
           + `<text x="${this.left - 8}" y="${one.y(value) + 4}" text-anchor="end">${one.form(value)}</text>`);
       top = bottom + 16;
@@ -124,23 +110,25 @@ class Chart {
 
   line(panel, {style, colour, at, value, name}) {
     let points = at.map((when, n) => [this.x(when), panel.y(value[n])]);
+    if (style === "level") points = [this.left, this.right].map(x => [x, points[0][1]]);
     if (style === "step") points = points.flatMap(([x, y], n) => [[x, y], [points[n + 1]?.[0] ?? this.right, y]]);
     const path = points.map(point => point.map(one => one.toFixed(1)).join(",")).join(" ");
     const floor = panel.bottom.toFixed(1), first = points[0][0].toFixed(1), last = points.at(-1)[0].toFixed(1);
     let inside = style === "dots" ? "" : `<polyline class="line" points="${path}"/>`;
     if (style === "area" || style === "step" && this.kind === "part")
       inside = `<polygon class="filled" points="${first},${floor} ${path} ${last},${floor}"/>` + inside;
-    if (style === "dots" || at.length === 1 && style !== "step")
+    if (style === "dots" || at.length === 1 && style !== "step" && style !== "level")
       inside += points.map(([x, y]) => `<circle class="dot" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="3.5"/>`).join("");
     if (style === "level") {
-      const y = points[0][1], text = `${name}: ${panel.form(value[0])}`;
+      const y = points[0][1], figure = panel.form(value[0]), text = this.width < 560 ? figure : `${name}: ${figure}`;
       inside += `<text x="${this.right - 4}" y="${y - panel.top > 20 ? y - 6 : y + 16}" text-anchor="end">${escaped(text)}</text>`;
     }
     return `<g class="c${colour} ${style}">${inside}</g>`;
   }
 
   bands(top, lanes) {
-    const bands = this.marks.bands.map(band => ({...band, x: this.x(band.from), end: this.x(band.to)}));
+    const bands = this.marks.bands.filter(band => band.from <= this.data.end)
+      .map(band => ({...band, x: this.x(band.from), end: this.x(Math.min(band.to, this.data.end))}));
     const drawn = bands.map(({x, end, tone}) => `<g class="band ${tone}"><rect x="${x}" y="${top}" width="${Math.max(end - x, 2)}" `
       + `height="${this.bottom - top}"/><line x1="${x}" x2="${x}" y1="${top}" y2="${this.bottom}"/></g>`);
     if (!lanes[0]) return drawn.join("");
@@ -154,7 +142,7 @@ class Chart {
   }
 
   decisions(top, lanes) {
-    const made = this.marks.decisions.map(one => ({...one, x: this.x(one.at), text: one.label, short: one.label}));
+    const made = this.marks.decisions.filter(one => one.at <= this.data.end).map(one => ({...one, x: this.x(one.at), text: one.label, short: one.label}));
     const drawn = made.map(({x}) => `<g class="mark${made.length > 20 ? " many" : ""}"><line x1="${x}" x2="${x}" y1="${top}" y2="${this.bottom}"/></g>`);
     if (!lanes[1]) return this.kind === "part" && made.length > 20 ? "" : drawn.join("");
     return drawn.join("") + joined(made, this.left, this.right).map(one =>
@@ -186,7 +174,7 @@ class Chart {
   }
 
   point(at, tip) {
-    if (!this.cross) return;
+    if (!this.cross || at > this.data.end) return this.leave();
     for (const side of ["x1", "x2"]) this.cross.setAttribute(side, this.x(at));
     this.cross.style.display = "";
     if (!tip) return;
@@ -223,7 +211,7 @@ for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kin
   charts.forEach(chart => chart === pointed || chart.leave());
   if (!pointed?.panels) return;
   const at = pointed.at(event);
-  charts.forEach(chart => chart === pointed || chart.data.end !== pointed.data.end || chart.point(at, false));
+  charts.forEach(chart => chart === pointed || chart.point(at, false));
   pointed.point(at, true);
 });
 document.addEventListener("pointerleave", () => charts.forEach(chart => chart.leave()));

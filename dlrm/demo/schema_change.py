@@ -264,7 +264,6 @@ class Comparison:
             "Before and after the new columns",
             Panel(name="rows a second", axis=charts.ROWS, series=rates),
             Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=waits),
-            end=end,
             kind="hero",
             note=f"of all {self._runs[AGENT].ranks} ranks; the columns came after {seconds(self._lead)}",
         )

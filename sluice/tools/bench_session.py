@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.format import line
 from sluice.agent.report.live_server import shown
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -252,7 +251,7 @@ class BenchSession:
     def _record(self, event: dict[str, Any]) -> None:
         # A fault on purpose is marked when it happens, not when it is noticed.
         marked = "fault" if self._options.conditions.inject else "occasion"
-        self._view.tell(line(event), mark=event["kind"] == marked)
+        self._view.record(event, mark=event["kind"] == marked)
         self._write("event", event)
 
     def _write(self, what: str, line: Mapping[str, Any]) -> None:

@@ -1,64 +1,54 @@
-"""Shows a running pipeline to a person: a picture and a table of its stages on a terminal, plain lines elsewhere."""
+"""Shows a running pipeline to a person: a few lines that are redrawn in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any, TextIO
 
+from sluice.agent.report.format import count, line, moves, percent, seconds
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
 
-_OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten the picture
-HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits for room", "queue")
+_BARS = " ▁▂▃▄▅▆▇█"
+_LABEL = 9  # characters before a line's text
+_FIGURE = 9  # characters of a figure before its bar
+_NARROWEST, _WIDEST = 8, 60  # characters of a bar
+_TAIL = 28  # characters after a bar
+_OFF_SCALE = 3.0  # times the highest rate: a possible rate above that is not shown
 
 
-def rows(before: Snapshot, after: Snapshot, fused: Container[str] = ()) -> list[tuple[str, ...]]:
-    """Returns one row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots. The
-    workers of a fused stage are those of the stage before."""
-    elapsed = max(after.at - before.at, 1e-9)
-    found: list[tuple[str, ...]] = []
+def rows(
+    before: Snapshot, after: Snapshot, fused: Container[str] = ()
+) -> list[tuple[str, str, float]]:
+    """Returns each stage's name, its workers in words, and the share of their time between the two snapshots that they
+    were busy. The workers of a fused stage are those of the stage before."""
+    found = []
     for now in after.stages:
         then = before.stage(now.name)
         # A stage may have been resized in between; what its workers did adds up to their time.
-        times = [
-            now.busy_s - then.busy_s,
+        busy = now.busy_s - then.busy_s
+        waited = (
             now.wait_input_s - then.wait_input_s,
             now.wait_output_s - then.wait_output_s,
-        ]
-        whole = max(sum(times), 1e-9)
-        busy, waits_in, waits_out = (f"{100 * t / whole:.0f} %" for t in times)
-        queue = format_bytes(now.queue_bytes)
-        if now.queue_limit_bytes:
-            queue += f" of {format_bytes(now.queue_limit_bytes)}"
-        found.append(
-            (
-                now.name,
-                "fused" if now.name in fused else f"{now.workers}×",
-                f"{(now.rows - then.rows) / elapsed:,.0f}",
-                busy,
-                f"{(now.cpu_s - then.cpu_s) / elapsed:.2f}",
-                waits_in,
-                waits_out,
-                queue,
-            )
         )
+        workers = "fused" if now.name in fused else f"{now.workers}×"
+        found.append((now.name, workers, busy / max(busy + sum(waited), 1e-9)))
     return found
 
 
 def summary(before: Snapshot, after: Snapshot) -> str:
     """Describes the whole pipeline in one line."""
     elapsed = max(after.at - before.at, 1e-9)
-    wait = after.consumer_wait_s - before.consumer_wait_s
-    compute = after.consumer_compute_s - before.consumer_compute_s
     held_back = after.held_back - before.held_back
     pressed = after.held_back_pressure - before.held_back_pressure
-    stall = wait / max(wait + compute, 1e-9)
     return (
-        f"{(after.rows - before.rows) / elapsed:,.0f} rows/s, stall {100 * stall:.0f} %, "
-        f"{(after.cpu_used_s - before.cpu_used_s) / elapsed:.1f} of {after.cpu_quota:.3g} cores, "
-        f"{format_bytes(after.memory_used)}"
+        f"{(after.rows - before.rows) / elapsed:,.0f} rows/s, stall {100 * _stall(before, after):.0f} %, "
+        f"{_cores(before, after)} cores, {format_bytes(after.memory_used)}"
         + (f", {waited(held_back, pressed)}" if held_back else "")
     )
 
@@ -68,71 +58,6 @@ def waited(times: int, pressed: int) -> str:
     return f"held back {times}× for memory ({times - pressed} limit, {pressed} pressure)"
 
 
-class View:
-    """Shows snapshots as they come. On a terminal with rich installed, it redraws a picture and a table, with the lines
-    of `tell` above them. Elsewhere it prints plain lines."""
-
-    def __init__(self, stream: TextIO | None = None):
-        stream = self._stream = stream or sys.stderr
-        self._first: Snapshot | None = None
-        self._last: Snapshot | None = None
-        self._picture = Picture()
-        self._live: Any = None
-        if stream.isatty():
-            try:
-                from rich.console import Console
-                from rich.live import Live
-            except ImportError:
-                return
-            self._live = Live(console=Console(file=stream, highlight=False), auto_refresh=False)
-            self._live.start()
-
-    def tell(self, text: str, *, mark: bool = False) -> None:
-        """Prints a line that stays. With `mark`, it gets a letter and the picture shows when it was printed."""
-        if mark and self._first is not None and self._last is not None:
-            letter = chr(ord("A") + len(self._picture.marks) % 26)
-            self._picture.marks.append((self._last.at - self._first.at, letter))
-            text = f"{letter}. {text}"
-        if self._live is None:
-            print(text, file=self._stream, flush=True)
-        else:
-            self._live.console.print(text, markup=False)
-
-    def show(self, snapshot: Snapshot, fused: Container[str] = ()) -> None:
-        before, self._last = self._last, snapshot
-        if before is None or self._first is None:
-            self._first = snapshot
-            return
-        rate, demand = rates(before, snapshot)
-        self._picture.points.append((snapshot.at - self._first.at, rate))
-        self._picture.headroom = (
-            demand if demand <= _OFF_SCALE * max(r for _, r in self._picture.points) else 0.0
-        )
-        if self._live is None:
-            stages = "; ".join(
-                f"{name} {workers}, {busy} busy"
-                for name, workers, _, busy, *_ in rows(before, snapshot, fused)
-            )
-            print(f"{summary(before, snapshot)} | {stages}", file=self._stream, flush=True)
-            return
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=summary(before, snapshot))
-        for number, name in enumerate(HEAD):
-            table.add_column(name, justify="right" if number else "left")
-        for row in rows(before, snapshot, fused):
-            table.add_row(*row)
-        drawn = "\n".join(self._picture.lines(min(100, self._live.console.width)))
-        self._live.update(Group(Text(drawn, no_wrap=True), table), refresh=True)
-
-    def close(self) -> None:
-        """Stops drawing. The last picture stays."""
-        if self._live is not None:
-            self._live.stop()
-
-
 def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
     """Returns the rows a second that were taken, and the rate without waiting."""
     taken = after.rows - before.rows
@@ -140,66 +65,197 @@ def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
     return taken / max(after.at - before.at, 1e-9), taken / max(compute_s, 1e-9)
 
 
-_BARS = " ▁▂▃▄▅▆▇█"
-_LINE = "╌"
-_LEFT = 9  # characters for the axis
+def _stall(before: Snapshot, after: Snapshot) -> float:
+    wait = after.consumer_wait_s - before.consumer_wait_s
+    compute = after.consumer_compute_s - before.consumer_compute_s
+    return wait / max(wait + compute, 1e-9)
 
 
-@dataclass
-class Picture:
-    """A picture that grows by a point with each snapshot. `headroom` is the trainer's rate if it never waited."""
-
-    points: list[tuple[float, float]] = field(default_factory=list)
-    """Points of (seconds since the start, rows a second)."""
-    headroom: float = 0.0
-    marks: list[tuple[float, str]] = field(default_factory=list)
-    """Marks of (seconds since the start, letter) for what happened then."""
-
-    def lines(self, width: int, height: int = 10) -> list[str]:
-        """Returns the picture from the start to now, so many characters wide. Empty before there are two points."""
-        if len(self.points) < 2:
-            return []
-        columns, end = max(10, width - _LEFT), self.points[-1][0]
-        rates = _spread(self.points, columns, end)
-        top = 1.1 * max(self.headroom, *rates, 1.0)
-        line = min(height - 1, int(height * self.headroom / top)) if self.headroom else -1
-        drawn = []
-        for row in reversed(range(height)):
-            cells = []
-            for rate in rates:
-                eighths = round(8 * (height * rate / top - row))
-                cells.append(
-                    _LINE if row == line and eighths <= 0 else _BARS[min(8, max(0, eighths))]
-                )
-            if row == line:
-                label = _short(self.headroom)
-            elif row == height - 1:
-                label = _short(top)
-            else:
-                label = ""
-            drawn.append(f"{label:>{_LEFT - 2}} ┤{''.join(cells)}")
-        axis = ["─"] * columns
-        for at, letter in self.marks:
-            axis[min(columns - 1, int(columns * at / end))] = letter
-        drawn.append(f"{'rows/s':>{_LEFT - 2}} └{''.join(axis)}")
-        drawn.append(f"{'':{_LEFT}}0 s{f'{end:.0f} s':>{columns - 3}}")
-        return drawn
+def _cores(before: Snapshot, after: Snapshot) -> str:
+    used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
+    return f"{used:.1f} of {after.cpu_quota:.3g}"
 
 
-def _spread(points: Sequence[tuple[float, float]], columns: int, end: float) -> list[float]:
-    """Returns the mean rate of each column's time. A column without a point gets a neighbour's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A change of knobs by the agent, and its effect once that is measured."""
+
+    at: float
+    """Seconds since the first snapshot."""
+    text: str
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A pipeline between its last two snapshots, and what came before."""
+
+    before: Snapshot
+    after: Snapshot
+    fused: Container[str]
+    rates: Sequence[tuple[float, float]]
+    """Points of (seconds since the first snapshot, rows a second). The last one is that between the two."""
+    marks: Sequence[tuple[float, str]] = ()
+    """Points of (seconds since the first snapshot, letter) for what happened then."""
+    attempt: Attempt | None = None
+
+
+def draw(moment: Moment, width: int) -> list[str]:
+    """Returns the lines that show a moment, none of them longer than `width`."""
+    before, after = moment.before, moment.after
+    bar = min(max(width - _LABEL - _FIGURE - _TAIL, _NARROWEST), _WIDEST)
+    rate, possible = rates(before, after)
+    stall = _stall(before, after)
+    now = moment.rates[-1][0]
+    most = max(rate for _, rate in moment.rates)
+    took = seconds(round(now))
+    if possible <= _OFF_SCALE * most:
+        took += f", {count(possible)} possible"
+    stages = [
+        f"{name} {workers} {percent(busy)}"
+        for name, workers, busy in rows(before, after, moment.fused)
+    ]
+    held_back = after.held_back - before.held_back
+    memory = _share(after.memory_used / max(after.memory_limit, 1), bar)
+    memory += f"  of {format_bytes(after.memory_limit)}"
+    memory += f", work waited {held_back}×" if held_back else ""
+    lines = [
+        ("rows/s", f"{count(rate):{_FIGURE}}{_spark(moment.rates, bar)}  {took}"),
+        ("", f"{'':{_FIGURE}}{_marks(moment, bar)}" if moment.marks else ""),
+        ("waiting", f"{percent(stall):{_FIGURE}}{_share(stall, bar)}"),
+        *(("workers" if not n else "", one) for n, one in enumerate(_packed(stages, width))),
+        ("memory", f"{format_bytes(after.memory_used):{_FIGURE}}{memory}"),
+        ("cores", _cores(before, after)),
+        ("agent", "" if moment.attempt is None else _told(moment.attempt, now)),
+    ]
+    return [f"{label:{_LABEL}}{text}".rstrip()[:width] for label, text in lines if text]
+
+
+def _told(attempt: Attempt, now: float) -> str:
+    ago = seconds(round(now - attempt.at))
+    return f"{attempt.text}, {ago} ago{attempt.effect and ': '}{attempt.effect}"
+
+
+def _packed(words: Sequence[str], width: int) -> list[str]:
+    """Returns the words on as few lines as the width allows. No word is broken."""
+    # A space within a word must not end a line.
+    text = "   ".join(word.replace(" ", "\0") for word in words)
+    return [
+        one.replace("\0", " ") for one in wrap(text, max(width - _LABEL, 1), break_long_words=False)
+    ]
+
+
+def _spark(points: Sequence[tuple[float, float]], columns: int) -> str:
+    """Returns a bar for the mean rate of each column's time. A column without a point gets a neighbour's."""
     found: list[list[float]] = [[] for _ in range(columns)]
+    end = max(points[-1][0], 1e-9)
     for at, rate in points:
-        found[min(columns - 1, int(columns * at / max(end, 1e-9)))].append(rate)
-    rates, last = [], 0.0
+        found[min(columns - 1, int(columns * at / end))].append(rate)
+    means, last = [], 0.0
     for some in reversed(found):  # a point is the rate of the time before it
         last = sum(some) / len(some) if some else last
-        rates.append(last)
-    return rates[::-1]
+        means.append(last)
+    most = max(*means, 1e-9)
+    return "".join(_BARS[round(8 * mean / most)] for mean in reversed(means))
 
 
-def _short(value: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+def _marks(moment: Moment, columns: int) -> str:
+    cells = [" "] * columns
+    end = max(moment.rates[-1][0], 1e-9)
+    for at, letter in moment.marks:
+        cells[min(columns - 1, int(columns * at / end))] = letter
+    return "".join(cells)
+
+
+def _share(share: float, columns: int) -> str:
+    full = min(columns, round(columns * share))
+    return "█" * full + "░" * (columns - full)
+
+
+class View:
+    """Shows snapshots as they come. On a terminal it redraws its lines in place, with those of `tell` above them.
+    Elsewhere, and if TERM is `dumb`, it prints plain lines. NO_COLOR is respected.
+
+    The cursor stays visible. It rests on an empty line above the drawing, so a line that something else prints stays
+    there, and the drawing moves down."""
+
+    def __init__(self, stream: TextIO | None = None):
+        stream = self._stream = stream or sys.stderr
+        self._first: Snapshot | None = None
+        self._last: Snapshot | None = None
+        self._moment: Moment | None = None
+        self._attempt: Attempt | None = None
+        self._rates: list[tuple[float, float]] = []
+        self._marks: list[tuple[float, str]] = []
+        self._lock = threading.RLock()
+        self._is_live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._label = "{}" if os.environ.get("NO_COLOR") else "\033[36m{}\033[39m"
+
+    def tell(self, text: str, *, mark: bool = False) -> None:
+        """Prints a line that stays. With `mark`, it gets a letter and the drawing shows when it was printed."""
+        with self._lock:
+            if mark and self._first is not None and self._last is not None:
+                letter = chr(ord("A") + len(self._marks) % 26)
+                self._marks.append((self._last.at - self._first.at, letter))
+                text = f"{letter}. {text}"
+            self._write(("\r\033[J" if self._is_live else "") + text + "\n")
+            self._redraw()
+
+    def record(self, event: Mapping[str, Any], *, mark: bool = False) -> None:
+        """Tells an event of the agent. The drawing shows its last change and the effect of it."""
+        with self._lock:
+            if event["kind"] in ("decision", "proposal"):
+                at = self._rates[-1][0] if self._rates else 0.0
+                would = "" if event["kind"] == "decision" else "would change "
+                self._attempt = Attempt(at=at, text=would + moves(event["before"], event["after"]))
+            elif event["kind"] == "effect" and self._attempt and event["rows_per_s_before"]:
+                times = event["rows_per_s_after"] / event["rows_per_s_before"]
+                self._attempt = replace(self._attempt, effect=f"{times:.2g} times the rows")
+            self.tell(line(event), mark=mark)
+
+    def show(self, snapshot: Snapshot, fused: Container[str] = ()) -> None:
+        with self._lock:
+            before, self._last = self._last, snapshot
+            if before is None or self._first is None:
+                self._first = snapshot
+                return
+            rate, _ = rates(before, snapshot)
+            self._rates.append((snapshot.at - self._first.at, rate))
+            self._moment = Moment(
+                before=before,
+                after=snapshot,
+                fused=fused,
+                rates=self._rates,
+                marks=self._marks,
+            )
+            if self._is_live:
+                self._redraw()
+                return
+            stages = "; ".join(
+                f"{name} {workers}, {100 * busy:.0f} % busy"
+                for name, workers, busy in rows(before, snapshot, fused)
+            )
+            self._write(f"{summary(before, snapshot)} | {stages}\n")
+
+    def close(self) -> None:
+        """Stops drawing. The last drawing stays, with the cursor below it."""
+        with self._lock:
+            self._redraw(is_last=True)
+            self._is_live = False
+
+    def _redraw(self, *, is_last: bool = False) -> None:
+        """Draws at the terminal's present size, from the cursor's line on."""
+        if not self._is_live or self._moment is None:
+            return
+        try:
+            size = os.get_terminal_size(self._stream.fileno())
+        except OSError:
+            size = os.terminal_size((80, 24))
+        drawn = draw(replace(self._moment, attempt=self._attempt), max(size.columns - 1, 1))
+        drawn = drawn[: max(size.lines - 2, 0)]
+        lines = [self._label.format(one[:_LABEL]) + one[_LABEL:] for one in drawn]
+        back = "\n" if is_last else f"\r\033[{len(lines)}A"
+        self._write("\r" + "\n".join(f"{one}\033[K" for one in ["", *lines]) + f"\033[J{back}")
+
+    def _write(self, text: str) -> None:
+        print(text, end="", file=self._stream, flush=True)
