@@ -19,7 +19,7 @@ from sluice.dlrm.serving.pace import Pace
 
 INLINE_S = 0.01
 BATCH_S = 0.1
-_TURNS_BEFORE_BATCH = 3
+_TURNS_BEFORE_BATCH = 4
 """Turns of the event loop before a batch, in which it sends finished answers and reads new requests."""
 
 Q = TypeVar("Q")

@@ -74,6 +74,33 @@ def check_head(headers: list[tuple[bytes, bytes]], version: str) -> None:
         raise AmbiguousRequest("it does not name one host")
 
 
+class JoinedWrites:
+    """A transport that sends by one system call what is written in one turn of the event loop, such as the head and the
+    body of an answer."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+
 def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with limits: `seconds` to wait for a request's head, and `limit` open connections."""
 
@@ -95,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes received since the request began, or since the last part of its body."""
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         to_close = self.open_connections.add(self)
         if to_close is self:
             self._answer_and_close(

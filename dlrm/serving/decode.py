@@ -6,6 +6,7 @@ training.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections import Counter
@@ -33,6 +34,12 @@ _PLAIN_TYPES = (
     pa.types.is_large_string,
     pa.types.is_null,
 )
+_NUMBERS = (int, float)
+_PLAIN_VALUES = frozenset(
+    {("text", str), ("int", int), ("float", float), ("float", int)}
+    | {(kind, type(None)) for kind in WRONG}
+)
+"""The types of usual values in JSON, with the kind of their column."""
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 # The numbers of two fields in Arrow's messages, and of the message kind that has rows.
 _COMPRESSION = 3
@@ -53,7 +60,7 @@ class RequestRows:
     """The rows of one request: as JSON objects, or as columns."""
 
     count: int
-    objects: Sequence[Mapping[str, Any]] = ()
+    objects: Sequence[dict[str, Any]] = ()
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     """For each feature, the number of rows without it. These rows get the spec's default."""
@@ -68,6 +75,7 @@ class Decoder:
         """The type of each raw feature that a request should have."""
         self._known = spec.input.columns
         self._times = spec.input.times
+        self._plain_kinds = {n: kind for n, kind in self.kinds.items() if n not in self._times}
         self._fingerprint = fingerprint
         self._row_limit = most_rows
         # In TSV an empty text and a missing one look the same. The other formats distinguish them.
@@ -90,7 +98,7 @@ class Decoder:
     def columns(self, requests: Sequence[RequestRows]) -> dict[str, pa.Array]:
         """Joins the rows of several requests. Raises Refusal if a value does not fit its column."""
         parts: list[dict[str, pa.Array]] = []
-        objects: list[Mapping[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         for rows in requests:
             if rows.columns:
                 parts += [self._to_arrays(objects)] if objects else []
@@ -103,11 +111,11 @@ class Decoder:
             return parts[0]
         return {name: pa.concat_arrays([part[name] for part in parts]) for name in self.kinds}
 
-    def _to_arrays(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    def _to_arrays(self, objects: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
         arrays = {}
         for name, kind in self.kinds.items():
-            values = [row.get(name) for row in objects]
-            if kind == "text" and self._empty_is_none:
+            values = list(map(dict.get, objects, itertools.repeat(name)))
+            if kind == "text" and self._empty_is_none and "" in values:
                 values = [value or None for value in values]
             try:
                 if name in self._times:
@@ -151,30 +159,43 @@ class Decoder:
             self._check_fingerprint(document["fingerprint"])
         rows = document["rows"]
         self._check_row_count(len(rows))
+        is_ascii = body.isascii() and b"\\u" not in body
+        if not (is_ascii and all(map(self._is_plain, rows))):
+            self._check_rows(rows)
         missing: Counter[str] = Counter()
-        unnamed = 0
+        for row in filter(None, rows):
+            if absent := self.kinds.keys() - row.keys():
+                missing.update(absent)
+        if unnamed := rows.count({}):
+            missing.update(dict.fromkeys(self.kinds, unnamed))
+        return RequestRows(len(rows), rows, missing=missing)
+
+    def _is_plain(self, row: Any) -> bool:
+        """Whether a row of ASCII text has only features that the model needs, and usual values, which all fit. Other
+        rows may be right, too."""
+        kinds = self._plain_kinds
+        if type(row) is not dict or not row.keys() <= kinds.keys():
+            return False
+        values = row.values()
+        found = zip(map(kinds.__getitem__, row), map(type, values), strict=True)
+        numbers = [value for value in values if type(value) in _NUMBERS]
+        return _PLAIN_VALUES.issuperset(found) and (
+            not numbers or (min(numbers) >= -(2**63) and max(numbers) < 2**63)
+        )
+
+    def _check_rows(self, rows: Sequence[Any]) -> None:
+        """Raises Refusal for the first row, and its first feature, that is unknown or does not fit."""
         for number, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise Refusal(400, f"rows[{number}] is not an object of features")
-            if not row:
-                unnamed += 1
-                continue
-            named = 0
             for name, value in row.items():
                 kind = self.kinds.get(name)
                 if kind is None:
                     self._check_known(name)
-                    continue
-                named += 1
-                if not (fits(value, kind) or (name in self._times and fits(value, "text"))):
+                elif not (fits(value, kind) or (name in self._times and fits(value, "text"))):
                     is_number = kind == "text" and isinstance(value, int | float)
                     hint = f'; write "{json.dumps(value)[:60]}"' if is_number else ""
                     raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}{hint}")
-            if named < len(self.kinds):
-                missing.update(self.kinds.keys() - row.keys())
-        if unnamed:
-            missing.update(dict.fromkeys(self.kinds, unnamed))
-        return RequestRows(len(rows), rows, missing=missing)
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:

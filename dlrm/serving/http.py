@@ -22,6 +22,7 @@ from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 METHODS = {
@@ -233,10 +234,7 @@ class HttpApp:
 
 
 def _json_reply(content: Mapping[str, Any]) -> Reply:
-    return Reply(
-        200,
-        json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-    )
+    return Reply(200, _JSON.encode(content).encode())
 
 
 def _error_reply(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,7 +97,12 @@ class Scorer:
                         error if isinstance(error, Refusal) else Refusal(422, _with_row(error)),
                     )
                 ]
-            return [answer for each in decoded for answer in self._answer_together([each])]
+            half = len(decoded) // 2
+            return [
+                answer
+                for part in (decoded[:half], decoded[half:])
+                for answer in self._answer_together(part)
+            ]
         answers: list[tuple[int, Answer | Refusal]] = []
         for (number, rows), end in zip(
             decoded, itertools.accumulate(r.count for _, r in decoded), strict=True
@@ -112,7 +116,7 @@ class Scorer:
             probabilities=values,
             step=meta.step,
             version=meta.version,
-            missing=Counter(rows.missing),
+            missing=rows.missing,
         )
 
 

@@ -156,8 +156,6 @@ class Server:
         quiet()
         torch.set_num_threads(options.threads)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        gc.collect()
-        gc.freeze()  # otherwise each collection of the libraries' objects delays requests by 0.2 s
         self._options = options
         self._limits = limits
         self._pins = pins
@@ -169,6 +167,8 @@ class Server:
             say(_tables_text(self._servable, options.measure_rows))
         except OSError as error:
             raise UsageError(str(error)) from None
+        gc.collect()
+        gc.freeze()  # otherwise each collection of the libraries' and the model's objects delays requests by 0.2 s
         reload = (
             Reload(
                 options.run,

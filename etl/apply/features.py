@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.failure import step_of
+from sluice.etl.apply.column_groups import GroupLookup, column_groups
+from sluice.etl.apply.failure import FeatureError, step_of
 from sluice.etl.apply.number_limits import (
     NUMBERS,
     Flags,
@@ -73,6 +74,8 @@ class Features:
             if learned.key in state.tables:
                 self.prepared(learned.key, learned.op)
         self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
+        self._model_columns = [c for c in spec.columns if c.role in MODEL_ROLES]
+        self._groups = column_groups(self._model_columns)
 
     def apply(
         self,
@@ -135,16 +138,44 @@ class Features:
         row, or a list of ids for an `id_list`. Operators that are left to the loader come after this. A number that
         float32 cannot hold stays as it is."""
         extras = self.extras(columns, None)
-        found = {}
-        for column in self.spec.columns:
-            if column.role in MODEL_ROLES:
-                values = self.run(column, column.left_to_spark, columns, extras)
-                found[column.name] = (
-                    as_number(values)
-                    if column.role == "dense" and column.online is None
-                    else _values(values, column)
-                )
-        return found
+        try:
+            made = [self._run_group(group, columns, extras) for group in self._groups]
+        except FeatureError:  # it names the group's first column
+            made = [self._run_group([one], columns, extras) for one in self._model_columns]
+        found = {name: values for group in made for name, values in group.items()}
+        return {column.name: found[column.name] for column in self._model_columns}
+
+    def _run_group(
+        self,
+        group: Sequence[ColumnSpec],
+        columns: Mapping[str, pa.Array],
+        extras: Mapping[str, pa.Array],
+    ) -> dict[str, pa.Array]:
+        """Returns the model's inputs of columns with the same operators."""
+        first = group[0]
+        sources = [columns[column.sources[0]] for column in group]
+        if len({source.type for source in sources}) > 1:
+            alone = [self._run_group([one], columns, extras) for one in group]
+            return {name: values for made in alone for name, values in made.items()}
+        if len(group) == 1:
+            values = self.run(first, first.left_to_spark, columns, extras)
+        else:
+            values = pa.concat_arrays(sources)
+            for number, op in enumerate(first.left_to_spark):
+                learned = None
+                if isinstance(op, Fitted):
+                    keys = (column.state_key(number) for column in group)
+                    learned = GroupLookup(tuple(self.prepared(key, op) for key in keys))
+                values = step_of(first.name, op, values, learned, {})
+        values = (
+            as_number(values)
+            if first.role == "dense" and first.online is None
+            else _values(values, first)
+        )
+        rows = len(values) // len(group)
+        return {
+            column.name: values.slice(number * rows, rows) for number, column in enumerate(group)
+        }
 
     def extras(
         self,

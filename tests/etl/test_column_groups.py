@@ -1,0 +1,103 @@
+"""A server's features of several columns together: the same values as column by column, and the same errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.etl.apply import features as features_module
+from sluice.etl.apply.features import Features
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+
+TEXT = """
+[input]
+format = "json"
+columns = ["label:int", "I1..I3:int", "F1..F2:float", "C1..C4:text", "H1..H2:text"]
+[table]
+split = {train = 1}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+match = "[IF]*"
+role = "dense"
+ops = [{op = "fill", value = 0}, {op = "clip", low = -2}, {op = "log", shift = 3}]
+[[column]]
+match = "C*"
+role = "sparse"
+ops = [{op = "categorify", min_count = 1, oov = 8}]
+[[column]]
+match = "H*"
+role = "sparse"
+ops = [{op = "hash", size = 1000}]
+"""
+
+
+@pytest.fixture
+def columns() -> dict[str, pa.Array]:
+    generator = np.random.default_rng(40)
+    rows = 50
+
+    def drawn(values: list[object], kind: pa.DataType) -> pa.Array:
+        return pa.array([values[n] for n in generator.integers(len(values), size=rows)], kind)
+
+    words = ["a", "bb", "", None, "ccccccccc", "\u00e9\u00e9\u00e9", "unseen"]
+    return {
+        **{f"I{n}": drawn([-3, -2, 0, 7, None, 2**40], pa.int64()) for n in (1, 2, 3)},
+        **{f"F{n}": drawn([-1.5, 0.1, None, 1e300], pa.float64()) for n in (1, 2)},
+        **{f"{kind}{n}": drawn(words, pa.string()) for kind in "CH" for n in (1, 2, 3, 4)},
+    }
+
+
+@pytest.fixture
+def features() -> Features:
+    spec = Spec.parse(TEXT)
+    words = (["a", "bb"], ["bb", "a", "ccccccccc"], [], ["\u00e9\u00e9\u00e9"])
+    tables = {
+        f"C{n}/0": pa.table({"value": pa.array(known, pa.string()), "count": [1] * len(known)})
+        for n, known in enumerate(words, 1)
+    }
+    return Features(spec, FittedState(tables=tables))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50])
+def test_columns_together_have_the_values_that_each_has_alone(rows, columns, features):
+    columns = {name: values.slice(0, rows) for name, values in columns.items()}
+    together = features.inputs(columns)
+    alone: dict[str, pa.Array] = {}
+    for column in features.spec.columns[1:]:
+        alone |= features._run_group([column], columns, {})
+    assert list(together) == list(alone)
+    for name, values in alone.items():
+        assert together[name].type == values.type, name
+        np.testing.assert_array_equal(together[name], values, strict=True, err_msg=name)
+
+
+def test_operators_are_applied_once_to_a_group(columns, features, monkeypatch):
+    applied = []
+    step_of = features_module.step_of
+
+    def counted(column, op, *others):
+        applied.append((column, op.name))
+        return step_of(column, op, *others)
+
+    monkeypatch.setattr(features_module, "step_of", counted)
+    features.inputs({name: v for name, v in columns.items() if name[0] != "F"} | floats_as_whole())
+    assert applied == [
+        *(("I1", name) for name in ("fill", "clip", "log")),
+        ("C1", "categorify"),
+        ("H1", "hash"),
+    ]
+
+
+def floats_as_whole() -> dict[str, pa.Array]:
+    return {f"F{n}": pa.array([None] * 50, pa.int64()) for n in (1, 2)}
+
+
+def test_an_error_names_the_column_that_fails(columns, features):
+    columns["C3"] = pa.array([b"\xff"] * 50, pa.binary())
+    columns["I2"] = pa.array(["x"] * 50, pa.string())
+    with pytest.raises(features_module.FeatureError, match=r"column 'I2': fill fails at 'x'"):
+        features.inputs(columns)
