@@ -283,7 +283,7 @@ class Controller:
     def _log_verdict(self) -> None:
         """Logs the last reason with the policy's explanation, and the learned policy's initial setting."""
         opened = self._policy.opened(self._state) if self._limits else None
-        if opened is not None:
+        if opened is not None and self.opening is None:
             record = opened["record"]
             self.opening = {
                 "text": opened["text"],

@@ -604,6 +604,11 @@ class Pipeline:
         return self._held_back + self._governor.reasons
 
     @property
+    def memory_free(self) -> int:
+        """The bytes that work in advance, or another worker process, may take now."""
+        return self._governor.free
+
+    @property
     def overhead(self) -> int:
         """The bytes of memory in use that belong to no item of work."""
         return self._governor.overhead

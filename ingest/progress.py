@@ -315,6 +315,7 @@ class Progress:
             consumer_compute_s=compute_s,
             memory_used=machine.memory_used(),
             memory_limit=self.memory_limit(),
+            memory_free=self._pipeline.memory_free,
             cpu_quota=machine.cores(),
             cpu_used_s=machine.cpu_used_s(),
             cores_idle_s=machine.cores_idle_s(),

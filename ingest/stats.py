@@ -236,6 +236,9 @@ class Snapshot:
     cores_idle_s: float | None = None
     """Idle time of the cores that this pipeline may use. If its rate is near 0, all cores are busy. None: the system
     does not report it."""
+    memory_free: int | None = None
+    """Bytes that the governor still admits for work in advance and for worker processes. It counts more than
+    `memory_used`: the memory that it keeps for work that is due, and recent peaks. None: unknown."""
     held_back: int = 0
     """How many times the governor made work wait for memory. If it rises, memory is the bottleneck and not cores."""
     held_back_pressure: int = 0
@@ -263,7 +266,11 @@ class Snapshot:
             "held_back",
             "held_back_pressure",
             "restarts",
-            *(["cores_idle_s"] if self.cores_idle_s is not None else []),
+            *(
+                name
+                for name in ("cores_idle_s", "memory_free")
+                if getattr(self, name) is not None
+            ),
         )
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")

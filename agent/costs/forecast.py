@@ -50,7 +50,8 @@ class Forecast:
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
-    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries."""
+    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries, and what the
+    governor keeps for work that is due."""
     memory_limit: int
     processes: Workers
     """Stage → its present workers, for the stages on processes."""
@@ -80,6 +81,7 @@ class Forecast:
         """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
         contention = Contention.of(rates, settings)
+        admitted = math.inf if rates.memory_free is None else rates.memory_free
         without_base = cls(
             knobs=knobs,
             limits=limits,
@@ -93,7 +95,7 @@ class Forecast:
             processes={
                 n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"
             },
-            free_bytes=max(0.0, rates.memory_limit - rates.memory_used),
+            free_bytes=max(0.0, min(rates.memory_limit - rates.memory_used, admitted)),
             stage_cores=contention.cores,
             other_cpu_s=other_cpu_s,
             requests_a_core=requests_a_core,
@@ -107,9 +109,9 @@ class Forecast:
             if n in rates.stages
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
-        return replace(
-            without_base, base_bytes=max(0.0, rates.memory_used - held_by_workers - queued)
-        )
+        # Work that does not fit into what the governor admits would be held back.
+        base = max(rates.memory_used, settings.memory_target * rates.memory_limit - admitted)
+        return replace(without_base, base_bytes=max(0.0, base - held_by_workers - queued))
 
     def cores_used_by(self, name: str, rows_per_s: float) -> float:
         """Returns the cores that a stage with its present workers needs for this rate."""

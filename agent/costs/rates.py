@@ -49,6 +49,8 @@ class PipelineRates:
     stages: Mapping[str, StageRates]
     idle: float | None = None
     """Idle cores among those that may be used. Near 0: every core is in use. None: unknown."""
+    memory_free: int | None = None
+    """Bytes that the governor still admits. None: unknown."""
     away: float = 0.0
     """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
     evaluation."""
@@ -110,6 +112,7 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         cpu_quota=later.cpu_quota,
         memory_used=later.memory_used,
         memory_limit=later.memory_limit,
+        memory_free=later.memory_free,
         stages=stages,
         idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds),
         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),

@@ -358,6 +358,7 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_begins_with
             controller.step()
             pipeline.advance(controller.wait_s)
         controller.stop()
+        controller.stop()
     assert "initial setting" in controller.opening["text"]
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
     finished = Run.read(tmp_path / "run")

@@ -218,6 +218,10 @@ class RowGroupStage:
     def held_back(self) -> Counter[str]:
         return self._governor.reasons
 
+    @property
+    def memory_free(self) -> int:
+        return self._governor.free
+
     def close(self) -> None:
         """Stops the workers. `start` starts new ones."""
         with self._lock:
