@@ -74,8 +74,8 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
 
 def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     """Returns the first rows of the first file for `InputParser`, or None if only Spark reads the file."""
-    from sluice.etl.local.input_paths import SameFile, files_of
-    from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
+    from sluice.etl.read.input_paths import SameFile, files_of
+    from sluice.etl.read.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 
     if source.is_table or source.multiline:
         return None
