@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.common.errors import InputError
 from sluice.etl.apply.lines import are_headers
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
@@ -174,12 +173,7 @@ def is_compressed(file: InputFile) -> bool:
 
 
 def first_line(file: InputFile, encoding: str) -> str:
-    """Returns the first line of a file, without a byte order mark and its end. Raises an InputError if only Spark can
-    read it."""
-    if file.path.endswith(SPARK_ONLY):
-        raise InputError(
-            f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
-        )
+    """Returns the first line of a file, without a byte order mark and its end."""
     with file.open() as stream:
         collected = b""
         for chunk in _chunks(file, stream):
