@@ -9,12 +9,14 @@ worker, and 30 % of the rows have the same value of it. The rows are in many sma
 
 The first run has no failures. In the second run, SIGKILL ends an executor during fitting, and a worker with its
 executor during writing. That worker does not come back. The table must have the same fingerprint, learned state, rows
-and files. With --columns, rows have so many columns of text, whose values sum to --values, and the local engine makes the
+and files. The default needs some 20 GiB in DIR, by calculation: input, parsed rows, shuffles and two tables.
+
+With --columns, rows have so many columns of text, whose values sum to --values. The local engine then makes the same
 table. With --kills, SIGKILL ends a job in local mode at so many random moments. Each time the table must have the
 version before, or the complete new one.
 
-The last line is JSON: the seconds of each stage and of the commit, and the peak memory in MiB of the driver's processes
-and of all executors' processes, JVM and Python together."""
+The last line is JSON: the seconds of each stage and of the commit, processor seconds, and the peak memory in MiB of the
+driver's processes and of all executors' processes, JVM and Python together."""
 
 from __future__ import annotations
 
