@@ -35,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +301,7 @@ def on_local_engine(place: Path) -> dict[str, Any]:
         "processor_s": round(
             after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
         ),
-        "fingerprint": str(table.fingerprint),
+        "fingerprint": asdict(table.fingerprint),
         "state": table.record.state,
         "rows": table.rows,
         "files": [file.rows for file in table.files],

@@ -156,7 +156,7 @@ def split_into_tasks(files: Sequence[InputFile], task_bytes: int) -> list[tuple[
     piece_bytes = -(-task_bytes // pieces)
     size = task_bytes
     for file in files:
-        step = file.size if is_compressed(file) else pieces * piece_bytes
+        step = max(1, file.size) if is_compressed(file) else pieces * piece_bytes
         for start in range(0, file.size, step):
             part = FileRange(file, start, min(step, file.size - start), piece_bytes)
             cost = part.size + OPEN_BYTES
