@@ -199,7 +199,7 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
     types = ", ".join(
         ["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)]
     )
-    made = RawInput(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
+    made = RawInput(spark, spec, (str(raw),)).map(partial(_columns, spec), types)
     made.write.format("noop").mode("overwrite").save()
 
 

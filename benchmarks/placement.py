@@ -27,8 +27,8 @@ from sluice.common.program import run as program
 from sluice.common.program import say
 from sluice.etl.apply.column_costs import Form, forms
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.local.input_paths import files_of
-from sluice.etl.local.pieces import pieces_of
+from sluice.etl.read.input_paths import files_of
+from sluice.etl.read.pieces import pieces_of
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable

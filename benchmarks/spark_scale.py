@@ -1,6 +1,7 @@
 """Runs a large job on a standalone Spark cluster of this machine, with and without failures, and measures its cost.
 
     python -m benchmarks.spark_scale --work DIR [--rows 50000000] [--values 20000000] [--files 10000]
+    python -m benchmarks.spark_scale --work DIR --columns 26 --rows 4000000 --values 7700000 --files 16
     python -m benchmarks.spark_scale --work DIR --kills 30
 
 Two workers have an executor of 512 MiB each. A column has a vocabulary that is too large for the driver and for a
@@ -8,11 +9,14 @@ worker, and 30 % of the rows have the same value of it. The rows are in many sma
 
 The first run has no failures. In the second run, SIGKILL ends an executor during fitting, and a worker with its
 executor during writing. That worker does not come back. The table must have the same fingerprint, learned state, rows
-and files. With --kills, SIGKILL ends a job in local mode at so many random moments. Each time the table must have the
+and files. The default needs some 20 GiB in DIR, by calculation: input, parsed rows, shuffles and two tables.
+
+With --columns, rows have so many columns of text, whose values sum to --values. The local engine then makes the same
+table. With --kills, SIGKILL ends a job in local mode at so many random moments. Each time the table must have the
 version before, or the complete new one.
 
-The last line is JSON: the seconds of each stage and of the commit, and the peak memory in MiB of the driver's processes
-and of all executors' processes, JVM and Python together."""
+The last line is JSON: the seconds of each stage and of the commit, processor seconds, and the peak memory in MiB of the
+driver's processes and of all executors' processes, JVM and Python together."""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +96,47 @@ def write_input(folder: Path, rows: int, values: int, files: int) -> None:
         pa.csv.write_csv(part, folder / f"{number:05}.tsv", options)
 
 
+def write_columns(folder: Path, rows: int, columns: int, values: int, files: int = 4) -> None:
+    """Writes rows with so many columns of text. Columns differ in their number of values, which sum to `values`. Small
+    values are more frequent."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(6)
+    sizes = np.linspace(0.5, 1.5, columns) * values / columns
+    for number in range(files):
+        count = rows // files
+        table = {"label": draw.integers(0, 2, count, np.int8)}
+        for column, size in enumerate(sizes):
+            table[f"c{column}"] = (size * draw.random(count) ** 2).astype(int) * 2_654_435_761
+        options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+        pa.csv.write_csv(pa.table(table), folder / f"{number}.tsv", options)
+
+
+def columns_spec(columns: int) -> str:
+    inputs = ", ".join(f'"c{number}:text"' for number in range(columns))
+    sparse = "".join(
+        f'[[column]]\nname = "c{number}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
+        for number in range(columns)
+    )
+    return (
+        f'[input]\ncolumns = ["label:int", {inputs}]\n[table]\nsplit = {{train = 0.9, test = 0.1}}\n'
+        f'[[column]]\nname = "label"\nrole = "label"\n{sparse}'
+    )
+
+
 @dataclass(slots=True)
 class Submitted:
-    """A running job: the times of its stages, and the peak memory of its processes."""
+    """A running job: the times of its stages, and the processor time and peak memory of its processes."""
 
     process: subprocess.Popen[str]
     began: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_mib: dict[str, int] = field(default_factory=lambda: {"driver": 0, "executors": 0})
+    spent: dict[int, float] = field(default_factory=dict)
+    """The processor seconds of each process of a job or its cluster, by its id."""
+
+    @property
+    def processor_s(self) -> float:
+        return round(sum(self.spent.values()), 1)
 
     def followed(self, meanwhile: Callable[[str], None] = lambda _line: None) -> dict[str, Any]:
         """Returns the job's last line. `meanwhile` is called with each line."""
@@ -138,8 +176,10 @@ class Submitted:
         while self.process.poll() is None:
             driver = {one.pid for one in _family(self.process.pid)}
             now = dict.fromkeys(self.peak_mib, 0)
-            for one in _family(os.getpid()):
+            for one in _family(os.getpid())[1:]:
                 try:
+                    times = one.cpu_times()
+                    self.spent[one.pid] = times.user + times.system
                     if one.pid in driver and one.name().startswith(("java", "python")):
                         now["driver"] += one.memory_full_info().pss // MIB
                     elif _OF_EXECUTORS & set(one.cmdline()):
@@ -235,6 +275,7 @@ def on_cluster(
         table = FeatureTable.open(place / name)
         return {
             "seconds": round(time.monotonic() - job.began, 1),
+            "processor_s": job.processor_s,
             "stages": job.seconds,
             "peak_mib": job.peak_mib,
             "fingerprint": result["fingerprint"],
@@ -244,6 +285,27 @@ def on_cluster(
             "files": [file.rows for file in table.files],
             "disturbed": came,
         }
+
+
+def on_local_engine(place: Path) -> dict[str, Any]:
+    """Runs the same job with the local engine."""
+    words = ["--spec", place / "spec.toml", "--input", place / "in", "--output", place / "local"]
+    command = [sys.executable, "-m", "sluice", "etl", "--engine", "local", *map(str, words)]
+    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    table = FeatureTable.open(place / "local")
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "processor_s": round(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
+        ),
+        "fingerprint": asdict(table.fingerprint),
+        "state": table.record.state,
+        "rows": table.rows,
+        "files": [file.rows for file in table.files],
+    }
 
 
 def kill(whom: str, stage: str, came: list[str]) -> None:
@@ -328,13 +390,22 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument(
         "--seed", type=int, default=7, help="of the moments of --kills (default: %(default)s)"
     )
+    parser.add_argument(
+        "--columns",
+        type=int,
+        default=0,
+        help="of text, all learned (default: one large vocabulary)",
+    )
     args = parser.parse_args(argv)
-    place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}"
+    place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}-{args.columns}"
     if not (place / "spec.toml").exists():  # written last
         shutil.rmtree(place, ignore_errors=True)
-        write_input(place / "in", args.rows, args.values, args.files)
-        (place / "spec.toml").write_text(SPEC)
-    for name in ("calm", "disturbed", "killed"):
+        if args.columns:
+            write_columns(place / "in", args.rows, args.columns, args.values, args.files)
+        else:
+            write_input(place / "in", args.rows, args.values, args.files)
+        (place / "spec.toml").write_text(columns_spec(args.columns) if args.columns else SPEC)
+    for name in ("calm", "disturbed", "killed", "local"):
         shutil.rmtree(place / name, ignore_errors=True)
     if args.kills:
         return killed(place, args.kills, args.seed)
@@ -344,14 +415,18 @@ def main(argv: list[str]) -> dict[str, Any]:
     halves = {stage: calm["stages"][stage] / 2 for stage in ("fitting", "writing")}
     disturbed = on_cluster(place, "disturbed", args, halves)
     say(f"disturbed: {disturbed}")
-    same = all(calm[key] == disturbed[key] for key in ("fingerprint", "state", "rows", "files"))
+    runs = {"calm": calm, "disturbed": disturbed}
+    if args.columns:
+        runs["local"] = on_local_engine(place)
+    keys = ("fingerprint", "state", "rows", "files")
+    same = all(run[key] == calm[key] for run in runs.values() for key in keys)
     return {
         "rows": args.rows,
         "values": args.values,
         "files": args.files,
+        "columns": args.columns,
         "same": same,
-        "calm": {**calm, "files": len(calm["files"])},
-        "disturbed": {**disturbed, "files": len(disturbed["files"])},
+        **{name: {**run, "files": len(run["files"])} for name, run in runs.items()},
     }
 
 

@@ -15,50 +15,18 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
-import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks.results import ROOT
-from benchmarks.spark_scale import submit
+from benchmarks.spark_scale import columns_spec, submit, write_columns
 from sluice.common.program import run, say
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.fitted_state import digest_of
 from sluice.etl.table.table import FeatureTable
-
-
-def write_input(folder: Path, rows: int, columns: int, values: int, files: int = 4) -> None:
-    """Writes rows with so many columns of text. Columns differ in their number of values, which sum to `values`. Small
-    values are more frequent."""
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(6)
-    sizes = np.linspace(0.5, 1.5, columns) * values / columns
-    for number in range(files):
-        count = rows // files
-        table = {"label": draw.integers(0, 2, count, np.int8)}
-        for column, size in enumerate(sizes):
-            table[f"c{column}"] = (size * draw.random(count) ** 2).astype(int) * 2_654_435_761
-        options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-        pa.csv.write_csv(pa.table(table), folder / f"{number}.tsv", options)
-
-
-def make_spec(columns: int) -> str:
-    inputs = ", ".join(f'"c{number}:text"' for number in range(columns))
-    sparse = "".join(
-        f'[[column]]\nname = "c{number}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
-        for number in range(columns)
-    )
-    return (
-        f'[input]\ncolumns = ["label:int", {inputs}]\n[table]\nsplit = {{train = 0.9, test = 0.1}}\n'
-        f'[[column]]\nname = "label"\nrole = "label"\n{sparse}'
-    )
 
 
 def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[str, Any]:
@@ -72,21 +40,11 @@ def measure(checkout: Path, place: Path, name: str, worker_memory: int) -> dict[
         then=["--worker-memory", str(worker_memory)],
         root=checkout,
     )
-    spent: dict[int, float] = {}
-
-    def sample() -> None:
-        while job.process.poll() is None:
-            add_processor_seconds(job.process.pid, spent)
-            time.sleep(0.25)
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
     result = job.followed()
-    sampler.join()
     table = FeatureTable.open(place / name)
     return {
         "seconds": round(time.monotonic() - job.began, 1),
-        "processor_s": round(sum(spent.values()), 1),
+        "processor_s": job.processor_s,
         "stages": job.seconds,
         "peak_mib": job.peak_mib["driver"],
         "joined": sum(way == "shuffle join" for way in result["ways"].values()),
@@ -105,21 +63,6 @@ def digest_files(table: FeatureTable) -> list[tuple[tuple[int, ...], str]]:
         (file.row_group_rows, digest_of(one.schema, one.to_batches()))
         for file, one in zip(table.files, rows, strict=True)
     ]
-
-
-def add_processor_seconds(root: int, spent: dict[int, float]) -> None:
-    """Stores the processor seconds of a process and of its descendants, by their ids."""
-    try:
-        first = psutil.Process(root)
-        family = [first, *first.children(recursive=True)]
-    except psutil.Error:
-        return
-    for one in family:
-        try:
-            times = one.cpu_times()
-        except psutil.Error:  # it has just ended
-            continue
-        spent[one.pid] = times.user + times.system
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -147,8 +90,8 @@ def main(argv: list[str]) -> dict[str, Any]:
             synthesize(place / "in", rows=args.rows, seed=1)
             text = (ROOT / "features/criteo.toml").read_text()
         else:
-            write_input(place / "in", args.rows, args.columns, args.values)
-            text = make_spec(args.columns)
+            write_columns(place / "in", args.rows, args.columns, args.values)
+            text = columns_spec(args.columns)
         (place / "spec.toml").write_text(text)
     found: dict[str, list[dict[str, Any]]] = {"this": [], "other": []}
     for _ in range(args.rounds):

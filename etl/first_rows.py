@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from sluice.etl.apply.rejected import texts_of
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
+from sluice.etl.read.input_paths import SameFile, files_of
+from sluice.etl.read.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
@@ -43,7 +44,7 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
     is_remote = any("://" in path for path in job.inputs) or any(
         environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
     )
-    if is_remote or importlib.util.find_spec("sluice.etl.local") is None:
+    if is_remote:
         return
     if (first := _first_rows(job.spec.input, job.inputs)) is None:
         return
@@ -74,9 +75,6 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
 
 def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     """Returns the first rows of the first file for `InputParser`, or None if only Spark reads the file."""
-    from sluice.etl.local.input_paths import SameFile, files_of
-    from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
-
     if source.is_table or source.multiline:
         return None
     try:

@@ -52,7 +52,6 @@ OPTIONAL = {
             "etl/__main__.py",
             "etl/engines.py",
             "etl/estimate.py",
-            "etl/first_rows.py",
             "tests/etl/jobs.py",
         ),
     ),

@@ -230,7 +230,7 @@ def join_batches(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         collected.append(batch)
         if is_full(collected, rows):
-            yield pa.concat_batches(collected)
+            yield collected[0] if len(collected) == 1 else pa.concat_batches(collected)
             collected = []
     if collected:
         yield pa.concat_batches(collected)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
-from sluice.etl.local.input_paths import InputFile
+from sluice.etl.read.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted, spark_name
 from sluice.etl.spec.nested_columns import flattened, parts

@@ -38,13 +38,13 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
-from sluice.etl.local.input_paths import store_of
-from sluice.etl.local.pieces import Piece
 from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.read.input_paths import store_of
+from sluice.etl.read.pieces import Piece
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
@@ -231,8 +231,7 @@ class LocalEngine(Engine):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
                 line = before[name] + number + 1 if numbered else None
-                # Spark writes the names of local files so.
-                yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)
+                yield Reject(piece.file.name_in_rejects, line, reason, raw, coded)
             before[name] += lines
 
     def _rejects_of(

@@ -4,17 +4,16 @@ needs Spark."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
-from sluice.etl.local.input_paths import InputFile, files_of, files_of_tables
-from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.threads import Threads
+from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
+from sluice.etl.read.pieces import PIECE_BYTES, Piece, pieces_of
+from sluice.etl.read.text_checks import check_text
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import OWN, partitions_of, refuse_twice
@@ -89,12 +88,7 @@ class LocalInput:
             check_columns(self._named, schemas, self._source)
             self._groups = list(row_groups_of(self._located, self._source))
             return
-        packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
-        refuse_faults(zip([f.name for f in packed], self._threads.map(_fault, packed), strict=True))
-        first = partial(first_line, encoding=self._source.encoding)
-        for file, line in zip(self._files, self._threads.map(first, self._files), strict=True):
-            if self._source.header:
-                refuse_header(file.name, line, self._source)
+        check_text(self._files, self._source, self._threads.map)
 
 
 def _schema(file: InputFile) -> pa.Schema:
@@ -102,10 +96,3 @@ def _schema(file: InputFile) -> pa.Schema:
         return pq.read_schema(file.open())
     except pa.ArrowInvalid as error:
         raise InputError(f"{file.name}: cannot be read ({error})") from None
-
-
-def _fault(file: InputFile) -> str | None:
-    with file.open() as stream:
-        head = stream.read(min(file.size, HEAD))
-        stream.seek(max(0, file.size - TAIL))
-        return fault(file.name, head, stream.read(TAIL))

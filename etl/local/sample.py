@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.local.input import LocalInput
-from sluice.etl.local.input_paths import files_of
-from sluice.etl.local.pieces import PIECE_BYTES, pieces_of
 from sluice.etl.local.threads import Threads
+from sluice.etl.read.input_paths import files_of
+from sluice.etl.read.pieces import PIECE_BYTES, pieces_of
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.spec import Spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import check_side_table, select_side_columns
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
-from sluice.etl.spark.session import fit_partitions
+from sluice.etl.spark.session import fit_partitions, frame_bytes
 from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spark.vocabulary.large import Large, extend_state
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit
@@ -71,26 +71,24 @@ class SparkEngine(Engine):
         self._raw.check_headers()
         for join in self.spec.rows.joins:
             check_side_table(self._spark, join, self.job.accept_nulls)
-        fit_partitions(
-            self._spark,
-            [
-                self._raw.read(),
-                *(select_side_columns(self._spark, j) for j in self.spec.rows.joins),
-            ],
-        )
+        joined = [select_side_columns(self._spark, join) for join in self.spec.rows.joins]
+        fit_partitions(self._spark, self._raw.bytes + sum(map(frame_bytes, joined)))
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
         parser = InputParser(self.spec)
         raw = self._raw
-        frame = (raw.rows if self.spec.rows.relational else raw.read()).limit(rows)
+        if self.spec.rows.relational:
+            batches: Iterable[pa.RecordBatch] = raw.rows.limit(rows).toArrow().to_batches()
+        else:
+            batches = raw.first_batches(rows)
 
         def select(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
             # The real places are not needed to predict costs.
             places = np.zeros(batch.num_rows) if self.spec.input.place else None
             return selected(self.spec, parser.parse(batch, places))[0]
 
-        return first_rows(map(select, frame.toArrow().to_batches()), rows)
+        return first_rows(map(select, batches), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)

@@ -34,6 +34,8 @@ _KNOWN = (
     ),
 )
 
+_FAILURES = re.compile(r"^sluice\.etl\.jobs\.engine\.JobFailure: (.+)$", re.M)
+"""Our own failures in a worker. Their messages are complete."""
 _OURS = re.compile(r"^sluice\.[\w.]+: ")
 """The class name before one of our own messages, which needs none."""
 
@@ -58,6 +60,8 @@ def clearly() -> Iterator[None]:
 
 def find_cause(text: str) -> str:
     """Returns the innermost cause in a trace of Java, of Python within Java, or of both."""
+    if ours := _FAILURES.findall(text):
+        return str(ours[-1])
     reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
     file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:

@@ -22,9 +22,9 @@ from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.large import Large, may_be_stored
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import read_rows, with_keys
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_keys
 from sluice.etl.spark.workers.part_of_input import name_part
-from sluice.etl.spec.spec import Learned, Spec
+from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
 
 if TYPE_CHECKING:
@@ -89,20 +89,21 @@ def _count_rows(raw: RawInput, level: int | None, state: FittedState) -> DataFra
     if not level and not raw.spec.rows.relational:
         return raw.parsed.select("part", "counts").where("counts is not null")
     shipped = raw.spark.sparkContext.broadcast(state.packed())
-    count = partial(_count_in_worker, raw.spec, level, raw.count_parts, lambda: shipped.value)
+    count = partial(_count_in_worker, raw.parsed_rows, level, lambda: shipped.value)
     return raw.rows.mapInArrow(count, _PARTS)
 
 
 @name_part
 def _count_in_worker(
-    spec: Spec, level: int | None, parts: int, packed: Callable[[], Packed], batches: Batches
+    parsed: ParsedRows, level: int | None, packed: Callable[[], Packed], batches: Batches
 ) -> Batches:
     """Counts the values that this level learns from. Runs in a worker."""
+    spec, parts = parsed.spec, parsed.count_parts
     counts = CountsOfRows(spec, level, load_features(spec, packed(), ahead=False)[1])
     if spec.rows.relational:
         parser = InputParser(spec)
         for batch in join_batches(batches, COUNT_ROWS):
             yield from count_cells(list(counts.of(parser.parse(batch))), parts)
         return
-    for rows in join_batches(read_rows(batches), COUNT_ROWS):
+    for rows in join_batches(parsed.read(batches), COUNT_ROWS):
         yield from count_cells(list(counts.count_selected(*with_keys(rows))), parts)

@@ -7,12 +7,15 @@ import glob
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import (
@@ -28,7 +31,10 @@ from sluice.etl.apply.input_checks import (
     rows_before,
     zstd_fault,
 )
-from sluice.etl.apply.parse import INFINITY
+from sluice.etl.apply.parse import INFINITY, Batches
+from sluice.etl.read.input_paths import InputFile, files_of
+from sluice.etl.read.pieces import OPEN_BYTES, SPARK_ONLY, FileRange, split_into_tasks
+from sluice.etl.read.text_checks import check_text
 from sluice.etl.spark.joins import SPARK_TYPES, choose_join, relate
 from sluice.etl.spark.located_files import (
     FILE,
@@ -38,9 +44,10 @@ from sluice.etl.spark.located_files import (
     read_tables,
     with_constants,
 )
-from sluice.etl.spark.session import PARTITIONS
+from sluice.etl.spark.session import PARTITIONS, frame_bytes
 from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spark.workers.parsed_rows import Before, parse_into_cells, rows_with_ties
+from sluice.etl.spark.workers.parsed_rows import Before, ParsedRows, rows_with_ties
+from sluice.etl.spark.workers.task_lines import TaskLines, work_on_lines
 from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
@@ -48,6 +55,7 @@ from sluice.etl.table.table_columns import FileColumns, partitions_of, refuse_tw
 from sluice.etl.table.table_files import TableFiles, versioned
 
 if TYPE_CHECKING:
+    from pyspark.core.broadcast import Broadcast
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _SAFE = {
@@ -60,6 +68,9 @@ _SORTABLE = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
 """Texts that sort as times do, with each digit written as 0: digits alone, or a date and a time as in ISO 8601."""
 _FORMS = 3
 """The most forms of texts that a message shows."""
+_ARROW_STORES = ("file://", "s3://")
+"""Workers read text in these stores. Spark reads all others, with Hadoop's clients and their settings."""
+_ROWS_OF_PARTS = "file string, start bigint, rows bigint"
 NANOSECONDS = "timestamp_ns"
 """The type that `read_types` returns for times in nanoseconds. Spark reads them as whole numbers."""
 
@@ -96,8 +107,79 @@ class RawInput:
     def headers(self) -> tuple[str, ...]:
         return headers_of(self.spec.input)
 
+    @cached_property
+    def files(self) -> list[InputFile] | None:
+        """The text files that workers read with Arrow, as the local engine does. None: Spark reads the input."""
+        source = self.spec.input
+        if source.has_columns or source.multiline or not all(map(self._is_for_arrow, self.paths)):
+            return None
+        files = files_of(self.paths)
+        return None if any(file.path.endswith(SPARK_ONLY) for file in files) else files
+
+    def _is_for_arrow(self, path: str) -> bool:
+        if "://" in path:
+            return path.startswith(_ARROW_STORES)
+        jvm: Any = self.spark._jvm
+        conf = self.spark.sparkContext._jsc.hadoopConfiguration()
+        store = jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf).getScheme()
+        return path.startswith("file:") or store == "file"
+
+    @cached_property
+    def _tasks(self) -> list[tuple[FileRange, ...]]:
+        """The ranges of `files` that each task reads."""
+        assert self.files is not None
+        conf: Any = self.spark._jsparkSession.sessionState().conf()
+        total = sum(file.size + OPEN_BYTES for file in self.files)
+        of_core = max(OPEN_BYTES, -(-total // self.spark.sparkContext.defaultParallelism))
+        return split_into_tasks(self.files, min(int(conf.filesMaxPartitionBytes()), of_core))
+
+    @cached_property
+    def _numbers(self) -> DataFrame:
+        """A partition for each task, with its number as `id`."""
+        return self.spark.range(0, len(self._tasks), 1, max(1, len(self._tasks)))
+
+    @cached_property
+    def _sent(self) -> Broadcast[list[tuple[FileRange, ...]]]:
+        return self.spark.sparkContext.broadcast(self._tasks)
+
+    def _lines(self, *, located: bool, with_headers: bool = False) -> TaskLines | None:
+        if self.files is None:
+            return None
+        sent = self._sent
+        heads = [] if with_headers else self.headers
+        encoded = tuple(header.encode(self.spec.input.encoding) for header in heads)
+        return TaskLines(lambda: sent.value, encoded, located)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the input, or Spark's estimate."""
+        if self.files is not None:
+            return sum(file.size for file in self.files)
+        return frame_bytes(self.read())
+
+    def first_batches(self, rows: int) -> Iterable[pa.RecordBatch]:
+        """Returns about so many rows before parsing."""
+        lines = self._lines(located=False)
+        if lines is None:
+            return self.read().limit(rows).toArrow().to_batches()
+        return (batch for number in range(len(self._tasks)) for batch in lines.of(number))
+
+    def map(
+        self,
+        work: Callable[[Batches], Batches],
+        schema: str,
+        *,
+        with_file: bool = False,
+        placed: bool = False,
+    ) -> DataFrame:
+        """Calls a function in the workers on the rows before parsing. See `read` for their columns."""
+        lines = self._lines(located=with_file or placed, with_headers=with_file)
+        if lines is None:
+            return self.read(with_file, placed).mapInArrow(work, schema)
+        return self._numbers.mapInArrow(partial(work_on_lines, lines, work), schema)
+
     def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
-        """Returns the input's rows before parsing.
+        """Returns the input's rows before parsing, as Spark reads them.
 
         - Text: a column `line`, the bytes of each line with its end.
         - CSV over several lines: the bytes of each cell, and `_broken`, the text of a record with too few or too many.
@@ -330,6 +412,10 @@ class RawInput:
             )
         if source.format == "parquet":
             _ = self._stored_types
+        if self.files is not None:
+            with ThreadPool(_READERS) as pool:
+                check_text(self.files, source, pool.imap)
+            return
         if not source.has_columns:
             files = self.read(with_file=True).inputFiles()
             check_compressed(self.spark, files)
@@ -343,13 +429,17 @@ class RawInput:
         return {join.path: choose_join(self.spark, join) for join in self.spec.rows.joins}
 
     @cached_property
+    def parsed_rows(self) -> ParsedRows:
+        before = self.rows_before if self.spec.input.place else None
+        lines = self._lines(located=before is not None)
+        return ParsedRows(self.spec, self.level, self.count_parts, before, lines)
+
+    @cached_property
     def parsed(self) -> DataFrame:
-        """The input's good rows in cells: see `sluice.etl.spark.workers.parsed_rows`. The first pass parses them."""
-        if not self.spec.input.place:
-            return parse_into_cells(self.read(), self.spec, self.level, self.count_parts)
-        return parse_into_cells(
-            self.read(placed=True), self.spec, self.level, self.count_parts, self.rows_before
-        )
+        """The input's good rows, or where they are stored, and their counts. The first pass parses them."""
+        if self.files is not None:
+            return self.parsed_rows.parse(self._numbers)
+        return self.parsed_rows.parse(self.read(placed=self.parsed_rows.before is not None))
 
     @cached_property
     def count_parts(self) -> int:
@@ -361,20 +451,23 @@ class RawInput:
     @cached_property
     def rows_before(self) -> Before:
         """The number of rows before each part of the input, and the number of all rows."""
-        counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
-        return rows_before({(file, start): rows for file, start, rows in counted})
+        counted = self.map(_count_rows_of_parts, _ROWS_OF_PARTS, placed=True).collect()
+        sums: Counter[tuple[str, int]] = Counter()
+        for file, start, rows in counted:
+            sums[file, start] += rows
+        return rows_before(sums)
 
     @cached_property
     def rows(self) -> DataFrame:
-        """The rows that fitting and writing read: cells, or columns after dedup, joins and histories."""
+        """The rows that fitting and writing read: as they are stored, or columns after dedup, joins and histories."""
         if not self.spec.rows.relational:
-            return self.parsed.select("rows").where("rows is not null")
+            return self.parsed.select("rows", "file", "part").where("counts is null")
         kinds = [
             f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()
         ]
         kinds += [f"{name} bigint" for name in TIES]
-        typed = self.parsed.select("rows").mapInArrow(
-            partial(rows_with_ties, self.spec), ", ".join(kinds)
+        typed = self.parsed.select("rows", "file", "part").mapInArrow(
+            partial(rows_with_ties, self.parsed_rows), ", ".join(kinds)
         )
         check_time_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
@@ -382,6 +475,9 @@ class RawInput:
     def files_of(self, part: int) -> list[str]:
         """Returns the files that the task with this number reads in the first pass."""
         from py4j.protocol import Py4JError
+
+        if self.files is not None:
+            return list(dict.fromkeys(one.file.name_in_rejects for one in self._tasks[part]))
 
         partition = self.read()._jdf.queryExecution().toRdd().partitions()[part]
         try:
@@ -394,6 +490,14 @@ class RawInput:
         before they answer prints errors."""
         for name in {"parsed", "rows"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
+
+
+def _count_rows_of_parts(batches: Batches) -> Batches:
+    """Counts the rows of each part of a file. Runs in a worker."""
+    for batch in batches:
+        parts = pa.table([batch["_file"], batch["_from"]], ["file", "start"])
+        counted = parts.group_by(["file", "start"]).aggregate([([], "count_all")])
+        yield from counted.rename_columns(["file", "start", "rows"]).to_batches()
 
 
 def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:

@@ -61,8 +61,11 @@ def write_rejects(
     late = None if shipped is None else _Late(lambda: shipped.value, but)
     before = raw.rows_before if late is not None and raw.spec.input.place else None
     alone = None if raw.spec.rows.relational else late
-    found = raw.read(with_file=True, placed=before is not None).mapInArrow(
-        partial(_find_rejects, raw.spec, raw.headers, alone, before), _TYPES
+    found = raw.map(
+        partial(_find_rejects, raw.spec, raw.headers, alone, before),
+        _TYPES,
+        with_file=True,
+        placed=before is not None,
     )
     if raw.spec.rows.relational:
         found = found.unionByName(

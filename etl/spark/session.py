@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,15 +48,16 @@ def partitions_for(input_bytes: int, cores: int) -> int:
     return min(100_000, max(1, cores, -(-input_bytes // PARTITION_BYTES)))
 
 
-def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
-    """Sets the number of shuffle partitions by the size of the frames, unless the user has set it."""
+def fit_partitions(spark: SparkSession, input_bytes: int) -> None:
+    """Sets the number of shuffle partitions by the size of the input, unless the user has set it."""
     context = spark.sparkContext
     if not context.getConf().contains(PARTITIONS):
-        size = sum(
-            int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-            for frame in frames
-        )
-        spark.conf.set(PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
+        spark.conf.set(PARTITIONS, str(partitions_for(input_bytes, context.defaultParallelism)))
+
+
+def frame_bytes(frame: DataFrame) -> int:
+    """Returns Spark's estimate of a frame's size."""
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 def open_session(name: str) -> SparkSession:

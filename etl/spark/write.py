@@ -64,7 +64,7 @@ def write(
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
     look = SketchInputs.of(placement, rows, job.rule_before)
     shipped = context.broadcast(joins.for_workers(state).packed())
-    placed_rows = PlacedRows(placement, look, lambda: shipped.value)
+    placed_rows = PlacedRows(placement, look, lambda: shipped.value, raw.parsed_rows)
     folder = PlacesFolder(job.store, job.files_of_state)
     with folder.found(raw.rows, placed_rows, joins, state) as places:
         worker = partial(_apply, placed_rows, joins, places, gathered)
@@ -101,7 +101,7 @@ def _apply(
     names = [*made_here, *RowPlacement.order(placement)]
     waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
     size = 0
-    for block, parts in itertools.groupby(placed.blocks(batches), itemgetter(0)):
+    for block, parts in itertools.groupby(placed.blocks(batches, last=True), itemgetter(0)):
         of_block = features.with_prepared(places.of_block(block)) if places else features
         for _, (columns, keys) in parts:
             rows = placing.of(columns, keys)

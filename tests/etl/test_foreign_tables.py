@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
-from sluice.etl.local import input_paths
-from sluice.etl.local.input_paths import files_of
+from sluice.etl.read import input_paths
+from sluice.etl.read.input_paths import files_of
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program

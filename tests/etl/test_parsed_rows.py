@@ -20,6 +20,7 @@ from sluice.etl.apply.parse import InputParser
 from sluice.etl.spark.workers import parsed_rows
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
+from sluice.etl.spark.workers.parsed_rows import ParsedRows
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -47,9 +48,10 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
 )
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
-    cells = list(parsed_rows._parse(spec, 0, 3, None, iter([batch, lines(8)])))
+    stored = ParsedRows(spec, 0, 3, None, None)
+    cells = list(parsed_rows._parse(stored, iter([batch, lines(8)])))
     parsed = InputParser(spec).parse(batch)
-    rows = next(parsed_rows.read_rows(iter(cells)))
+    rows = next(stored.read(iter(cells)))
     if spec.rows.relational:  # which rows are left is decided after they have met others
         assert rows.to_pydict() == pa.table(parsed.columns).to_pydict()
     else:
@@ -110,15 +112,16 @@ def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
 def test_wide_rows_lie_in_several_cells(monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.workers.cells.CELL_BYTES", WIDE)
     spec = Spec.parse(TEXT % "")
-    cells = list(parsed_rows._parse(spec, None, 1, None, iter([lines(1000, "x" * 8000)])))
+    stored = ParsedRows(spec, None, 1, None, None)
+    cells = list(parsed_rows._parse(stored, iter([lines(1000, "x" * 8000)])))
     counted = cells.pop()  # it has the counts, and no rows
-    assert list(parsed_rows.read_rows(iter([counted]))) == []
+    assert list(stored.read(iter([counted]))) == []
     assert len(cells) == 5
     assert list(read_counts(iter(cells))) == []
     assert (
         max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE
     )  # a slice is written without its whole
-    rows = list(parsed_rows.read_rows(iter(cells)))
+    rows = list(stored.read(iter(cells)))
     assert [number for batch in rows for number in batch["I1"].to_pylist()] == [
         n for n in range(1000) if n not in (3, 5)
     ]
@@ -133,8 +136,9 @@ def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():
     spec = Spec.parse(TEXT % FILTERED)
-    cells = list(parsed_rows._parse(spec, None, 1, None, iter([lines(9)])))
-    assert list(parsed_rows.read_rows(iter(cells))) == []
+    stored = ParsedRows(spec, None, 1, None, None)
+    cells = list(parsed_rows._parse(stored, iter([lines(9)])))
+    assert list(stored.read(iter(cells))) == []
     assert RowCounts.of(summed(read_counts(iter(cells)))).parsed == 7
 
 

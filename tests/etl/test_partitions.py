@@ -19,16 +19,11 @@ def test_partitions_follow_the_input(mib, cores, partitions):
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_user_says_of_partitions_stands(said):
     found: dict[str, str] = {}
-    stats = SimpleNamespace(sizeInBytes=lambda: 100 * 2**20)
-    plan = SimpleNamespace(stats=lambda: stats)
-    frame = SimpleNamespace(
-        _jdf=SimpleNamespace(queryExecution=lambda: SimpleNamespace(optimizedPlan=lambda: plan))
-    )
     context = SimpleNamespace(
         getConf=lambda: SimpleNamespace(contains=lambda _key: said), defaultParallelism=2
     )
     fit_partitions(
         SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=found.__setitem__)),
-        [frame, frame],
+        200 * 2**20,
     )
     assert found == ({} if said else {"spark.sql.shuffle.partitions": "7"})

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 CELL_BYTES = 4 << 20
 """The size of a cell. Java has five copies of a cell in memory while it writes the cell."""
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
+READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def write_stream(
@@ -28,7 +28,7 @@ def write_stream(
 def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
     """Yields the batches of a cell."""
     # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
-    yield from pa.ipc.open_stream(cell.as_py(), options=_READ)
+    yield from pa.ipc.open_stream(cell.as_py(), options=READ)
 
 
 def one_value(cell: pa.Buffer) -> pa.Array:

@@ -1,14 +1,19 @@
-"""`parse_into_cells`: parses the input once, and stores the rows for all passes.
+"""`ParsedRows`: parses the input once, and stores the rows for all passes.
 
-A cell has some rows as an Arrow stream, so that Spark moves bytes and not values. Cells are on the executors' disks
-(`spark.local.dir`). If an executor is lost, Spark parses its part of the input again, with the same result.
+If workers read the input themselves, each task stores its rows in a file on the executor's disk. If a later pass does
+not find the file, for instance after an executor was lost, it parses that part of the input again. Otherwise rows are
+in cells: a cell has some rows as an Arrow stream, so that Spark moves bytes and not values, and stores them on the
+executors' disks (`spark.local.dir`).
 
 Most functions here run in the workers, on batches of cells."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,9 +31,11 @@ from sluice.etl.apply.counts import (
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
-from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
+from sluice.etl.spark.workers.cells import READ, one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.part_of_input import name_part
+from sluice.etl.spark.workers.row_file import RowFile
+from sluice.etl.spark.workers.task_lines import TaskLines
 from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -40,35 +47,78 @@ Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
 """See `sluice.etl.apply.input_checks.rows_before`."""
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
-_NAMES = ["rows", "part", "counts"]
-_CELLS = "rows binary, part int, counts binary"
+_CELLS = "rows binary, file string, part int, counts binary"
 
 
-def parse_into_cells(
-    lines: DataFrame, spec: Spec, level: int | None, parts: int, before: Before | None = None
-) -> DataFrame:
-    """Returns cells with the parsed rows, and cells with the counts that the operators of `level` learn from, in so
-    many parts. Later passes read them from a disk, with `read_rows` and `sluice.etl.spark.fit`. `before` has the number
-    of rows before each part of the input, and of all rows."""
-    from pyspark import StorageLevel
+@dataclass(frozen=True, slots=True)
+class ParsedRows:
+    """What a worker needs to parse the rows of its task, or to find them again.
 
-    return lines.mapInArrow(partial(_parse, spec, level, parts, before), _CELLS).persist(
-        StorageLevel.DISK_ONLY
-    )
+    A row of the result has one of three: a cell `rows`; the `file` with the rows of the task `part`; or a cell with the
+    `counts` of a `part` of all values."""
+
+    spec: Spec
+    level: int | None
+    """The operators of this level learn from the rows that are counted."""
+    count_parts: int
+    before: Before | None
+    """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
+    lines: TaskLines | None
+    """None: Spark reads the input."""
+
+    def parse(self, frame: DataFrame) -> DataFrame:
+        """Returns the parsed rows and their counts. `frame` has the numbers of tasks, or the rows before parsing."""
+        from pyspark import StorageLevel
+
+        return frame.mapInArrow(partial(_parse, self), _CELLS).persist(StorageLevel.DISK_ONLY)
+
+    def read(self, batches: Batches, *, last: bool = False) -> Batches:
+        """Yields rows that were stored. After the `last` pass, files are removed."""
+        for batch in batches:
+            for rows in batch["rows"].drop_null():
+                yield from read_stream(rows)
+            for number, path in zip(*batch.select(["part", "file"]).columns, strict=True):
+                if path.is_valid:
+                    yield from self._read_file(number.as_py(), path.as_py(), last)
+
+    def _read_file(self, task: int, path: str, last: bool) -> Batches:
+        try:
+            stored = pa.memory_map(path)
+        except FileNotFoundError:
+            # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
+            assert self.lines is not None
+            with RowFile(task) as file:
+                for _, rows in self.parsed(self.lines.of(task)):
+                    file.write(rows)
+            path = file.path
+            stored = pa.memory_map(path)
+            last = True
+        if last:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        yield from pa.ipc.open_stream(stored, options=READ)
+
+    def parsed(self, lines: Batches) -> Iterator[tuple[Parsed, pa.RecordBatch]]:
+        """Parses lines. With each result it yields the rows to store: for joins and histories all that parse,
+        otherwise those that filters and the sample keep, with their keys."""
+        parser = InputParser(self.spec)
+        seen = Counter[tuple[str, int]]()
+        for batch in lines:
+            places = compute_places(batch, self.before, seen) if self.before else None
+            parsed = parser.parse(batch, places)
+            if self.spec.rows.relational:
+                yield parsed, _to_batch(self.spec, parsed)
+                continue
+            columns, keys = selected(self.spec, parsed)
+            keys = row_keys(columns, self.spec) if keys is None else keys
+            yield parsed, pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
 
 
-def read_rows(batches: Batches) -> Batches:
-    """Yields the rows of cells."""
-    for batch in batches:
-        for rows in batch["rows"].drop_null():
-            yield from read_stream(rows)
-
-
-def rows_with_ties(spec: Spec, batches: Batches) -> Batches:
-    """Yields the rows of cells for joins and histories, with the columns that order rows of the same time."""
-    for rows in read_rows(batches):
+def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
+    """Yields the stored rows for joins and histories, with the columns that order rows of the same time."""
+    for rows in parsed.read(batches):
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        hashes = [pa.array(tie.view(np.int64)) for tie in ties(columns, spec)]
+        hashes = [pa.array(tie.view(np.int64)) for tie in ties(columns, parsed.spec)]
         yield pa.record_batch([*rows.columns, *hashes], [*rows.schema.names, *TIES])
 
 
@@ -79,59 +129,82 @@ def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
 
 
 def selected_rows(
-    spec: Spec, batches: Batches
+    parsed: ParsedRows, batches: Batches, *, last: bool = False
 ) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
-    """Yields the rows that filters and the sample keep. `batches` are cells, or columns after joins and histories."""
+    """Yields the rows that filters and the sample keep. `batches` have stored rows, or columns after joins and
+    histories. After the `last` pass, files with rows are removed."""
+    spec = parsed.spec
     if spec.rows.relational:
         parser = InputParser(spec)
         yield from (selected(spec, parser.parse(batch)) for batch in batches)
     else:
-        yield from map(with_keys, join_batches(read_rows(batches), ROWS))
+        yield from map(with_keys, join_batches(parsed.read(batches, last=last), ROWS))
 
 
 @name_part
-def _parse(
-    spec: Spec, level: int | None, parts: int, before: Before | None, batches: Batches
-) -> Batches:
-    """Yields cells with the parsed rows, and cells with their counts.
+def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
+    """Stores the parsed rows of a task, and yields where they are, and cells with their counts."""
+    lines = parsed_rows.lines
+    if lines is None:
+        yield from _parse_lines(parsed_rows, None, batches)
+        return
+    for task in (number for batch in batches for number in batch["id"].to_pylist()):
+        if parsed_rows.spec.rows.relational:
+            yield from _parse_lines(parsed_rows, None, lines.of(task))
+            continue
+        with RowFile(task) as file:
+            yield from _parse_lines(parsed_rows, file, lines.of(task))
+        if not file.is_empty:
+            yield _result(file=file.path, part=task)
 
-    For joins and histories, cells have all rows that parse. Otherwise they have the rows that filters and the sample
-    keep, with their keys, and the counts for the operators of `level`."""
-    parser = InputParser(spec)
-    counts = CountsOfRows(spec, level, Features(spec, FittedState(), ahead=False))
-    seen = Counter[tuple[str, int]]()
+
+def _parse_lines(parsed_rows: ParsedRows, file: RowFile | None, lines: Batches) -> Batches:
+    spec = parsed_rows.spec
+    counts = CountsOfRows(spec, parsed_rows.level, Features(spec, FittedState(), ahead=False))
     to_count: list[pa.RecordBatch] = []
     counted: list[pa.RecordBatch] = []
-    for batch in batches:
-        parsed = parser.parse(batch, compute_places(batch, before, seen) if before else None)
+    for parsed, rows in parsed_rows.parsed(lines):
+        if file is not None:
+            file.write(rows)
+        else:
+            for part in slices(rows):
+                yield _result(rows=one_value(write_stream([part], rows.schema)))
         if spec.rows.relational:
-            yield from _row_cells(_to_batch(spec, parsed))
             counted += counts_of_parsed(spec, parsed)
             continue
-        columns, keys = selected(spec, parsed)
-        keys = row_keys(columns, spec) if keys is None else keys
-        rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-        yield from _row_cells(rows)
         counted += counts.count_parsed(parsed)
         to_count.append(rows)
         if is_full(to_count, COUNT_ROWS):
             counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
-            yield from _count_cells(counted, parts)
+            yield from _count_cells(counted, parsed_rows.count_parts)
             to_count, counted = [], []
     if to_count:
         counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
-    yield from _count_cells(counted, parts)
-
-
-def _row_cells(rows: pa.RecordBatch) -> Batches:
-    for part in slices(rows):
-        cell = one_value(write_stream([part], rows.schema))
-        yield pa.record_batch([cell, pa.array([0], pa.int32()), pa.nulls(1, pa.binary())], _NAMES)
+    yield from _count_cells(counted, parsed_rows.count_parts)
 
 
 def _count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
-    for cells in count_cells(counted, parts):
-        yield pa.record_batch([pa.nulls(1, pa.binary()), *cells.columns], _NAMES)
+    for cell in count_cells(counted, parts):
+        yield _result(part=cell["part"][0].as_py(), counts=cell["counts"])
+
+
+def _result(
+    *,
+    rows: pa.Array | None = None,
+    file: str | None = None,
+    part: int = 0,
+    counts: pa.Array | None = None,
+) -> pa.RecordBatch:
+    nothing = pa.nulls(1, pa.binary())
+    return pa.record_batch(
+        [
+            nothing if rows is None else rows,
+            pa.array([file], pa.string()),
+            pa.array([part], pa.int32()),
+            nothing if counts is None else counts,
+        ],
+        ["rows", "file", "part", "counts"],
+    )
 
 
 def compute_places(

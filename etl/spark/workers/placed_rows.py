@@ -12,7 +12,7 @@ from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import selected_rows
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, selected_rows
 from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import Packed
@@ -29,6 +29,7 @@ class PlacedRows:
     placement: FileAssignment
     look: SketchInputs
     packed: Callable[[], Packed]
+    parsed: ParsedRows
 
     @property
     def spec(self) -> Spec:
@@ -39,7 +40,7 @@ class PlacedRows:
         return RowPlacement(self.placement, self.look, features, state), features
 
     def blocks(
-        self, batches: Batches
+        self, batches: Batches, *, last: bool = False
     ) -> Iterator[tuple[int, tuple[dict[str, pa.Array], Keys | None]]]:
         """Yields rows with the number of their block. A worker has room for all different values of a block.
 
@@ -50,7 +51,7 @@ class PlacedRows:
         assert task is not None
         block = task.partitionId() << _BLOCKS
         rows = size = 0
-        for columns, keys in selected_rows(self.spec, batches):
+        for columns, keys in selected_rows(self.parsed, batches, last=last):
             if not self.spec.rows.relational and (rows >= COUNT_ROWS or size >= _BLOCK_BYTES):
                 block += 1
                 rows = size = 0

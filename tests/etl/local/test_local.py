@@ -24,13 +24,13 @@ from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.local import pieces
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.input import only_spark
-from sluice.etl.local.input_paths import files_of
-from sluice.etl.local.pieces import pieces_of
 from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.threads import JobEnded, Threads
+from sluice.etl.read import pieces
+from sluice.etl.read.input_paths import files_of
+from sluice.etl.read.pieces import pieces_of
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState

@@ -1,14 +1,15 @@
 """`Piece`: about 16 MiB of lines of a text file, for a thread.
 
 A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read. A compressed
-file is decompressed from its beginning by the thread that hands out the pieces.
+file is decompressed from its beginning by the thread that hands out the pieces. `split_into_tasks` gives each task of a
+cluster some ranges.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -17,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.common.errors import InputError
 from sluice.etl.apply.lines import are_headers
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.local.input_paths import InputFile
+from sluice.etl.read.input_paths import InputFile
 
 PIECE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _MARK = b"\xef\xbb\xbf"
 _BEYOND = 1 << 16
 """The number of bytes after a piece that are read to find the end of its last line."""
+OPEN_BYTES = 4 << 20
+"""To open a file takes about as long as to read so many bytes. Spark calculates with the same figure."""
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
 # Arrow's errors about damaged files, and our words for them. Jobs on Spark use the same words.
@@ -115,24 +117,63 @@ class Piece:
             )
 
 
-def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Some bytes of a file: whole pieces, or a compressed file."""
+
+    file: InputFile
+    start: int
+    size: int
+    piece_bytes: int
+
+    def pieces(self, buffers: PieceBuffers) -> Iterator[Piece]:
+        if is_compressed(self.file):
+            yield from _decompress(self.file, self.piece_bytes, buffers)
+            return
+        for start in range(self.start, self.start + self.size, self.piece_bytes):
+            size = min(self.piece_bytes, self.file.size - start)
+            yield Piece(self.file, start // self.piece_bytes, size, buffers, start)
+
+
+def pieces_of(files: Iterable[InputFile], piece_bytes: int) -> Iterator[Piece]:
     """Yields the pieces of all files."""
-    buffers = PieceBuffers(1 + piece_bytes + _BEYOND)
+    return pieces_of_ranges(FileRange(file, 0, file.size, piece_bytes) for file in files)
+
+
+def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
+    """Yields the pieces of ranges, which have the same `piece_bytes`."""
+    buffers = None
+    for part in ranges:
+        buffers = buffers or PieceBuffers(1 + part.piece_bytes + _BEYOND)
+        yield from part.pieces(buffers)
+
+
+def split_into_tasks(files: Sequence[InputFile], task_bytes: int) -> list[tuple[FileRange, ...]]:
+    """Returns the ranges of each task, in the order of the input. A task has about `task_bytes`, or one compressed
+    file. Each file counts `OPEN_BYTES` more."""
+    tasks: list[list[FileRange]] = []
+    pieces = -(-task_bytes // PIECE_BYTES)
+    piece_bytes = -(-task_bytes // pieces)
+    size = task_bytes
     for file in files:
-        if PurePosixPath(file.path).suffix in _CODECS:
-            yield from _decompress(file, piece_bytes, buffers)
-        else:
-            for number, start in enumerate(range(0, file.size, piece_bytes)):
-                yield Piece(file, number, min(piece_bytes, file.size - start), buffers, start)
+        step = max(1, file.size) if is_compressed(file) else pieces * piece_bytes
+        for start in range(0, file.size, step):
+            part = FileRange(file, start, min(step, file.size - start), piece_bytes)
+            cost = part.size + OPEN_BYTES
+            if size + cost > task_bytes:
+                tasks.append([])
+                size = 0
+            tasks[-1].append(part)
+            size += cost
+    return [tuple(task) for task in tasks]
+
+
+def is_compressed(file: InputFile) -> bool:
+    return PurePosixPath(file.path).suffix in _CODECS
 
 
 def first_line(file: InputFile, encoding: str) -> str:
-    """Returns the first line of a file, without a byte order mark and its end. Raises an InputError if only Spark can
-    read it."""
-    if file.path.endswith(SPARK_ONLY):
-        raise InputError(
-            f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
-        )
+    """Returns the first line of a file, without a byte order mark and its end."""
     with file.open() as stream:
         collected = b""
         for chunk in _chunks(file, stream):

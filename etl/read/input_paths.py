@@ -38,6 +38,11 @@ class InputFile:
     name: str
     """Its URI as Spark writes it, for messages and rejects."""
 
+    @property
+    def name_in_rejects(self) -> str:
+        """The name as Spark writes it in rows: with one slash for a local file."""
+        return self.name.replace("file:///", "file:/")
+
     def open(self) -> pa.NativeFile:
         return self.fs.open_input_file(self.path)
 

@@ -1,0 +1,128 @@
+"""Spark's workers read text themselves: each task has some ranges of files, and stores its rows in a file."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from sluice.etl.read.input_paths import files_of
+from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
+from sluice.etl.spark.read_input import RawInput
+from sluice.etl.spark.workers import parsed_rows
+from sluice.etl.spark.workers.parsed_rows import ParsedRows
+from sluice.etl.spark.workers.task_lines import TaskLines
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import run
+from tests.etl.tables import column, write_spec
+from tests.ingest.s3 import KEYS, S3Server
+
+TEXT = write_spec(
+    "label:int I1:int C1:text",
+    column("C1", "sparse", "categorify, oov = 2"),
+    form="tsv",
+    table="split = {train = 0.8, test = 0.2}",
+)
+
+
+def write_lines(folder: Path, files: int = 3, lines: int = 50) -> list[str]:
+    """Writes files of lines, of which one is compressed. Returns all lines."""
+    folder.mkdir()
+    every = []
+    for number in range(files):
+        rows = [f"{n % 2}\t{number}\t{'x' * (n % 7)}{n}\n" for n in range(lines)]
+        every += rows
+        content = "".join(rows).encode()
+        if number == 1:
+            (folder / f"{number}.tsv.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / f"{number}.tsv").write_bytes(content)
+    return every
+
+
+@pytest.mark.parametrize("task_bytes", [1, 7, 100, 10_000, 2 * OPEN_BYTES + 2000, 1 << 30])
+def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_bytes):
+    every = write_lines(tmp_path / "in")
+    tasks = split_into_tasks(files_of([str(tmp_path / "in")]), task_bytes)
+    lines = TaskLines(lambda: tasks, (), located=True)
+    found = [
+        (row["_file"], row["_from"], row["line"].decode())
+        for number in range(len(tasks))
+        for batch in lines.of(number)
+        for row in batch.to_pylist()
+    ]
+    assert [line for _, _, line in found] == every
+    assert found == sorted(found, key=lambda one: one[:2])
+    assert sum(one.file.path.endswith(".gz") for task in tasks for one in task) == 1
+    if task_bytes == 1 << 30:
+        assert [len(task) for task in tasks] == [3]
+    elif task_bytes > OPEN_BYTES:
+        assert [len(task) for task in tasks] == [2, 1]
+
+
+def stored_by(lines: TaskLines | None) -> ParsedRows:
+    return ParsedRows(Spec.parse(TEXT), 0, 2, None, lines)
+
+
+def test_rows_in_a_file_are_found_again_or_parsed_again(tmp_path, monkeypatch):
+    write_lines(tmp_path / "in")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
+    tasks = split_into_tasks(files_of([str(tmp_path / "in")]), 300)
+    rows = stored_by(TaskLines(lambda: tasks, (), located=False))
+    number = len(tasks) - 1
+    cells = list(parsed_rows._parse(rows, iter([pa.record_batch([[number]], ["id"])])))
+    assert [cell["rows"].null_count for cell in cells] == [1] * len(cells)
+    first = list(rows.read(iter(cells)))
+    assert sum(batch.num_rows for batch in first) > 0
+    assert len(list(disk.iterdir())) == 1
+    assert list(rows.read(iter(cells), last=True)) == first
+    assert list(disk.iterdir()) == []  # the last pass removes the file
+    for last in (False, True):  # as after the executor was lost
+        again = list(rows.read(iter(cells), last=last))
+        assert again == first
+        assert [batch.nbytes for batch in again] == [batch.nbytes for batch in first]
+        assert list(disk.iterdir()) == []
+
+
+def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    write_lines(tmp_path / "in")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
+    files = files_of([str(tmp_path / "in")])
+    tasks = split_into_tasks(files, 1 << 30)
+    rows = stored_by(TaskLines(lambda: tasks, (), located=False))
+    Path(files[-1].path).unlink()
+    with pytest.raises(FileNotFoundError):
+        list(parsed_rows._parse(rows, iter([pa.record_batch([[0]], ["id"])])))
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_spark_reads_a_bucket_with_arrow_and_other_stores_itself(spark, tmp_path, monkeypatch):
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    write_lines(tmp_path / "in")
+    server = S3Server()
+    try:
+        bucket = pafs.S3FileSystem(
+            endpoint_override=server.address, scheme="http", allow_bucket_creation=True
+        )
+        bucket.create_dir("logs")
+        pafs.copy_files(str(tmp_path / "in"), "logs/in", destination_filesystem=bucket)
+        name = f"s3://test:test@logs/in/*?{server.query}"
+        run(spark, tmp_path / "remote", name, text=TEXT)
+    finally:
+        server.close()
+    run(spark, tmp_path / "near", tmp_path / "in", text=TEXT)
+    remote, near = (FeatureTable.open(tmp_path / one) for one in ("remote", "near"))
+    assert (remote.fingerprint, remote.rows) == (near.fingerprint, near.rows)
+    assert remote.record.state == near.record.state
+    for other in ("hdfs://name/in", "s3a://logs/in"):
+        assert RawInput(spark, Spec.parse(TEXT), (other,)).files is None
