@@ -66,7 +66,7 @@ def as_iceberg(folder: Path, *parts: pa.Table) -> str:
 def as_files(folder: Path, *parts: pa.Table) -> str:
     folder.mkdir(exist_ok=True)
     for part in parts:
-        number = len([*folder.iterdir()])
+        number = len([*folder.glob("*.parquet")])
         pq.write_table(part, folder / f"{number}.parquet", row_group_size=500)
     return str(folder)
 
