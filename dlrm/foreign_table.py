@@ -37,13 +37,14 @@ def open_table(
     """Opens a version, by default the newest. `spec` is the text of a feature spec for a table of another program.
 
     The version of plain files is a hash of them. Raises TableError if the files have another one."""
+    if spec:
+        data, version = versioned(data, version)
     if not spec or is_table(data):
         try:
             return FeatureTable.open(data, version, allow_code=allow_code, transforms=transforms)
         except ForeignDelta:
             if not spec:
                 raise
-    data, version = versioned(data, version)
     permission = Permission.of(allow_code)
     source = ParquetFiles.open(
         data,

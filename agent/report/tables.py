@@ -12,6 +12,7 @@ from sluice.agent.report.format import count, seconds
 from sluice.agent.report.incidents import Incident
 from sluice.agent.report.narrative import DecisionEffect
 from sluice.agent.report.run_folder import Line, Run
+from sluice.common.errors import without_keys
 from sluice.ingest.knobs import format_bytes
 
 _MOST_OPEN_ROWS = 15
@@ -234,4 +235,6 @@ def _text(value: Any, name: str = "") -> str:
         )
     if isinstance(value, list) and not any(isinstance(item, (list, Mapping)) for item in value):
         return escape(", ".join(map(str, value)))
-    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    if isinstance(value, str):
+        return escape(without_keys(value))
+    return escape(json.dumps(value, ensure_ascii=False))

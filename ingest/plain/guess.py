@@ -255,9 +255,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         return Proposal(
             name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
         )
-    if role == "sparse" and _is_text(inner) and (found := times_of(facts.sampled, facts.examples)):
-        more = {"formats": found.formats, "rejected": found.rejected}
-        return Proposal(name=name, facts=facts, time="text", why="a time as text", **more)
+    if role == "sparse" and _is_text(inner) and (time := _time_of_texts(name, facts)):
+        return time
     likely = likely_values(facts, rows)
     if (
         role == "sparse"
@@ -303,6 +302,20 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
             why="looks like a time",
         )
     return None
+
+
+def _time_of_texts(name: str, facts: ColumnFacts) -> Proposal | None:
+    """Returns the proposal for a column of texts that holds times. None if it does not."""
+    if (found := times_of(facts.sampled, facts.examples)) is None:
+        return None
+    return Proposal(
+        name=name,
+        facts=facts,
+        time="text",
+        formats=found.formats,
+        why="a time as text",
+        rejected=found.rejected,
+    )
 
 
 def _digits_format(facts: ColumnFacts) -> str:

@@ -19,6 +19,7 @@ from sluice.dlrm.options import Config, ConfigError, ModelConfig
 from sluice.ingest.loader import BatchLoader
 from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.rig import last_json, launch
+from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import iceberg, newest, start_threads_of_iceberg
 from tests.raises import assert_names, raises
 
@@ -65,7 +66,7 @@ def as_iceberg(folder: Path, *parts: pa.Table) -> str:
 def as_files(folder: Path, *parts: pa.Table) -> str:
     folder.mkdir(exist_ok=True)
     for part in parts:
-        number = len([*folder.iterdir()])
+        number = len([*folder.glob("*.parquet")])
         pq.write_table(part, folder / f"{number}.parquet", row_group_size=500)
     return str(folder)
 
@@ -163,6 +164,29 @@ def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
     spec.write_text(spec.read_text().replace("ts_hour", "hour"))
     again = forks.train("--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path)
     assert_names(last_json(again)["error"], spec, "--spec")
+
+
+@pytest.mark.slow
+def test_a_table_in_a_bucket_is_trained_on_at_the_version_that_is_named(
+    tmp_path, forks, monkeypatch
+):
+    server = S3Server()
+    try:
+        bucket = with_bucket(server, monkeypatch)
+        local = Path(as_delta(tmp_path / "t", clicks(0), clicks(1)))
+        for path in filter(Path.is_file, local.rglob("*")):
+            with bucket.open_output_stream(f"data/t/{path.relative_to(local)}") as out:
+                out.write(path.read_bytes())
+        source = f"s3://data/t@v0?{server.query}"
+        _, *rest = words(source, tmp_path / "run", "--spec", spec_of(source, tmp_path))
+        process = forks.train(*rest, tmp=tmp_path)
+        assert process.returncode == 0, process.stderr[-3000:]
+        found = last_json(process)
+        assert (found["version"], found["epochs"]) == (0, 1)
+        again = forks.train("--run-dir", tmp_path / "run", "--resume", "--epochs", 2, tmp=tmp_path)
+        assert (last_json(again)["version"], last_json(again)["epochs"]) == (0, 2)
+    finally:
+        server.close()
 
 
 def test_what_needs_a_feature_table_is_refused():

@@ -227,13 +227,12 @@ def test_the_newest_version_is_opened_even_if_another_one_was_newest_at_first(co
 
 
 class Turns:
-    """Two threads, of which one runs at a time. Before each request to the store, a drawn one of them goes on. The
-    thread `first` makes a drawn number of requests before the other one begins."""
+    """Two threads, of which one runs at a time. A drawn one of them makes a drawn number of requests to the store, and
+    then another one is drawn. The thread `first` begins."""
 
     def __init__(self, seed: int, first: str) -> None:
         self._random = random.Random(seed)
-        self._first = [first] * self._random.randrange(60)
-        self.requests = 0
+        self._drawn = [first] * self._random.randrange(60)
         self._turn = threading.Condition()
         self._running: set[str] = set()
         self._next = ""
@@ -243,7 +242,6 @@ class Turns:
         name = threading.current_thread().name
         with self._turn:
             if name in self._running:
-                self.requests += 1
                 self._draw()
                 assert self._turn.wait_for(lambda: self._next == name, timeout=60)
 
@@ -273,9 +271,10 @@ class Turns:
                 self._draw()
 
     def _draw(self) -> None:
-        drawn = self._first.pop() if self._first else ""
-        choices = [drawn] if drawn in self._running else sorted(self._running)
-        self._next = self._random.choice(choices) if choices else ""
+        self._drawn = [name for name in self._drawn if name in self._running]
+        if self._running and not self._drawn:
+            self._drawn = [self._random.choice(sorted(self._running))] * self._random.randint(1, 30)
+        self._next = self._drawn.pop() if self._drawn else ""
         self._turn.notify_all()
 
 
@@ -287,7 +286,7 @@ def test_a_reader_that_holds_a_pin_has_a_whole_version_or_is_told_so(
 ):
     """In drawn orders of the requests that a reader and two vacuums make. A later vacuum removes nothing pinned."""
     ends = {"held": 0, "told": 0}
-    for seed in range(40):
+    for seed in range(80):
         folder = tmp_path / str(seed)
         shutil.copytree(template, folder)
         store, turns = TableStore(folder), Turns(seed, first="clean")
