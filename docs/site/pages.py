@@ -2,8 +2,8 @@
 
 A link from a page of docs/ may leave that folder, as `../etl/README.md` does, and works so in a checkout. In the site,
 whatever is linked so lies below `source/`, in its own place: Markdown and notebooks as pages, any other file as a page
-with its text. A folder of docs/ that is linked has a page that lists what it holds. So a link is written once, as the checkout
-needs it.
+with its text. A folder of docs/ that is linked has a page that lists what it holds. So a link is written once, as the
+checkout needs it.
 """
 
 from __future__ import annotations
