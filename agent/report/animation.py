@@ -38,7 +38,7 @@ _COLOURS = ("#2563a8", "#c96f12", "#2a8c6a", "#a23b72", "#6b5fb5", "#8a6d1f", "#
 _LEVEL = "#1b2126"
 _BANDS = {"good": "#14684a", "warn": "#875200", "bad": "#a3262a", "": "#5d6770"}
 _CHANGE = "#b3541e"
-_FORMS = {ROWS: count, charts.SHARE: percent, WHOLE: lambda value: f"{value:g}"}
+_FORMS = {ROWS: count, charts.SHARE: percent, WHOLE: "{:g}".format}
 _STYLE = """text{{font:13px system-ui,sans-serif;fill:#5d6770;
 stroke:#fff;stroke-width:3px;paint-order:stroke}}.h{{font-weight:600;font-size:16px;fill:#1b2126}}
 .l{{font-weight:600}}.curtain{{fill:#fff}}.edge{{stroke:#e4e4dd}}.line{{fill:none;stroke-width:2;stroke-linejoin:round}}
