@@ -29,7 +29,7 @@ _USAGE = f"""usage: sluice COMMAND …
 {__doc__}
 
 commands:
-  report     write RUN/report.html again: one page that opens offline
+  report     write RUN/report.html again: one page that opens offline; with --picture also an animated picture
   explain    print what happened: the verdict, and each change with its reason and its effect
   replay     decide a recorded run again, by its own policy, by others, and in a fitted simulator
   live       serve the pages of runs while they grow, on 127.0.0.1

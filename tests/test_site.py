@@ -168,6 +168,13 @@ def test_what_is_no_page_is_shown_as_text_and_a_folder_as_a_list():
     assert "(0001-dependencies.md)" in pages.page_of("docs/decisions")
 
 
+def test_a_notebook_is_a_page_of_its_text_and_its_code():
+    page = pages.page_of("examples/tuned_loop.ipynb")
+    assert page.startswith("# A training loop that tunes its own input\n")
+    assert "\n```python\nimport tempfile\n" in page
+    assert "[the loader](../../loader.md)" in page
+
+
 def test_the_navigation_has_every_page():
     named = set(
         re.findall(

@@ -14,7 +14,7 @@ from html import escape
 from textwrap import wrap
 
 from sluice.agent.report import charts
-from sluice.agent.report.charts import ROWS, WHOLE, Panel, Scale, Series, columns, scale
+from sluice.agent.report.charts import ROWS, WHOLE, AxisRange, Panel, Series, columns, scale
 from sluice.agent.report.figures import lasting, overview, workers
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import find_incidents
@@ -38,7 +38,7 @@ _COLOURS = ("#2563a8", "#c96f12", "#2a8c6a", "#a23b72", "#6b5fb5", "#8a6d1f", "#
 _LEVEL = "#1b2126"
 _BANDS = {"good": "#14684a", "warn": "#875200", "bad": "#a3262a", "": "#5d6770"}
 _CHANGE = "#b3541e"
-_FORMS = {ROWS: count, charts.SHARE: percent, WHOLE: lambda value: f"{value:g}"}
+_FORMS = {ROWS: count, charts.SHARE: percent, WHOLE: "{:g}".format}
 _STYLE = """text{{font:13px system-ui,sans-serif;fill:#5d6770;
 stroke:#fff;stroke-width:3px;paint-order:stroke}}.h{{font-weight:600;font-size:16px;fill:#1b2126}}
 .l{{font-weight:600}}.curtain{{fill:#fff}}.edge{{stroke:#e4e4dd}}.line{{fill:none;stroke-width:2;stroke-linejoin:round}}
@@ -148,7 +148,7 @@ def _x(at: float, end: float) -> float:
     return round(_LEFT + (_RIGHT - _LEFT) * min(at, end) / end, 1)
 
 
-def _scale(panel: Panel) -> tuple[Scale, list[tuple[int, Series, dict[str, list[float]]]]]:
+def _scale(panel: Panel) -> tuple[AxisRange, list[tuple[int, Series, dict[str, list[float]]]]]:
     """Returns a panel's axis, and its series with the numbers of their colours and what is drawn of them."""
     first = 3 if panel.axis is charts.SHARE else 0
     drawn = [
@@ -159,7 +159,7 @@ def _scale(panel: Panel) -> tuple[Scale, list[tuple[int, Series, dict[str, list[
     return scale(panel.axis, values, ends_only=panel.axis is not ROWS), drawn
 
 
-def _y(value: float, axis: Scale, top: int, tall: int) -> float:
+def _y(value: float, axis: AxisRange, top: int, tall: int) -> float:
     return round(top + tall * (axis.high - value) / (axis.high - axis.low), 1)
 
 

@@ -66,7 +66,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisRange:
     """The range of a vertical axis, and the values that it names."""
 
     low: float
@@ -74,23 +74,23 @@ class Scale:
     ticks: tuple[float, ...]
 
 
-def scale(axis: Axis, values: Sequence[float], *, ends_only: bool = False) -> Scale:
+def scale(axis: Axis, values: Sequence[float], *, ends_only: bool = False) -> AxisRange:
     """Returns an axis that ends where the values end. Its ticks are round numbers, none of them beyond that. With
     `ends_only` they are both ends."""
     low = 0.0 if axis.from_zero else min(values)
     high = max(values) if axis.top is None else axis.top
     if axis.from_zero and high <= 0:
-        return Scale(0.0, 1.0, (0.0,))
+        return AxisRange(0.0, 1.0, (0.0,))
     if high - low < 1e-3 * abs(high):
-        return Scale(low - _PAD, high + _PAD, (high,))
+        return AxisRange(low - _PAD, high + _PAD, (high,))
     if ends_only:
-        return Scale(low, high, (low, high))
+        return AxisRange(low, high, (low, high))
     widest = (high - low) / _INTERVALS
     power = axis.base ** math.floor(math.log(widest, axis.base) + 1e-9)
     factors = (1, 2, 2.5, 5, 10) if axis.base == 10 else (1, 2)
     step = next(f * power for f in factors if f * power >= widest * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Scale(low, high, tuple(float(f"{n * step:.10g}") for n in range(first, last + 1)))
+    return AxisRange(low, high, tuple(float(f"{n * step:.10g}") for n in range(first, last + 1)))
 
 
 def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:

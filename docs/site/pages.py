@@ -1,13 +1,14 @@
 """A hook of the site's builder: the pages that lie outside docs/.
 
 A link from a page of docs/ may leave that folder, as `../etl/README.md` does, and works so in a checkout. In the site,
-whatever is linked so lies below `source/`, in its own place: Markdown as a page, any other file as a page with its
-text. A folder of docs/ that is linked has a page that lists what it holds. So a link is written once, as the checkout
-needs it.
+whatever is linked so lies below `source/`, in its own place: Markdown and notebooks as pages, any other file as a page
+with its text. A folder of docs/ that is linked has a page that lists what it holds. So a link is written once, as the
+checkout needs it.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -80,9 +81,17 @@ def page_of(path: str) -> str:
             f"- [{title}]({page.name})\n" for title, page in zip(titles, pages, strict=True)
         )
     text = whole.read_text()
+    if path.endswith(".ipynb"):
+        return with_places(path, "\n\n".join(map(_cell, json.loads(text)["cells"])))
     if path.endswith(".md"):
         return with_places(path, text)
     return f"# {path}\n\n```{whole.suffix.removeprefix('.')}\n{text.rstrip()}\n```\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    """The Markdown of a notebook's cell."""
+    source = "".join(cell["source"])
+    return source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
 
 
 def outside() -> set[str]:
@@ -94,7 +103,7 @@ def outside() -> set[str]:
         path = ahead.pop()
         if path not in known:
             known.add(path)
-            if path.endswith(".md"):
+            if path.endswith((".md", ".ipynb")):
                 ahead += links_of(path, (ROOT / path).read_text())
     return {path for path in known if not path.startswith("docs/") or (ROOT / path).is_dir()}
 

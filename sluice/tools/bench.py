@@ -11,7 +11,7 @@ from sluice.common.settings import parse
 from sluice.tools.bench_options import BenchOptions
 
 _DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and the rate at which its reader decodes (the
-limit). The last line of the output is one JSON object."""
+limit). A terminal shows the run while it lasts. The last line of the output is one JSON object."""
 _EXAMPLES = """\
 examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.occasions import After
 from sluice.agent.report import narrative, page
+from sluice.agent.report.figures import overview
 from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.run_folder import Run
 from tests.raises import assert_names
@@ -331,7 +333,39 @@ def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
 
 def test_what_the_trainer_would_take_is_left_out_where_it_is_far_away(tmp_path):
     _run(tmp_path, [], [10.0] * 9)
-    assert "headroom" not in page.write(tmp_path).read_text()
+    assert "possible without waiting" not in page.write(tmp_path).read_text()
+
+
+def test_a_rate_far_above_the_scale_at_the_start_does_not_flatten_the_others(tmp_path):
+    """Failed before: the trainer's first steps seemed to take no time, and the axis ended at 165 k for 20 k rows/s."""
+    run = _run(tmp_path, [], [50.0] * 9)
+    first = [
+        {**line, "demand_rows_per_s": 1e5} if line["at"] <= 2 else line for line in run.metrics
+    ]
+    possible = overview(replace(run, metrics=tuple(first)), narrative.outcome(run))[0].series[1]
+    assert possible.points == [(float(at), 120.0) for at in (7, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("after", "settled_s"),
+    [
+        # The first rows come at 1 s. The change at 5.5 s brings them at once, or the input needs 4 s more.
+        ([(100.0, 0.0)] * 9, 4.5),
+        ([(40.0, 0.6)] * 4 + [(100.0, 0.0)] * 20, 9.0),
+        # The trainer is slower for a while, but it does not wait.
+        ([(40.0, 0.6)] * 2 + [(100.0, 0.0)] * 2 + [(60.0, 0.0)] * 4 + [(100.0, 0.0)] * 20, 7.0),
+    ],
+)
+def test_the_settled_rate_is_reached_by_a_change_or_when_the_trainer_no_longer_waits(
+    tmp_path, after, settled_s
+):
+    """Failed before: a single good second before the first change counted, as `waiting 50 % → 0.1 % in 1 s`."""
+    looks = [(50.0, 0.5), (100.0, 0.1), (50.0, 0.5), (50.0, 0.5), (50.0, 0.5), *after]
+    changed = {**_turned(5.5), "reason": {"text": "so"}}
+    run = _run(tmp_path, [changed], [rate for rate, _ in looks])
+    stalls = [stall for _, stall in looks]
+    lines = [{**line, "stall": stall} for line, stall in zip(run.metrics, stalls, strict=True)]
+    assert narrative.outcome(replace(run, metrics=tuple(lines))).settled_s == settled_s
 
 
 def test_the_live_benchmark_counts_rows_by_time():

@@ -1,0 +1,72 @@
+"""examples/tuned_loop.ipynb: its cells run one after another in any folder, without Jupyter."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "examples" / "tuned_loop.ipynb"
+RUNNER = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for source in json.load(sys.stdin):
+    *body, last = ast.parse(source).body
+    shown = isinstance(last, ast.Expr)
+    exec(compile(ast.Module(body if shown else [*body, last], []), "cell", "exec"), names)
+    if shown:
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        if hasattr(value, "_repr_svg_"):
+            print("shown:", value._repr_svg_())
+"""
+"""Runs cells, and shows the value of a cell's last expression as Jupyter does."""
+
+
+def _cells(kind):
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def test_its_cells_run_from_any_folder_and_show_what_the_agent_did(tmp_path):
+    sources = "\0".join(_cells("code"))
+    assert "SECONDS = 15\n" in sources
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(sources.replace("SECONDS = 15\n", "SECONDS = 6\n").split("\0")),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count(" rows/s, ") >= 5
+    assert "auto: " in done.stdout
+    assert "shown: <svg " in done.stdout
+    assert "at read=" in done.stdout
+    (folder,) = tmp_path.glob("sluice-notebook-*")
+    assert (folder / "run" / "report.html").is_file()
+
+
+def test_it_is_a_notebook_without_outputs_whose_links_lead_somewhere():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(ids) == len(set(ids))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            assert max(map(len, cell["source"])) <= 121
+    for source in _cells("code"):
+        ast.parse(source)
+    for page in ("README.md", "docs/tutorial.md"):
+        assert "examples/tuned_loop.ipynb)" in (ROOT / page).read_text(), page
