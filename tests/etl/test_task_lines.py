@@ -113,7 +113,8 @@ def test_workers_read_what_spark_reads_with_the_same_rejects(spark, tmp_path, mo
     with (tmp_path / "in" / "0.tsv").open("a") as file:
         file.write("2\tx\n\n1\t5\tlast")
     text = TEXT.replace("[input]", '[input]\nplace = "place"').replace(
-        "split =", 'split_time = "place"\nsplit ='
+        "split = {train = 0.8, test = 0.2}",
+        'split_time = "place"\nsplit = {train = -inf, test = 0.8}',
     )
     tables, rejects = [], []
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
