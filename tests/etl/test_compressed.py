@@ -12,6 +12,7 @@ from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import fault, zstd_fault
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import clearly, find_cause
+from sluice.etl.spark.read_input import RawInput
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
 from tests.raises import assert_names, raises
@@ -87,10 +88,14 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("local", [True, False], ids=["local", "spark"])
-def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp_path, local):
-    """Spark alone would read the frames before the one that is cut."""
-    engine, name = None if local else spark, "a.csv.zst"
+@pytest.mark.parametrize("reader", ["local", "workers", "java"])
+def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(
+    spark, tmp_path, monkeypatch, reader
+):
+    """Spark's own reader would read the frames before the one that is cut."""
+    engine, name = None if reader == "local" else spark, "a.csv.zst"
+    if reader == "java":
+        monkeypatch.setattr(RawInput, "files", None)
     frames = zstd(LINES[:-6000]), zstd(LINES[-6000:])
     good = {"frames": b"".join(frames), "empty": b"", "nothing": zstd(b"")}
     for kind, data in good.items():
@@ -109,7 +114,7 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
     for kind, data in bad.items():
         (tmp_path / kind).mkdir()
         (tmp_path / kind / name).write_bytes(data)
-        with raises((InputError, JobFailure), f"/{kind}/a.csv.zst:", "copy it here"):
+        with raises((InputError, JobFailure), f"/{kind}/a.csv.zst:", "copy it here"), clearly():
             run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
         assert not list((tmp_path / f"t-{kind}").rglob("*.parquet"))
 

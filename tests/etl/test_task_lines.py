@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
+from tests.etl.test_build import content
 from tests.ingest.s3 import KEYS, S3Server
 
 TEXT = write_spec(
@@ -102,6 +104,41 @@ def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError):
         list(parsed_rows._parse(rows, iter([pa.record_batch([[0]], ["id"])])))
     assert list(disk.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_workers_read_what_spark_reads_with_the_same_rejects(spark, tmp_path, monkeypatch):
+    """Spark's own reader stays for stores that Arrow does not open. Rows are split by their places in the input."""
+    write_lines(tmp_path / "in")
+    with (tmp_path / "in" / "0.tsv").open("a") as file:
+        file.write("2\tx\n\n1\t5\tlast")
+    text = TEXT.replace("[input]", '[input]\nplace = "place"').replace(
+        "split = {train = 0.8, test = 0.2}",
+        'split_time = "place"\nsplit = {train = -inf, test = 0.8}',
+    )
+    tables, rejects = [], []
+    before = spark.conf.get("spark.sql.files.maxPartitionBytes")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "300")
+    try:
+        for name in ("workers", "java"):
+            if name == "java":
+                monkeypatch.setattr(RawInput, "files", None)
+            folder = tmp_path / f"{name}-rejects"
+            run(
+                *(spark, tmp_path / name, tmp_path / "in"),
+                text=text,
+                rejects=str(folder),
+                max_rejects=0.5,
+            )
+            tables.append(FeatureTable.open(tmp_path / name))
+            written = "".join(one.read_text() for one in folder.glob("*.json"))
+            rejects.append(sorted(map(json.dumps, map(json.loads, written.splitlines()))))
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+    assert [json.loads(one)["line"] for one in rejects[0]] == [51]
+    assert rejects[0] == rejects[1]
+    assert tables[0].record.state == tables[1].record.state
+    assert content(tables[0]) == content(tables[1])
 
 
 @pytest.mark.spark
