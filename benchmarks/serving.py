@@ -8,7 +8,8 @@ server is a process of its own, bound to one core, and the clients are in this p
 one row as JSON, or ten, over connections that stay open. `--beside N` measures only that: N rounds, in each of which
 this server and `plain_server.py` are asked by one client and by many; told are medians of the rounds' ratios.
 The soak asks at a steady rate, 80 % of the most that was answered, and looks at the server's memory at its first
-fifth and at its end. The attack is so many requests of 4,096 empty rows at one time: how they are answered, and how
+fifth and at its end. A request's time counts from when it was due, so it includes the wait for a free connection after
+an interruption; `server_p99_ms_at_most` is from the server's own histogram. The attack is so many requests of 4,096 empty rows at one time: how they are answered, and how
 long /health takes meanwhile, asked every 20 ms over connections of its own.
 """
 
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -223,6 +225,20 @@ async def flood(port: int, requests: int) -> dict[str, Any]:
     }
 
 
+def own_seconds(port: int) -> dict[float, float]:
+    """The server's own histogram: how many requests it has answered within so many seconds, from head to answer."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(r'sluice_serve_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+    return {float(bound): float(count) for bound, count in found}
+
+
+def own_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
+    """The least bound of the histogram within which 99 of 100 requests were answered."""
+    all_of = after[float("inf")] - before[float("inf")]
+    return 1000 * min(bound for bound in after if after[bound] - before[bound] >= 0.99 * all_of)
+
+
 def flooded(port: int, requests: int) -> dict[str, Any]:
     return asyncio.run(flood(port, requests))
 
@@ -380,6 +396,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         say(f"{args.clients} clients, {_TEN} rows a request: {found['tens']}")
         if args.soak:
             memory: list[int] = []
+            earlier = own_seconds(port)
             soak = asyncio.run(
                 steady(
                     port,
@@ -393,6 +410,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             found["soak"] = {
                 **soak.to_dict(args.soak),
                 "seconds": args.soak,
+                "server_p99_ms_at_most": own_p99_ms(earlier, own_seconds(port)),
                 "grown_bytes": server.memory_info().rss - memory[0],
                 "bytes": memory[0],
             }
