@@ -9,8 +9,9 @@ one row as JSON, or ten, over connections that stay open. `--beside N` measures 
 this server and `plain_server.py` are asked by one client and by many; told are medians of the rounds' ratios.
 The soak asks at a steady rate, 80 % of the most that was answered, and looks at the server's memory at its first
 fifth and at its end. A request's time counts from when it was due, so it includes the wait for a free connection after
-an interruption; `server_p99_ms_at_most` is from the server's own histogram. The attack is so many requests of 4,096 empty rows at one time: how they are answered, and how
-long /health takes meanwhile, asked every 20 ms over connections of its own.
+an interruption; `server_p99_ms_at_most` is from the server's own histogram. The attack is so many requests of 4,096
+empty rows at one time: how they are answered, and how long /health takes meanwhile, asked every 20 ms over connections
+of its own.
 """
 
 from __future__ import annotations
