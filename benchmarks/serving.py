@@ -171,31 +171,24 @@ async def steady(
     rate: float,
     look: Callable[[], None],
 ) -> Seen:
-    """So many requests a second, each at its time, whoever is free asks it."""
-    free: asyncio.Queue[Client] = asyncio.Queue()
-    for n in range(clients):
-        client = Client(port, asked, 31 * n)
+    """So many requests a second, each at its time. A client that is free takes the next one and waits for its time."""
+    all_of = [Client(port, asked, 31 * n) for n in range(clients)]
+    for client in all_of:
         await client.open()
-        free.put_nowait(client)
-    seen, tasks = Seen(), set()
+    seen, numbers = Seen(), iter(range(int(rate * seconds)))
     began = time.perf_counter()
 
-    async def one(client: Client, due: float) -> None:
-        await client.ask(seen, due)
-        free.put_nowait(client)
+    async def go(client: Client) -> None:
+        for number in numbers:
+            due = began + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            if number == int(rate * seconds / 5):
+                look()
+            await client.ask(seen, due)
 
-    for number in range(int(rate * seconds)):
-        due = began + number / rate
-        if (wait := due - time.perf_counter()) > 0.001:
-            await asyncio.sleep(wait)
-        task = asyncio.ensure_future(one(await free.get(), due))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        if number == int(rate * seconds / 5):
-            look()
-    await asyncio.gather(*tasks)
-    while not free.empty():
-        free.get_nowait().close()
+    await asyncio.gather(*map(go, all_of))
+    for client in all_of:
+        client.close()
     return seen
 
 
