@@ -22,7 +22,6 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.policies import MODES
 from sluice.agent.policies.opening.contract import Foreknowledge
-from sluice.agent.report import page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime_settings import RUNTIME
@@ -263,6 +262,9 @@ class TunedRun:
                 }
             self.record({**event, **more})
         folder.close()
+        # Imported here, because a first batch does not need the report.
+        from sluice.agent.report import page
+
         page.written(folder.path, functools.partial(print, file=sys.stderr))
 
 

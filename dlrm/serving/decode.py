@@ -35,11 +35,8 @@ _PLAIN_TYPES = (
     pa.types.is_null,
 )
 _NUMBERS = (int, float)
-_PLAIN_VALUES = frozenset(
-    {("text", str), ("int", int), ("float", float), ("float", int)}
-    | {(kind, type(None)) for kind in WRONG}
-)
-"""The types of usual values in JSON, with the kind of their column."""
+_USUAL_KINDS = {str: ("text",), int: ("int", "float"), float: ("float",), type(None): tuple(WRONG)}
+"""The kinds of columns that a value of JSON usually fits, by its type."""
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 # The numbers of two fields in Arrow's messages, and of the message kind that has rows.
 _COMPRESSION = 3
@@ -162,10 +159,8 @@ class Decoder:
         is_ascii = body.isascii() and b"\\u" not in body
         if not (is_ascii and all(map(self._is_plain, rows))):
             self._check_rows(rows)
-        missing: Counter[str] = Counter()
-        for row in filter(None, rows):
-            if absent := self.kinds.keys() - row.keys():
-                missing.update(absent)
+        absent = (self.kinds.keys() - row.keys() for row in rows if row)
+        missing = Counter(itertools.chain.from_iterable(absent))
         if unnamed := rows.count({}):
             missing.update(dict.fromkeys(self.kinds, unnamed))
         return RequestRows(len(rows), rows, missing=missing)
@@ -173,15 +168,16 @@ class Decoder:
     def _is_plain(self, row: Any) -> bool:
         """Whether a row of ASCII text has only features that the model needs, and usual values, which all fit. Other
         rows may be right, too."""
-        kinds = self._plain_kinds
-        if type(row) is not dict or not row.keys() <= kinds.keys():
+        if type(row) is not dict:
             return False
-        values = row.values()
-        found = zip(map(kinds.__getitem__, row), map(type, values), strict=True)
-        numbers = [value for value in values if type(value) in _NUMBERS]
-        return _PLAIN_VALUES.issuperset(found) and (
-            not numbers or (min(numbers) >= -(2**63) and max(numbers) < 2**63)
-        )
+        kinds = self._plain_kinds
+        for name, value in row.items():
+            found = type(value)
+            if kinds.get(name) not in _USUAL_KINDS.get(found, ()):
+                return False
+            if found in _NUMBERS and not -(2**63) <= value < 2**63:
+                return False
+        return True
 
     def _check_rows(self, rows: Sequence[Any]) -> None:
         """Raises Refusal for the first row, and its first feature, that is unknown or does not fit."""

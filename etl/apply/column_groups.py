@@ -51,7 +51,8 @@ class GroupLookup:
 
     def places(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
         """Returns the place of each value in its column's vocabulary, given its hash, or -1."""
-        of_columns = np.split(hashes, len(self.lookups))
+        columns = len(self.lookups)
+        of_columns = hashes.reshape(columns, len(hashes) // columns)
         return np.concatenate(
             [lookup.places(part) for lookup, part in zip(self.lookups, of_columns, strict=True)]
         )

@@ -65,3 +65,28 @@ def test_without_petastorm_its_reader_names_the_extra_and_another_reader(files):
     result = load(files, "petastorm")
     assert result.returncode
     assert_names(result.stderr, "sluice-recsys[petastorm]", "reader='arrow'")
+
+
+FIRST_BATCH = """
+import sys
+from sluice import Loader
+with Loader(sys.argv[1], batch_size=512, tuning="auto", run_dir=sys.argv[2]) as loader:
+    next(iter(loader))
+    print(*sorted(sys.modules))
+"""
+
+
+def test_a_tuned_first_batch_imports_neither_the_trainer_nor_the_report(files, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_BATCH, files, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    unneeded = "torchrec fbgemm_gpu tensordict torch._dynamo torch._inductor sympy pyspark rich"
+    report = "sluice.agent.report.page sluice.agent.report.figures sluice.agent.report.narrative"
+    loaded = set(done.stdout.split())
+    assert "sluice.agent.tuning" in loaded
+    assert not loaded & {*unneeded.split(), *report.split()}
+    assert (tmp_path / "run" / "report.html").exists()
