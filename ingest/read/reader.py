@@ -260,7 +260,9 @@ class RowGroupReader:
     def count_threads(self, columns: Sequence[str]) -> int:
         """Returns how many threads may decode these columns of row groups and make frames of them. Together they take
         16 MiB, or the memory that decoding one whole row group takes, for which a memory limit must have room."""
-        alone, rows = self._decoding_of_stored({}, [*{*columns, *self._selection_columns}])
+        alone, rows = self._decoding_of_stored(
+            {}, list(dict.fromkeys([*columns, *self._selection_columns]))
+        )
         need = alone.at_work(rows) + alone.decoded(rows)
         budget = max(_SMALL_BYTES, self.decoding.extra_bytes)
         return max(1, min(os.cpu_count() or 1, budget // max(1, need)))
