@@ -255,11 +255,18 @@ def test_signatures_are_petastorms(folder):
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"reader_pool_type": "process"}, ["reader_pool_type='process'"]),
+        (
+            {"reader_pool_type": "process"},
+            ["reader_pool_type='process'", "threads", "transforms of sluice.Loader"],
+        ),
         ({"results_queue_size": 9}, ["results_queue_size=9", "bytes"]),
         ({"shuffle_row_drop_partitions": 2}, ["shuffle_row_drop_partitions=2"]),
         ({"cache_type": "local-disk"}, ["cache_type='local-disk'"]),
-        ({"filters": [("day", ">", 2)]}, ["filters=", "predicate"]),
+        ({"filters": [("day", ">", 2)]}, ["filters=", "predicate", "list of files"]),
+        ({"storage_options": {"anon": True}}, ["storage_options=", "s3://bucket/file?region="]),
+        ({"hdfs_driver": "libhdfs"}, ["hdfs_driver='libhdfs'", "Arrow"]),
+        ({"zmq_copy_buffers": False}, ["zmq_copy_buffers=False"]),
+        ({"cache_location": "/tmp"}, ["cache_location='/tmp'", "take no cache"]),
         ({"shard_seed": 3}, ["shard_seed=3", "seed"]),
         ({"filesystem": object()}, ["filesystem=", "Arrow"]),
         (

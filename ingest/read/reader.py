@@ -243,10 +243,10 @@ class RowGroupReader:
             # `cumsum` gives the same sum on every machine.
             return float(np.cumsum(weights)[-1]) if len(weights) else 0.0
 
-        found = iter(self.each_group(sum_weights, groups, [str(self._sample)]))
+        found = iter(self.map_groups(sum_weights, groups, [str(self._sample)]))
         return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
 
-    def each_group(
+    def map_groups(
         self,
         work: Callable[[tuple[int, int]], T],
         groups: Sequence[tuple[int, int]],
@@ -254,13 +254,15 @@ class RowGroupReader:
     ) -> list[T]:
         """Returns the results of `work`, which decodes only `columns`, for each row group. It is for reads before a
         pipeline starts, which no memory limit admits one by one."""
-        with ThreadPoolExecutor(self.threads_for(columns), "sluice-columns") as threads:
+        with ThreadPoolExecutor(self.count_threads(columns), "sluice-columns") as threads:
             return list(threads.map(work, groups))
 
-    def threads_for(self, columns: Sequence[str]) -> int:
+    def count_threads(self, columns: Sequence[str]) -> int:
         """Returns how many threads may decode these columns of row groups and make frames of them. Together they take
         16 MiB, or the memory that decoding one whole row group takes, for which a memory limit must have room."""
-        alone, rows = self._decoding_of_stored({}, [*{*columns, *self._selection_columns}])
+        alone, rows = self._decoding_of_stored(
+            {}, list(dict.fromkeys([*columns, *self._selection_columns]))
+        )
         need = alone.at_work(rows) + alone.decoded(rows)
         budget = max(_SMALL_BYTES, self.decoding.extra_bytes)
         return max(1, min(os.cpu_count() or 1, budget // max(1, need)))

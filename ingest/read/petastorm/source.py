@@ -111,7 +111,7 @@ class PetastormSource:
             mask = _mask(predicate, self._groups.decoded(*at, columns=fields))
             return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
-        counted = dict(zip(chosen, self._groups.each_group(rows, chosen, fields), strict=True))
+        counted = dict(zip(chosen, self._groups.map_groups(rows, chosen, fields), strict=True))
         which = (
             ""
             if predicate is None
