@@ -81,7 +81,6 @@ class Forecast:
         """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
         contention = Contention.of(rates, settings)
-        admitted = math.inf if rates.memory_free is None else rates.memory_free
         without_base = cls(
             knobs=knobs,
             limits=limits,
@@ -95,7 +94,7 @@ class Forecast:
             processes={
                 n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"
             },
-            free_bytes=max(0.0, min(rates.memory_limit - rates.memory_used, admitted)),
+            free_bytes=max(0.0, min(rates.memory_limit - rates.memory_used, rates.memory_free)),
             stage_cores=contention.cores,
             other_cpu_s=other_cpu_s,
             requests_a_core=requests_a_core,
@@ -110,8 +109,10 @@ class Forecast:
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
         # Work that does not fit into what the governor admits would be held back.
-        base = max(rates.memory_used, settings.memory_target * rates.memory_limit - admitted)
-        return replace(without_base, base_bytes=max(0.0, base - held_by_workers - queued))
+        used = max(
+            rates.memory_used, settings.memory_target * rates.memory_limit - rates.memory_free
+        )
+        return replace(without_base, base_bytes=max(0.0, used - held_by_workers - queued))
 
     def cores_used_by(self, name: str, rows_per_s: float) -> float:
         """Returns the cores that a stage with its present workers needs for this rate."""
@@ -219,8 +220,6 @@ class Forecast:
             )
             if leaner[1] >= self.settings.lean_gain_ratio * chosen[1]:
                 chosen = leaner
-        if not self.remote_stages:
-            return chosen
         return max(
             [chosen, *self._find_cheaper(chosen, ranges, fewest=fewest, tight=tight)],
             key=lambda choice: choice[1] - self.price(choice[0].workers),
@@ -473,12 +472,6 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
 
     The cases are: the machine as it is, half or twice the cores, twice the memory, and a trainer that never limits the
     rate. A case whose effect is unknown is left out, for example because the demand is unknown."""
-    ranges = forecast.limits.workers
-
-    def best(case: Forecast) -> tuple[float, dict[str, int]]:
-        knobs, rate = case.best({name: ranges[name] for name in case.joined_costs}, fewest=True)
-        return min(rate, case.demand), dict(knobs.workers)
-
     cases = {
         "as it is": forecast,
         "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit),
@@ -494,9 +487,11 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
         cases["a trainer that only takes"] = replace(forecast, demand=math.inf)
     rates_of_cases = {}
     for name, case in cases.items():
-        rate, workers = best(case)
+        ranges = {stage: forecast.limits.workers[stage] for stage in case.joined_costs}
+        knobs, best = case.best(ranges, fewest=True)
+        rate = min(best, case.demand)
         if math.isfinite(rate):
-            rates_of_cases[name] = {"rows_per_s": rate, "workers": workers}
+            rates_of_cases[name] = {"rows_per_s": rate, "workers": dict(knobs.workers)}
     return rates_of_cases
 
 

@@ -147,9 +147,8 @@ class Auto(Policy):
             return knobs, state, reason
         if state.challenge is not None:
             return self._challenge(state, state.challenge, before, recent, reason)
-        if record is not None or state.begun is None:
-            return knobs, state, reason
-        if not before.unchanged or before.trial is not None:
+        may_ask = record is None and before.unchanged and before.trial is None
+        if not may_ask or state.begun is None:
             return knobs, state, reason
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
         look = _FirstLook(

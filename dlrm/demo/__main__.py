@@ -46,8 +46,8 @@ _TRAIN = (
 A_SIXTH = ["--evals", "6", "--stop-auc", "0.6"]
 """Ends the run with one worker after a sixth of the epoch, which is enough to measure how long the trainer waits."""
 FAULTS = "kill-worker=1@17%,slow-store=0.4s@34%,slow-transform=3@60%"
-"""The faults of the tuned run, as --inject takes them. A slow lookup takes 1.3 s a batch, so the agent sees it late. Its
-fault therefore gets the longest part of the epoch."""
+"""The faults of the tuned run, as --inject takes them. The last one has the longest part of the epoch, because a slow
+lookup takes 1.3 s a batch, and the agent needs several batches for a decision."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,7 +221,7 @@ def test_what_the_tightest_rank_admits_holds_for_all():
     pipelines = [Governed([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
     members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
-    for admits, merged in ((40, 40), (200, 100), (None, 100)):
+    for admits, merged in ((40, 40), (200, 100)):
         pipelines[1].admits = admits
         _advance(pipelines, members)
         assert tunable.snapshot().memory_free == merged

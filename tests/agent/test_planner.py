@@ -224,7 +224,7 @@ class Governed(FakePipeline):
 
 
 def test_readers_grow_into_the_memory_that_the_governor_admits():
-    """The memory in use would allow more. A growth that the governor holds back failed, and nothing between was tried."""
+    """The memory in use would allow more. Such a growth failed, and no number between was tried."""
     read = FakeStage(
         name="read",
         cpu_s=0.001,
@@ -526,9 +526,7 @@ def test_a_stage_that_leaves_a_lock_relieves_the_others():
 
 def test_rows_that_a_forecast_promises_in_vain_are_no_reason_to_fuse():
     """The rate is half of the expected one. The forecast of the fused stages has the same error."""
-    limits = Limits(
-        workers={"read": (1, 8), "shuffle": (1, 4)}, fusable={"shuffle": "read"}
-    )
+    limits = Limits(workers={"read": (1, 8), "shuffle": (1, 4)}, fusable={"shuffle": "read"})
     knobs = Knobs(workers={"read": 8, "shuffle": 1})
     costs = {
         name: StageCost(name=name, points={count: Point(busy_s=busy_s, cpu_s=1e-7)})

@@ -25,15 +25,15 @@ def reshape(
     candidates: Iterable[Restructuring],
 ) -> Decision | None:
     """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
-    predicted = forecast.rate(state.knobs.workers)
     # A change that failed while workers waited for a lock may succeed without these waits.
     free = replace(state, caps={})
     for shape in candidates:
         if shape.key in state.tried:
             continue
         name, moving = shape.stage, shape.kind == "switch"
-        # No stage's curve includes waits for a lock. Only a switch ends them, so other errors of both forecasts are alike.
-        present_rate = min(predicted, recent.rows_per_s) if moving else predicted
+        # No stage's curve includes waits for a lock, and only a switch ends them. Otherwise both forecasts err alike.
+        measured = recent.rows_per_s if moving else math.inf
+        present_rate = min(forecast.rate(state.knobs.workers), measured)
         ranges = {
             n: range_of(free if moving else state, n, forecast.contended)
             for n in shape.forecast.joined_costs
