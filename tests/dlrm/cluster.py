@@ -62,9 +62,13 @@ class Agent:
     def is_over(self) -> bool:
         return self._process.poll() is not None
 
+    def wait(self) -> int:
+        """Waits for its end, and returns its exit status."""
+        return self._process.wait(_LIMIT_S)
+
     def end(self, code: int = 0) -> None:
-        """Waits for its end."""
-        assert self._process.wait(_LIMIT_S) == code, self.said[-3000:]
+        """Waits for its end with this exit status."""
+        assert self.wait() == code, self.said[-3000:]
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Waits for something that it causes."""
