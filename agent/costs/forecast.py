@@ -50,9 +50,10 @@ class Forecast:
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
-    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries, and what the
-    governor keeps for work that is due."""
+    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries."""
     memory_limit: int
+    admitted_bytes: int
+    """Memory in use, and what the governor still admits. It holds back the work of a setting that needs more."""
     processes: Workers
     """Stage → its present workers, for the stages on processes."""
     free_bytes: float
@@ -89,6 +90,7 @@ class Forecast:
             demand=demand,
             base_bytes=0.0,
             memory_limit=rates.memory_limit,
+            admitted_bytes=rates.memory_used + rates.memory_free,
             slow=contention.slow,
             cores=rates.cpu_quota,
             processes={
@@ -108,11 +110,9 @@ class Forecast:
             if n in rates.stages
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
-        # Work that does not fit into what the governor admits would be held back.
-        used = max(
-            rates.memory_used, settings.memory_target * rates.memory_limit - rates.memory_free
+        return replace(
+            without_base, base_bytes=max(0.0, rates.memory_used - held_by_workers - queued)
         )
-        return replace(without_base, base_bytes=max(0.0, used - held_by_workers - queued))
 
     def cores_used_by(self, name: str, rows_per_s: float) -> float:
         """Returns the cores that a stage with its present workers needs for this rate."""
@@ -200,9 +200,14 @@ class Forecast:
         held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.joined_costs)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 
+    @property
+    def most_bytes(self) -> float:
+        """The bytes that a setting may need."""
+        return min(self.settings.memory_target * self.memory_limit, self.admitted_bytes)
+
     def fits(self, knobs: Knobs) -> bool:
         """Returns whether the knobs leave the margin of memory that every choice must leave."""
-        return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
+        return self.memory(knobs) <= self.most_bytes
 
     def best(self, ranges: Ranges, *, fewest: bool, tight: bool = False) -> Choice:
         """Returns the knobs with the highest rate within the `ranges` and the memory, and that rate.
@@ -390,8 +395,8 @@ class Forecast:
     @property
     def _worker_memory(self) -> float:
         """The bytes that workers and the items read ahead may use."""
-        left = self.settings.memory_target * self.memory_limit - self.base_bytes
-        return left - self._buffers(self.knobs.workers)["prefetch_bytes"]
+        prefetch_bytes = self._buffers(self.knobs.workers)["prefetch_bytes"]
+        return self.most_bytes - self.base_bytes - prefetch_bytes
 
     @property
     def _first_stage(self) -> str:
@@ -474,7 +479,11 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
     rate. A case whose effect is unknown is left out, for example because the demand is unknown."""
     cases = {
         "as it is": forecast,
-        "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit),
+        "twice the memory": replace(
+            forecast,
+            memory_limit=2 * forecast.memory_limit,
+            admitted_bytes=forecast.admitted_bytes + forecast.memory_limit,
+        ),
     }
     if forecast.cores > 0:
         cases |= {

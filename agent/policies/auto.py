@@ -359,7 +359,7 @@ def _shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
     settings, limits = forecast.settings, forecast.limits
     allowed = min(
         forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
-        settings.memory_target * forecast.memory_limit,
+        forecast.most_bytes,
     )
     share = 1.0
     for _ in range(2 * settings.halvings):

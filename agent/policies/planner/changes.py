@@ -135,10 +135,8 @@ def thin(
         return None
     alone = replace(forecast.uncontended, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
-    most, until = (
-        state.settings.thinned_share * state.knobs.total_workers,
-        state.tick + state.settings.cap_ticks,
-    )
+    most = state.settings.thinned_share * state.knobs.total_workers
+    until = state.tick + state.settings.cap_ticks
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
     few, slow = state.too_few
