@@ -236,9 +236,10 @@ class Snapshot:
     cores_idle_s: float | None = None
     """Idle time of the cores that this pipeline may use. If its rate is near 0, all cores are busy. None: the system
     does not report it."""
-    memory_free: int | None = None
-    """Bytes that the governor still admits for work in advance and for worker processes. It counts more than
-    `memory_used`: the memory that it keeps for work that is due, and recent peaks. None: unknown."""
+    memory_free: int = 2**62
+    """Bytes that the governor still admits for work in advance and for worker processes. Near 0: it holds work back. It
+    keeps memory for work that is due and for recent peaks, so `memory_used` may be far below the limit. The default:
+    there is no governor."""
     held_back: int = 0
     """How many times the governor made work wait for memory. If it rises, memory is the bottleneck and not cores."""
     held_back_pressure: int = 0
@@ -261,16 +262,13 @@ class Snapshot:
             "consumer_compute_s",
             "memory_used",
             "memory_limit",
+            "memory_free",
             "cpu_quota",
             "cpu_used_s",
             "held_back",
             "held_back_pressure",
             "restarts",
-            *(
-                name
-                for name in ("cores_idle_s", "memory_free")
-                if getattr(self, name) is not None
-            ),
+            *(["cores_idle_s"] if self.cores_idle_s is not None else []),
         )
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")

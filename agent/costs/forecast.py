@@ -50,9 +50,10 @@ class Forecast:
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
-    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries, and what the
-    governor keeps for work that is due."""
+    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries."""
     memory_limit: int
+    admitted_bytes: int
+    """Memory in use, and what the governor still admits. It holds back the work of a setting that needs more."""
     processes: Workers
     """Stage → its present workers, for the stages on processes."""
     free_bytes: float
@@ -81,7 +82,6 @@ class Forecast:
         """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
         contention = Contention.of(rates, settings)
-        admitted = math.inf if rates.memory_free is None else rates.memory_free
         without_base = cls(
             knobs=knobs,
             limits=limits,
@@ -90,12 +90,13 @@ class Forecast:
             demand=demand,
             base_bytes=0.0,
             memory_limit=rates.memory_limit,
+            admitted_bytes=rates.memory_used + rates.memory_free,
             slow=contention.slow,
             cores=rates.cpu_quota,
             processes={
                 n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"
             },
-            free_bytes=max(0.0, min(rates.memory_limit - rates.memory_used, admitted)),
+            free_bytes=max(0.0, min(rates.memory_limit - rates.memory_used, rates.memory_free)),
             stage_cores=contention.cores,
             other_cpu_s=other_cpu_s,
             requests_a_core=requests_a_core,
@@ -109,9 +110,9 @@ class Forecast:
             if n in rates.stages
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
-        # Work that does not fit into what the governor admits would be held back.
-        base = max(rates.memory_used, settings.memory_target * rates.memory_limit - admitted)
-        return replace(without_base, base_bytes=max(0.0, base - held_by_workers - queued))
+        return replace(
+            without_base, base_bytes=max(0.0, rates.memory_used - held_by_workers - queued)
+        )
 
     def cores_used_by(self, name: str, rows_per_s: float) -> float:
         """Returns the cores that a stage with its present workers needs for this rate."""
@@ -199,9 +200,14 @@ class Forecast:
         held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.joined_costs)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 
+    @property
+    def most_bytes(self) -> float:
+        """The bytes that a setting may need."""
+        return min(self.settings.memory_target * self.memory_limit, self.admitted_bytes)
+
     def fits(self, knobs: Knobs) -> bool:
         """Returns whether the knobs leave the margin of memory that every choice must leave."""
-        return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
+        return self.memory(knobs) <= self.most_bytes
 
     def best(self, ranges: Ranges, *, fewest: bool, tight: bool = False) -> Choice:
         """Returns the knobs with the highest rate within the `ranges` and the memory, and that rate.
@@ -219,8 +225,6 @@ class Forecast:
             )
             if leaner[1] >= self.settings.lean_gain_ratio * chosen[1]:
                 chosen = leaner
-        if not self.remote_stages:
-            return chosen
         return max(
             [chosen, *self._find_cheaper(chosen, ranges, fewest=fewest, tight=tight)],
             key=lambda choice: choice[1] - self.price(choice[0].workers),
@@ -391,8 +395,8 @@ class Forecast:
     @property
     def _worker_memory(self) -> float:
         """The bytes that workers and the items read ahead may use."""
-        left = self.settings.memory_target * self.memory_limit - self.base_bytes
-        return left - self._buffers(self.knobs.workers)["prefetch_bytes"]
+        prefetch_bytes = self._buffers(self.knobs.workers)["prefetch_bytes"]
+        return self.most_bytes - self.base_bytes - prefetch_bytes
 
     @property
     def _first_stage(self) -> str:
@@ -473,15 +477,13 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
 
     The cases are: the machine as it is, half or twice the cores, twice the memory, and a trainer that never limits the
     rate. A case whose effect is unknown is left out, for example because the demand is unknown."""
-    ranges = forecast.limits.workers
-
-    def best(case: Forecast) -> tuple[float, dict[str, int]]:
-        knobs, rate = case.best({name: ranges[name] for name in case.joined_costs}, fewest=True)
-        return min(rate, case.demand), dict(knobs.workers)
-
     cases = {
         "as it is": forecast,
-        "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit),
+        "twice the memory": replace(
+            forecast,
+            memory_limit=2 * forecast.memory_limit,
+            admitted_bytes=forecast.admitted_bytes + forecast.memory_limit,
+        ),
     }
     if forecast.cores > 0:
         cases |= {
@@ -494,9 +496,11 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
         cases["a trainer that only takes"] = replace(forecast, demand=math.inf)
     rates_of_cases = {}
     for name, case in cases.items():
-        rate, workers = best(case)
+        ranges = {stage: forecast.limits.workers[stage] for stage in case.joined_costs}
+        knobs, best = case.best(ranges, fewest=True)
+        rate = min(best, case.demand)
         if math.isfinite(rate):
-            rates_of_cases[name] = {"rows_per_s": rate, "workers": workers}
+            rates_of_cases[name] = {"rows_per_s": rate, "workers": dict(knobs.workers)}
     return rates_of_cases
 
 

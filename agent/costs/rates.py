@@ -49,8 +49,8 @@ class PipelineRates:
     stages: Mapping[str, StageRates]
     idle: float | None = None
     """Idle cores among those that may be used. Near 0: every core is in use. None: unknown."""
-    memory_free: int | None = None
-    """Bytes that the governor still admits. None: unknown."""
+    memory_free: int = 2**62
+    """Bytes that the governor still admits."""
     away: float = 0.0
     """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
     evaluation."""

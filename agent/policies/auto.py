@@ -147,9 +147,8 @@ class Auto(Policy):
             return knobs, state, reason
         if state.challenge is not None:
             return self._challenge(state, state.challenge, before, recent, reason)
-        if record is not None or state.begun is None:
-            return knobs, state, reason
-        if not before.unchanged or before.trial is not None:
+        may_ask = record is None and before.unchanged and before.trial is None
+        if not may_ask or state.begun is None:
             return knobs, state, reason
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
         look = _FirstLook(
@@ -360,7 +359,7 @@ def _shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
     settings, limits = forecast.settings, forecast.limits
     allowed = min(
         forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
-        settings.memory_target * forecast.memory_limit,
+        forecast.most_bytes,
     )
     share = 1.0
     for _ in range(2 * settings.halvings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
@@ -30,17 +31,7 @@ class Shadow(Policy):
         wanted, after, reason = self._planner.decide(snapshot, state)
         if wanted == state.knobs:
             return wanted, after, reason
-        return (
-            state.knobs,
-            after.undecided(state),
-            Reason(
-                text=reason.text,
-                bottleneck=reason.bottleneck,
-                predicted_rows_per_s=reason.predicted_rows_per_s,
-                details=reason.details,
-                proposal=wanted,
-            ),
-        )
+        return state.knobs, after.undecided(state), replace(reason, proposal=wanted)
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         return self._planner.explain(state)

@@ -258,7 +258,7 @@ class HostTunable:
             elsewhere=_merge_remote(local, ranks),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // ranks,
-            memory_free=min((s.memory_free for s in local if s.memory_free is not None), default=None),
+            memory_free=min(s.memory_free for s in local),
             cpu_quota=min(s.cpu_quota for s in local) / ranks,
             cores_idle_s=self._sum("", "cores_idle_s", mean_rise("cores_idle_s") / ranks)
             if idle_is_known

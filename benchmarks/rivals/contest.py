@@ -21,11 +21,11 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from benchmarks.small_table import small_table
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Tunable
 from sluice.benchmarks.live_setups import SETUPS, TABLE, LiveError, Session, Turn
+from sluice.benchmarks.small_table import small_table
 from sluice.ingest.knobs import Knobs, nearest
 from sluice.ingest.stats import Snapshot
 

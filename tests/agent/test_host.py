@@ -210,6 +210,23 @@ def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
     assert tunable.snapshot().cores_idle_s is None
 
 
+def test_what_the_tightest_rank_admits_holds_for_all():
+    class Governed(FakePipeline):
+        admits = 100
+
+        def snapshot(self):
+            return dataclasses.replace(super().snapshot(), memory_free=self.admits)
+
+    store = MemoryStore()
+    pipelines = [Governed([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
+    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    for admits, merged in ((40, 40), (200, 100)):
+        pipelines[1].admits = admits
+        _advance(pipelines, members)
+        assert tunable.snapshot().memory_free == merged
+
+
 def test_a_host_that_is_not_among_the_ranks_is_refused():
     with raises(ValueError, "'c'"):
         HostTunable(MemoryStore(), "c", _pipeline(), ranks={"a": 1})

@@ -11,10 +11,12 @@ import random
 import pytest
 
 from sluice.agent.controller import Controller
+from sluice.agent.costs import stage_layouts
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies import make
+from sluice.agent.policies.planner.changes import reshape
 from sluice.agent.simulator.physics import SimStage
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
@@ -207,6 +209,34 @@ def test_memory_is_a_limit_and_the_rest_is_used():
         highest = max(highest, pipeline.snapshot().memory_used)
     assert highest <= pipeline.memory_limit
     assert pipeline.knobs.workers["read"] >= 5
+
+
+class Governed(FakePipeline):
+    """Its governor keeps memory for work that is due. Readers beyond `admitted` wait for memory, and that slows all."""
+
+    kept = 512 * MIB
+    admitted = 24
+
+    def snapshot(self):
+        told = super().snapshot()
+        free = self.memory_limit - self.kept - told.memory_used
+        return dataclasses.replace(told, memory_free=max(0, free))
+
+
+def test_readers_grow_into_the_memory_that_the_governor_admits():
+    """The memory in use would allow more. Such a growth failed, and no number between was tried."""
+    read = FakeStage(
+        name="read",
+        cpu_s=0.001,
+        wait_s=0.05,
+        item_bytes=8 * MIB,
+        bend=lambda n: 1.0 if n <= Governed.admitted else 2.5,
+    )
+    out = FakeStage(name="out", cpu_s=0.0005, item_bytes=MIB // 16)
+    pipeline = Governed([read, out], cores=8, memory_limit=1100 * MIB)
+    _tune(pipeline, 60)
+    most = max(knobs.workers["read"] for knobs in pipeline.applied)
+    assert 16 < pipeline.knobs.workers["read"] <= most <= Governed.admitted
 
 
 def test_short_memory_is_given_back_at_once():
@@ -492,6 +522,38 @@ def test_a_stage_that_leaves_a_lock_relieves_the_others():
         2: Point(busy_s=1.1e-6, cpu_s=1e-6),
     }
     assert set(StageCost(name="t", points=bent).relieved().points) == {1, 2}
+
+
+def test_rows_that_a_forecast_promises_in_vain_are_no_reason_to_fuse():
+    """The rate is half of the expected one. The forecast of the fused stages has the same error."""
+    limits = Limits(workers={"read": (1, 8), "shuffle": (1, 4)}, fusable={"shuffle": "read"})
+    knobs = Knobs(workers={"read": 8, "shuffle": 1})
+    costs = {
+        name: StageCost(name=name, points={count: Point(busy_s=busy_s, cpu_s=1e-7)})
+        for name, count, busy_s in (("read", 8, 1e-5), ("shuffle", 1, 5e-7))
+    }
+    stages = {
+        name: StageRates(
+            rows_per_s=4e5, busy=count, cpu=0.05, starved=0, blocked=0, workers=count, queue_bytes=0
+        )
+        for name, count in knobs.workers.items()
+    }
+    recent = PipelineRates(
+        seconds=1,
+        rows_per_s=4e5,
+        stall=1,
+        demand_rows_per_s=None,
+        cpu=0.1,
+        cpu_quota=8,
+        memory_used=0,
+        memory_limit=2**34,
+        stages=stages,
+    )
+    forecast = Forecast.of(recent, knobs, limits, costs, other_cpu_s=0, demand=math.inf)
+    assert forecast.rate(knobs.workers) == pytest.approx(8e5)
+    assert next(stage_layouts.fused(forecast)).forecast.rate({"read": 8, "shuffle": 1}) > 7e5
+    state = make("planner").initial(limits, knobs)
+    assert reshape(state, forecast, recent, stage_layouts.fused(forecast)) is None
 
 
 def test_what_is_stale_gives_way_to_the_next_that_is_seen():

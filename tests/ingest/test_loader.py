@@ -511,12 +511,13 @@ class TestMemory:
                 order=Order(window_rows=300),
             ) as loader:
                 deque(loader, maxlen=0)
-                return loader.order_hash, loader.snapshot().held_back, loader.minimum_memory
+                return loader.order_hash, loader.snapshot(), loader.minimum_memory
 
-        free, _, least = of(None)
-        tight, held_back, _ = of(least)
-        assert tight == free
-        assert held_back > 0
+        order, free, least = of(None)
+        same_order, tight, _ = of(least)
+        assert same_order == order
+        assert tight.held_back > 0
+        assert 0 == tight.memory_free < free.memory_free <= free.memory_limit
 
 
 class TestEnds:

@@ -25,14 +25,15 @@ def reshape(
     candidates: Iterable[Restructuring],
 ) -> Decision | None:
     """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
-    # No stage's curve includes waits for a lock.
-    present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
     # A change that failed while workers waited for a lock may succeed without these waits.
     free = replace(state, caps={})
     for shape in candidates:
         if shape.key in state.tried:
             continue
         name, moving = shape.stage, shape.kind == "switch"
+        # No stage's curve includes waits for a lock, and only a switch ends them. Otherwise both forecasts err alike.
+        measured = recent.rows_per_s if moving else math.inf
+        present_rate = min(forecast.rate(state.knobs.workers), measured)
         ranges = {
             n: range_of(free if moving else state, n, forecast.contended)
             for n in shape.forecast.joined_costs
@@ -134,10 +135,8 @@ def thin(
         return None
     alone = replace(forecast.uncontended, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
-    most, until = (
-        state.settings.thinned_share * state.knobs.total_workers,
-        state.tick + state.settings.cap_ticks,
-    )
+    most = state.settings.thinned_share * state.knobs.total_workers
+    until = state.tick + state.settings.cap_ticks
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
     few, slow = state.too_few

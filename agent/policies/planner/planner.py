@@ -144,8 +144,7 @@ class Planner(Policy):
         urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
         grows = planned[1].trial is not None and planned[1].trial.kind == "grow"
         if unchanged and state.tick < settings.settle_ticks - 1 and not urgent and not grows:
-            text = "the first looks only allow adding workers"
-            return state.knobs, state, Reason(text=text)
+            return state.knobs, state, Reason(text="the first looks only allow adding workers")
         return planned
 
     def next_look_s(self, state: PlannerState) -> float | None:
@@ -166,8 +165,7 @@ class Planner(Policy):
             if state.window
             else None
         )
-        forecast = forecast_of(state, latest) if latest is not None else None
-        if latest is None or forecast is None or not forecast.joined_costs:
+        if latest is None or not (forecast := forecast_of(state, latest)).joined_costs:
             return {}
         rate = forecast.rate(state.knobs.workers)
         return {**details(forecast, latest, state.knobs, rate), "what_if": what_if(forecast)}
@@ -493,8 +491,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
             if name not in forecast.remote_stages and name in outlook.ranges
         }
         return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
-    calm = outlook.reason(cause)
-    return release(state, forecast, recent, outlook.ranges, calm)
+    return release(state, forecast, recent, outlook.ranges, outlook.reason(cause))
 
 
 def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
