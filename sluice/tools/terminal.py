@@ -16,7 +16,7 @@ from sluice.ingest.stats import Snapshot
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9  # characters before a line's text
-_FIGURE = 9  # characters of a figure before its bar
+_FIGURE = 11  # characters of a figure before its bar
 _NARROWEST, _WIDEST = 8, 60  # characters of a bar
 _TAIL = 28  # characters after a bar
 _OFF_SCALE = 3.0  # times the highest rate: a possible rate above that is not shown

@@ -70,13 +70,13 @@ def moment(**changes):
 
 
 def test_the_lines_are_rate_waiting_workers_memory_cores_and_the_last_change():
-    lines = draw(moment(), 86)  # a bar of 40 characters: 2 for each second
+    lines = draw(moment(), 88)  # a bar of 40 characters: 2 for each second
     assert lines == [
-        f"rows/s   100      {'▄' * 19}{'█' * 21}  20 s, 133 possible",
-        f"{'':38}A",
-        f"waiting  25 %     {'█' * 10}{'░' * 30}",
+        f"rows/s   100        {'▄' * 19}{'█' * 21}  20 s, 133 possible",
+        f"{'':40}A",
+        f"waiting  25 %       {'█' * 10}{'░' * 30}",
         "workers  read 4× 50 %   shuffle fused 0 %   batch 1× 10 %",
-        f"memory   1 GiB    {'█' * 10}{'░' * 30}  of 4 GiB, work waited 1×",
+        f"memory   1 GiB      {'█' * 10}{'░' * 30}  of 4 GiB, work waited 1×",
         "cores    1.0 of 2",
         "agent    read 1 → 4, 12 s ago: 1.9 times the rows",
     ]
