@@ -161,7 +161,8 @@ class RawInput:
         """Returns about so many rows before parsing."""
         lines = self._lines(located=False)
         if lines is None:
-            return self.read().limit(rows).toArrow().to_batches()
+            found: list[pa.RecordBatch] = self.read().limit(rows).toArrow().to_batches()
+            return found
         return (batch for number in range(len(self._tasks)) for batch in lines.of(number))
 
     def map(
@@ -175,7 +176,7 @@ class RawInput:
         """Calls a function in the workers on the rows before parsing. See `read` for their columns."""
         lines = self._lines(located=with_file or placed, with_headers=with_file)
         if lines is None:
-            return self.read(with_file, placed).mapInArrow(work, schema)
+            return self.read(with_file, placed).mapInArrow(partial(work), schema)
         return self._numbers.mapInArrow(partial(work_on_lines, lines, work), schema)
 
     def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
