@@ -6,7 +6,6 @@ Stages pass on several consecutive batches at a time, as a `BatchSeries`, so tha
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
@@ -254,7 +254,7 @@ class Cutter:
             floats,
             ids,
             weights,
-            tuple(zlib.crc32(array.data) for array in checked),
+            tuple(crc32(array.data) for array in checked),
             charge,
         )
 
@@ -400,7 +400,9 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
         zip(columns.floats, series.floats[number], strict=True)
     )
     for column, name in enumerate(columns.sparse):
-        arrays[name] = ids.of(column).view(columns.id_kind(name))
+        arrays[name] = ids.of(column)
+        if columns.id_kind(name) is np.uint32:
+            arrays[name] = arrays[name].view(np.uint32)
         if name in columns.bags and ids.lengths is not None:
             arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
     return arrays
