@@ -148,10 +148,10 @@ class HostMember:
 class HostTunable:
     """Shows the host's ranks as one pipeline: the mean rank, with the same knobs for all.
 
-    A rank's snapshot has the host's core quota and memory limit. Here both are divided by the number of ranks that
-    share them. The stall is the largest of any rank on any host. At each step all ranks wait for the slowest one. The
-    others then look bound by their trainer, although they wait for another rank's input. So the agent gives cores back
-    only if no rank stalls."""
+    A rank's snapshot has the host's core quota, and the memory limit of that rank alone. Here the quota is divided by
+    the number of ranks that share it. The stall is the largest of any rank on any host. At each step all ranks wait for
+    the slowest one. The others then look bound by their trainer, although they wait for another rank's input. So the
+    agent gives cores back only if no rank stalls."""
 
     def __init__(
         self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]
@@ -257,7 +257,7 @@ class HostTunable:
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
             elsewhere=_merge_remote(local, ranks),
             memory_used=max(s.memory_used for s in local),
-            memory_limit=min(s.memory_limit for s in local) // ranks,
+            memory_limit=min(s.memory_limit for s in local),
             memory_free=min(s.memory_free for s in local),
             cpu_quota=min(s.cpu_quota for s in local) / ranks,
             cores_idle_s=self._sum("", "cores_idle_s", mean_rise("cores_idle_s") / ranks)
