@@ -180,8 +180,8 @@ RULES = [
     _in(
         "_plan",
         "release",
-        "return release(state, forecast, recent, outlook.ranges, calm)",
-        "return (state.knobs, state, calm)",
+        "return release(state, forecast, recent, outlook.ranges, outlook.reason(cause))",
+        "return (state.knobs, state, outlook.reason(cause))",
     ),
     _in("_save_memory", "memory is given back", "if not alarm and", "if True or"),
     # How a change is judged.

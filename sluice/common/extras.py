@@ -26,7 +26,6 @@ EXTRAS = {
     "prometheus_client": "trainer",
     "uvicorn": "serve",
     "httptools": "serve",
-    "rich": "live",
     "ray": "ray",
 }
 """A package, by the name that it is imported by, and the least extra that holds it."""

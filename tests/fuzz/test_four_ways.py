@@ -116,8 +116,8 @@ MISTAKES = {
         SERVER,
         decode.Decoder,
         "_to_arrays",
-        "row.get(name)",
-        "row.get(name) or None",
+        "list(map(dict.get, objects, itertools.repeat(name)))",
+        "[row.get(name) or None for row in objects]",
     ),
     "a list is one longer": (
         65,

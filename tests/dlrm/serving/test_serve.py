@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -282,9 +283,13 @@ def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(fo
         process = psutil.Process(server.process.pid)
         files, threads, size = held(process)
         ask(400)
-        files_now, threads_now, size_now = held(process)
-        assert files_now <= files + 1, "the last connection may be open still"
-        assert threads_now <= threads
+        end = time.monotonic() + 10
+        while (now := held(process))[0] > files and time.monotonic() < end:
+            time.sleep(0.05)  # the last connections may be open still
+        files_now, threads_now, size_now = now
+        assert files_now <= files
+        pool = min(32, (os.cpu_count() or 1) + 4)
+        assert threads_now <= threads + pool, "asyncio's pool may still grow up to its limit"
         assert size_now - size < 2**23
         server.ended(signal.SIGTERM)
 
