@@ -26,8 +26,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent.evaluate.yardsticks import make_policy
-from sluice.agent.learn.intune_teacher import hardware_of
-from sluice.agent.policies.intune import STAGES, InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import pipeline
@@ -307,6 +305,9 @@ def mended_table(_: int) -> dict[str, Any]:
 def ablation_table(seeds: int, blind: Path | None = None) -> dict[str, Any]:
     """The reconstruction with its model-latency input, with that held at 0, taught without it (weights in `blind`), and
     frozen once it is taught, on held-out pipelines."""
+    from sluice.benchmarks.rivals.intune import STAGES, InTune
+    from sluice.benchmarks.rivals.intune_teacher import hardware_of
+
     arms: dict[str, dict[str, Any]] = {
         "intune": {},
         "intune, model latency held at 0": {"model_latency": False},
@@ -404,7 +405,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         "--blind",
         type=Path,
         metavar="FILE",
-        help="weights of `sluice teach --policy intune --without-model-latency --out FILE`",
+        help="weights of `python -m benchmarks.rivals.intune_teacher --without-model-latency --out FILE`",
     )
     parser.add_argument(
         "--check", action="store_true", help="fail if a figure of `mended` is too low"

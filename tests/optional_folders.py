@@ -58,7 +58,11 @@ OPTIONAL = {
     "rivals": OptionalFolder(
         paths=("benchmarks/rivals", "benchmarks/fleet_size.py", "benchmarks/learned_fleet.py"),
         tests=("tests/benchmarks/rivals",),
-        askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py"),
+        askers=(
+            "agent/policies/__init__.py",
+            "agent/evaluate/simulated.py",
+            "benchmarks/tuning.py",
+        ),
     ),
     "serving": OptionalFolder(
         paths=(

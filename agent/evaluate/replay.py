@@ -11,7 +11,6 @@ from html import escape
 from typing import Any
 
 from sluice.agent import policies
-from sluice.agent.policies.intune import Hardware, InTune
 from sluice.agent.policies.opening.contract import Foreknowledge
 from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.looks import RecordedLook, Start, read
@@ -145,10 +144,8 @@ def _share(share: float) -> str:
 
 
 def _make(name: str, start: Start, weights: str) -> Policy:
-    """Returns the policy with what the recorded one knew of the pipeline and of the machine."""
+    """Returns the policy with what the recorded one knew of the pipeline."""
     parts = start.made_of
-    if name == InTune.name and "machine" in parts:
-        return InTune(machine=Hardware(**parts["machine"]))
     known = Foreknowledge.from_dict(parts["known"]) if "known" in parts else None
     return policies.make(name, known, weights)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.policies import YARDSTICKS
+from sluice.agent.policies import ORACLE, YARDSTICKS
 from sluice.common.errors import UsageError
 from sluice.common.program import run as program
 from sluice.common.program import say
@@ -42,7 +42,8 @@ def default_policies() -> list[str]:
     """Returns the names of the policies that are compared by default.
 
     `shadow` is left out because it changes nothing. The yardsticks are included, although they know the true costs."""
-    return [*(name for name in policies.names() if name != "shadow"), *YARDSTICKS]
+    yardsticks = YARDSTICKS if policies.has_rivals() else (ORACLE,)
+    return [*(name for name in policies.names() if name != "shadow"), *yardsticks]
 
 
 @dataclass(frozen=True, slots=True)

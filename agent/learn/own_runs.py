@@ -44,7 +44,7 @@ def learn(
     if found is None:
         raise UsageError(
             "no weights to start from: this package has none; name a file with --weights, or make weights with "
-            "`sluice teach --policy opening`"
+            "`sluice teach`"
         )
     before, how = read(found, SHAPES)
     taught, apart = split_lessons(records(runs))

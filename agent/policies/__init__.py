@@ -1,6 +1,6 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has five. Published tuners for comparison are in `benchmarks/rivals` of the repository. They are registered
+The product has four. Published tuners for comparison are in `benchmarks/rivals` of the repository. They are registered
 here when one of them is first requested.
 """
 
@@ -16,6 +16,7 @@ from sluice.ingest.knobs import KnobError, nearest
 
 if TYPE_CHECKING:
     from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
+    from sluice.agent.simulator.scenario import Scenario
     from sluice.agent.tunable import Policy
 
 _LEARNED = "sluice.agent.policies.opening.policy"
@@ -40,12 +41,11 @@ PRODUCT = {
     "planner": "planner.planner:Planner",
     "shadow": "shadow:Shadow",
     "fixed": "fixed:Fixed",
-    "intune": "intune:InTune",
 }
 """Each policy that may tune a training or a loop, and its class, which is imported when the policy is made."""
 MODES = tuple(PRODUCT)
 ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
-"""Policies that only the simulator has, because they know the true costs."""
+"""Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
 USUAL = ("planner", "auto", "fixed")
 """The policies that `replay` compares unless others are named."""
 RIVALS = (
@@ -57,6 +57,7 @@ RIVALS = (
     "ds2",
     "even",
     "hill",
+    "intune",
     "offline-grid",
     "plumber",
     "plumber-adaptive",
@@ -64,21 +65,27 @@ RIVALS = (
 )
 """The policies of `benchmarks/rivals`, for the error message of a program without them."""
 _registered: dict[str, Callable[[], Policy]] = {}
+simulated: dict[str, Callable[[Scenario], Policy]] = {}
+"""Rivals that are made from the scenario if they run in the simulator."""
 
 
-def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
-    """Adds policies for `make`."""
+def register(
+    rivals: Mapping[str, Callable[[], Policy]],
+    in_simulator: Mapping[str, Callable[[Scenario], Policy]],
+) -> None:
+    """Adds policies for `make`, and those that the simulator makes from a scenario."""
     taken = sorted(PRODUCT.keys() & rivals.keys())
     if taken:
         raise ValueError(
             f"{', '.join(taken)}: the product has policies of these names; choose others"
         )
     _registered.update(rivals)
+    simulated.update(in_simulator)
 
 
 def names() -> list[str]:
     """Returns the names of all available policies, with the rivals if the repository has them."""
-    return [*PRODUCT, *sorted({*(RIVALS if _has_rivals() else ()), *_registered})]
+    return [*PRODUCT, *sorted({*(RIVALS if has_rivals() else ()), *_registered})]
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
@@ -89,7 +96,7 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
         module, _, kind = PRODUCT[name].partition(":")
         made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
         return made
-    if not find_rivals() and name in RIVALS:
+    if not find_rivals() and name in (*RIVALS, CEILING):
         raise KnobError(
             f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "
             f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}"
@@ -101,14 +108,14 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
 
 def find_rivals() -> bool:
     """Registers the rivals if the repository has them. Returns whether it does."""
-    if not _has_rivals():
+    if not has_rivals():
         return False
     import sluice.benchmarks.rivals  # noqa: F401  it registers them
 
     return True
 
 
-def _has_rivals() -> bool:
+def has_rivals() -> bool:
     """Whether the repository has the rivals. Imports none of them."""
     try:
         return importlib.util.find_spec("sluice.benchmarks.rivals") is not None

@@ -1,8 +1,7 @@
-"""`python -m agent evaluate` and `simulate`, and what `intune` is made of."""
+"""`python -m agent evaluate` and `simulate`."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from sluice.agent.evaluate import simulated
 from sluice.agent.evaluate.simulated import EvaluationTask, run_task, tasks
 from sluice.agent.evaluate.tables import Row, comparison, lead_over, missed, summary, table
-from sluice.agent.evaluate.yardsticks import Ceiling, make_policy
 from sluice.agent.policies import make
 from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.rollout import Rollout, reference, run
@@ -93,38 +91,6 @@ def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew(
         in drawn[3]
     )
     assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
-
-
-def test_the_ceiling_of_intunes_actions_knows_the_truth_and_keeps_to_them():
-    """Five workers a look, as many in all as there are cores, stages where they are, four times the prefetched bytes:
-    so it is best at processors that are shared out, and far from it where a store has to be waited for."""
-    parts = (
-        SimStage(name="read", cost_s=0.02),
-        SimStage(name="udf", cost_s=0.3, lock=0.9, backends=("thread", "process")),
-    )
-    scenario = Scenario(name="lock", seconds=30, stages=parts, machine=SimMachine(cores=24))
-    seen: list[Any] = []
-    run(
-        scenario,
-        Ceiling(scenario.truth_at),
-        observe=lambda snapshot, knobs, reason: seen.append(knobs),
-    )
-    assert all(
-        abs(after.workers[n] - before.workers[n]) <= 5
-        and after.backend["udf"] == "thread"
-        and after.total_workers <= 24
-        and after.prefetch_bytes <= 4 * before.prefetch_bytes
-        for before, after in itertools.pairwise(seen)
-        for n in after.workers
-    )
-    plain = Scenario(
-        name="even",
-        seconds=60,
-        machine=SimMachine(cores=24),
-        stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
-    )
-    rows = {name: run(plain, make_policy(name, plain)).rows for name in ("intune-ceiling", "fixed")}
-    assert rows["intune-ceiling"] > rows["fixed"]
 
 
 def test_the_best_of_a_scenario_is_bold_on_a_terminal_and_the_oracle_does_not_count():

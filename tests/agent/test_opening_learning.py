@@ -140,8 +140,6 @@ def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypa
     monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
     monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
     command = [
-        "--policy",
-        "opening",
         "--seed",
         "3",
         "--lives",

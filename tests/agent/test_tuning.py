@@ -174,7 +174,7 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
     ("tuning", "fact"),
     [
         ("atuo", "'auto'"),
-        ("", "auto, planner, shadow, fixed, intune"),
+        ("", "auto, planner, shadow, fixed"),
         (Climbing, "is no policy"),
         (3, "is no policy"),
     ],

@@ -35,7 +35,7 @@ def in_use() -> Path | None:
 
 
 def read(
-    path: Path, shapes: Shapes, policy: str = "opening"
+    path: Path, shapes: Shapes, made_by: str = "sluice teach"
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors of these shapes, and the record. Raises WeightsError for any other content.
 
@@ -48,13 +48,13 @@ def read(
         weights = {name: _tensor(whole[begin:], **header[name]) for name in shapes}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise WeightsError(
-            f"{path}: not a weights file of {policy}: {error}; `sluice teach --policy {policy}` makes one"
+            f"{path}: not a weights file of this policy: {error}; `{made_by}` makes one"
         ) from error
     for name, tensor in weights.items():
         if tensor.shape != shapes[name]:
             raise WeightsError(
-                f"{path}: {name} has shape {tensor.shape}, not {shapes[name]}; `sluice teach --policy "
-                f"{policy}` makes weights that fit"
+                f"{path}: {name} has shape {tensor.shape}, not {shapes[name]}; `{made_by}` makes weights that "
+                "fit"
             )
     return weights, record
 

@@ -15,9 +15,9 @@ Ours:
 - Deep Q-learning learns the value of each stage's steps from the common reward. In a live pipeline the unit of the
   reward is the best rate seen there.
 
-`sluice teach --policy intune` makes weights and compares the variants. The shipped weights are those of the variant
-that did best on separate pipelines. That variant was trained without the machine's properties and the prefetched
-bytes, on pipelines of an earlier generator (their record says so).
+`python -m benchmarks.rivals.intune_teacher` makes weights and compares the variants. The weights here are those of the
+variant that did best on separate pipelines. That variant was trained without the machine's properties and the
+prefetched bytes, on pipelines of an earlier generator (their record says so).
 """
 
 from __future__ import annotations
@@ -284,5 +284,5 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 def load(path: Path) -> Layers:
     """The weight and bias of each layer. Raises WeightsError for a file that is not such a network."""
-    tensors, _ = read(path, shapes(), policy="intune")
+    tensors, _ = read(path, shapes(), "python -m benchmarks.rivals.intune_teacher")
     return tuple((tensors[f"weight{i}"], tensors[f"bias{i}"]) for i in range(len(SIZES) - 1))

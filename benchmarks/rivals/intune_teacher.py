@@ -1,15 +1,21 @@
 """Trains `intune` in simulated pipelines by deep Q-learning, and chooses its live variant.
 
+    python -m benchmarks.rivals.intune_teacher [--decisions N] [--seed N] [--out FILE]
+
 Each episode is a random pipeline of the training families, with random first knobs and a random core speed. The reward
 is the published one. Its throughput is in units of the pipeline's best rate. The evaluation uses other families.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +23,14 @@ from numpy import ndarray
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.learn.adam import Adam
-from sluice.agent.policies.intune import (
+from sluice.agent.policies.opening.weights import write
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.optimum import best_knobs
+from sluice.agent.simulator.physics import steady
+from sluice.agent.simulator.random_pipelines import pipeline
+from sluice.agent.simulator.rollout import reference, run
+from sluice.agent.simulator.scenario import Scenario
+from sluice.benchmarks.rivals.intune import (
     DISCOUNT,
     FACTORS,
     GAIN_SCALE,
@@ -26,6 +39,7 @@ from sluice.agent.policies.intune import (
     SIZES,
     STAGES,
     STEPS,
+    WEIGHTS,
     Hardware,
     InTune,
     Layers,
@@ -33,12 +47,8 @@ from sluice.agent.policies.intune import (
     observe,
     reward,
 )
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.optimum import best_knobs
-from sluice.agent.simulator.physics import steady
-from sluice.agent.simulator.random_pipelines import pipeline
-from sluice.agent.simulator.rollout import reference, run
-from sluice.agent.simulator.scenario import Scenario
+from sluice.common.program import run as program
+from sluice.common.program import say
 
 VARIANTS = {"not": 0.0, "slowly": 1e-4, "yes": 1e-3, "fast": 1e-2}
 """The learning rates in a live pipeline, by variant."""
@@ -288,3 +298,50 @@ def compare_variants(
         }
         for name, v in found.items()
     }
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rivals.intune_teacher",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--decisions", type=int, default=320_000, help="to learn from (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides first weights and pipelines")
+    parser.add_argument(
+        "--without-model-latency", action="store_true", help="hide that input: the ablation"
+    )
+    parser.add_argument(
+        "--validated",
+        type=int,
+        default=40,
+        help="pipelines on which its live variants are compared (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=WEIGHTS, help="weights file (default: the one in use)"
+    )
+    options = parser.parse_args(argv)
+    seen = not options.without_model_latency
+    layers, mean = learn(options.decisions, options.seed, model_latency=seen, say=say)
+    table = compare_variants(layers, options.validated, list(VARIANTS), model_latency=seen)
+    record = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["python", "-m", "benchmarks.rivals.intune_teacher", *argv]),
+        "seed": options.seed,
+        "decisions": options.decisions,
+        "reward": mean,
+        "table": table,
+    }
+    tensors = {
+        f"{kind}{i}": tensor
+        for i, layer in enumerate(layers)
+        for kind, tensor in zip(("weight", "bias"), layer, strict=True)
+    }
+    write(options.out, tensors, record)
+    return {"weights": str(options.out), "reward": mean, "table": table}
+
+
+if __name__ == "__main__":
+    program(main)

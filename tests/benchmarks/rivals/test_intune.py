@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn, lesson
-from sluice.agent.policies.intune import (
+from sluice.agent.evaluate.yardsticks import make_policy
+from sluice.agent.policies.opening.weights import WeightsError
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario
+from sluice.benchmarks.rivals.intune import (
     DISCOUNT,
     FACTORS,
     HIDDEN,
@@ -31,10 +37,8 @@ from sluice.agent.policies.intune import (
     shapes,
     values,
 )
-from sluice.agent.policies.opening.weights import WeightsError, write
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import SimMachine, SimStage
-from sluice.agent.simulator.scenario import Scenario
+from sluice.benchmarks.rivals.intune_ceiling import Ceiling
+from sluice.benchmarks.rivals.intune_teacher import Replay, hardware_of, learn, lesson, main
 from sluice.ingest.knobs import Knobs, Limits
 from tests.raises import raises
 
@@ -218,15 +222,8 @@ def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
         (HIDDEN, HIDDEN),
         (PLACES * 5, HIDDEN),
     ]
-    write(
-        tmp_path / "a",
-        {
-            f"{kind}{i}": t
-            for i, one in enumerate(layers)
-            for kind, t in zip(("weight", "bias"), one, strict=True)
-        },
-        {"seed": 3},
-    )
+    words = ["--decisions", "400", "--seed", "3", "--validated", "1", "--out", str(tmp_path / "a")]
+    assert main(words)["weights"] == str(tmp_path / "a")
     assert all(
         (a == b).all()
         for one, other in zip(layers, load(tmp_path / "a"), strict=True)
@@ -242,3 +239,35 @@ def test_weights_that_are_none_are_refused(tmp_path, content):
         InTune(tmp_path / "x.safetensors")
     with raises(WeightsError, "absent"):
         InTune(tmp_path / "absent")
+
+
+def test_the_ceiling_of_intunes_actions_knows_the_truth_and_keeps_to_them():
+    """Five workers a look, as many in all as there are cores, stages where they are, four times the prefetched bytes:
+    so it is best at processors that are shared out, and far from it where a store has to be waited for."""
+    parts = (
+        SimStage(name="read", cost_s=0.02),
+        SimStage(name="udf", cost_s=0.3, lock=0.9, backends=("thread", "process")),
+    )
+    scenario = Scenario(name="lock", seconds=30, stages=parts, machine=SimMachine(cores=24))
+    seen: list[Any] = []
+    run(
+        scenario,
+        Ceiling(scenario.truth_at),
+        observe=lambda snapshot, knobs, reason: seen.append(knobs),
+    )
+    assert all(
+        abs(after.workers[n] - before.workers[n]) <= 5
+        and after.backend["udf"] == "thread"
+        and after.total_workers <= 24
+        and after.prefetch_bytes <= 4 * before.prefetch_bytes
+        for before, after in itertools.pairwise(seen)
+        for n in after.workers
+    )
+    plain = Scenario(
+        name="even",
+        seconds=60,
+        machine=SimMachine(cores=24),
+        stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
+    )
+    rows = {name: run(plain, make_policy(name, plain)).rows for name in ("intune-ceiling", "fixed")}
+    assert rows["intune-ceiling"] > rows["fixed"]
