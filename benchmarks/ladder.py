@@ -137,11 +137,6 @@ RUNGS = (
     Rung(lever="all-to-all", step="in half precision", words={"wire": "fp16"}),
     Rung(lever="bf16", step="dense layers' products", words={"precision": "bf16"}),
     Rung(
-        lever="LAMB",
-        step="16,384 rows, higher rates",
-        words={"batch-size": "16384", "dense-optimiser": "lamb", "dense-lr": "0.01", "lr": "0.15"},
-    ),
-    Rung(
         lever="overlap",
         step="all-to-all beside the step before",
         why_not="on GPUs alone: a CPU would only wait for itself",

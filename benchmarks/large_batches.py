@@ -1,8 +1,8 @@
 """Compares large batches with small ones: `python -m benchmarks.large_batches --work DIR`.
 
 Fixed beforehand: one epoch of a DLRM of `sluice train`'s sizes on synthetic Criteo clicks; row-wise Adagrad updates the
-tables in each arm. Small batches (2,048 rows) have Adam for the dense layers; large ones (16,384) Adam, Adagrad or
-LAMB, all three with a straight warm-up over the first tenth of the epoch.
+tables in each arm. Small batches (2,048 rows) have Adam for the dense layers; large ones (16,384) Adam or Adagrad,
+both with a straight warm-up over the first tenth of the epoch.
 
 Rates are looked for in each arm by itself, on the validation split of a smaller table with seed 100: the dense layers'
 of `ARMS` with .05 for the tables, then the tables' at the best of these. Where the best one lies at an end of its row,
@@ -53,7 +53,6 @@ ARMS = {
     "small": Arm(2048, "adam", (0.001, 0.003, 0.01), (0.015, 0.15)),
     "large, adam": Arm(16384, "adam", (0.003, 0.01, 0.03), (0.15, 0.45)),
     "large, adagrad": Arm(16384, "adagrad", (0.01, 0.03, 0.1), (0.15, 0.45)),
-    "large, lamb": Arm(16384, "lamb", (0.01, 0.03, 0.1), (0.15, 0.45)),
 }
 PARTS = (0.125, 0.25, 0.5, 1.0)
 

@@ -5,8 +5,8 @@ where DIEN reads the items clicked before); widths and layers are `sluice train`
 For each tower rates are looked for first, on the validation split with seed 100: the dense layers' in .001, .003 and
 .01 at .05 for the tables, then the tables' in .02 and .1 at the best of them. With that pair three other seeds are
 trained and judged on the test split; the table has their mean and largest distance, beside the AUC of the
-probabilities that the labels were drawn from, which no model can pass by more than chance. DIEN is there four times:
-with and without its auxiliary loss, with one item table and with two, all at the first one's rates.
+probabilities that the labels were drawn from, which no model can pass by more than chance. DIEN is there twice:
+with one item table and with two, both at the first one's rates.
 
 2,000,000 rows of clicks and 1,000,000 of sessions: some six hours on two quiet cores. A short form, to see that all
 trains: `--rows 60000 --seeds 1 --rates short`, a quarter of an hour; `--only dlrm dcn` compares these two. What was
@@ -40,12 +40,7 @@ DENSE_RATES, TABLE_RATES, SEEDS = (0.001, 0.003, 0.01), (0.02, 0.1), (101, 102, 
 SHAPES = {"criteo": ("criteo.toml", 1.0), "sessions": ("sessions.toml", 0.5)}
 """Shape → its spec, and its part of --rows."""
 HISTORY = {"history": "clicked", "target": "item"}
-DIEN = {
-    "dien": {},
-    "dien, no loss": {"auxiliary": 0.0},
-    "dien, two tables": {"history_table": "own"},
-    "dien, two tables, no loss": {"history_table": "own", "auxiliary": 0.0},
-}
+DIEN = {"dien": {}, "dien, two tables": {"history_table": "own"}}
 
 
 def models(shape: str) -> dict[str, dict[str, Any]]:

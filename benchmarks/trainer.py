@@ -39,7 +39,6 @@ from sluice.common.program import run, say
 from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import TableLayout, loss_of
-from sluice.dlrm.model.table_compression import largest_within
 from sluice.dlrm.model.towers import build
 from sluice.dlrm.options import (
     OPTIMISERS,
@@ -62,7 +61,7 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.loader import BatchLoader
 
 ROWS, COLUMNS, DENSE, WIDTH = 100_000, 26, 13, 16
-RATES = {"rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001, "sgd": 1.0, "lamb": 0.003}
+RATES = {"rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001, "sgd": 1.0}
 DENSE_RATES = {**RATES, "adagrad": 0.02, "sgd": 0.1}
 
 
@@ -354,17 +353,12 @@ def optimisers(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 
 
 def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
-    """The large tables at an eighth of their bytes, each way."""
+    """The large tables, and the same at an eighth of their bytes."""
     config, table, _ = _run_of(args)
-    large = [t for t in tables_of(table.fields, config.model) if t.rows > 4000]
-    runs = {"full": config}
-    for kind in ("modulo", "hash", "quotient", "product"):
-        chosen = {}
-        for t in large:
-            how = largest_within(kind, t, t.bytes // 8)
-            chosen[t.name] = f"{kind}:{how.rows}" + (f":{how.parts}" if kind == "product" else "")
-        runs[kind] = replace(config, model=replace(config.model, compress=chosen))
-    return _each(args, here, runs, table)
+    tables = tables_of(table.fields, config.model)
+    chosen = {t.name: f"modulo:{t.rows // 8}" for t in tables if t.rows > 4000}
+    smaller = replace(config, model=replace(config.model, compress=chosen))
+    return _each(args, here, {"full": config, "modulo": smaller}, table)
 
 
 def dtypes(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and pass "
     "the sums of each bag's rows (as sluice serve does)",
-    "compressed columns": "their parts are looked up and combined before the dense side, see "
-    "dlrm/model/table_compression.py",
+    "compressed columns": "their ids become rows before the dense side, see dlrm/model/table_compression.py",
     "features": "text and vocabularies are not tensors: the spec and the fitted state make the features, see "
     "etl/apply/features.py",
 }

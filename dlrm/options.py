@@ -37,13 +37,13 @@ MODELS = {
     "dnn": "sluice.dlrm.model.dnn:Dnn",
 }
 """The name of a model → the class of its tower, which is imported when a model is made."""
-OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
+OPTIMISERS = ("adam", "adagrad", "sgd")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
 ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
 """Kinds that only a FILE can ask for, with what each of them does."""
-SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
+SHARDINGS = ("auto", *SHARDING_KINDS)
 PRECISIONS = ("fp32", "bf16")
 MOST_ROWS = 2**32 - 1
 """The rows of the largest table: ids are words of 32 bits in the loader."""
@@ -161,12 +161,6 @@ class ModelConfig:
         "id means the same item (auto, by the spec), or in one of their own",
         choices=HISTORY_TABLES,
     )
-    auxiliary: float = setting(
-        1.0,
-        "weight of dien's auxiliary loss, which has each state of a history foretell the "
-        "next item; 0: none",
-        least=0,
-    )
     precision: str = setting(
         "fp32",
         "precision of the dense layers' products; weights and the loss stay float32",
@@ -174,8 +168,7 @@ class ModelConfig:
     )
     compress: dict[str, str] = setting(
         {},
-        "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
-        "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",
+        "smaller tables: modulo:ROWS, or spread (as large, its use even over its rows)",
         metavar="COLUMN=KIND,…",
     )
 
@@ -339,7 +332,7 @@ class RankSettings:
     ranks: int = 1
     sharding: str = setting(
         "auto",
-        "how tables are spread over ranks; torchrec: as TorchRec's planner has it; FILE: "
+        "how tables are spread over ranks; FILE: "
         f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_kinds_help()}; kernels on "
         "GPUs: fused, uvm (in the host's memory), uvm_caching",
         metavar="|".join([*SHARDINGS, "FILE"]),
@@ -454,7 +447,7 @@ class Config(
             return cls(
                 **{
                     **values,
-                    "model": ModelConfig(**values["model"]),
+                    "model": ModelConfig(**_without_removed(values["model"])),
                     "optim": OptimConfig(**values["optim"]),
                     "conditions": RunOptions(**values["conditions"]),
                 }
@@ -463,6 +456,11 @@ class Config(
             raise ConfigError(
                 f"the run's settings cannot be understood by this program ({error})"
             ) from None
+
+
+def _without_removed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recorded run's model settings without those of earlier versions."""
+    return {name: value for name, value in model.items() if name != "auxiliary"}
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:

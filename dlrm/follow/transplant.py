@@ -13,7 +13,7 @@ from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.local_parts import local_parts
-from sluice.dlrm.model.table_compression import Compression, codes, table_name
+from sluice.dlrm.model.table_compression import Compression, rows_of, table_name
 from sluice.dlrm.model.towers import Labels, tower_of
 from sluice.dlrm.options import Config, ModelConfig, Table
 
@@ -74,9 +74,8 @@ def transplant(
 def columns_of_tables(layout: TableLayout) -> dict[str, str]:
     """Returns for each ordinary table the column that it serves."""
     columns = {
-        part.name: column.name
-        for column, parts in zip(layout.compressor.columns, layout.compressor.parts, strict=True)
-        for part in parts
+        table.name: column.name
+        for column, table in zip(layout.compressor.columns, layout.compressor.tables, strict=True)
     }
     columns |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
     return columns | (
@@ -111,8 +110,7 @@ def _fill_spread_table(old: Tensor, value: Any, rows: int, new_rows: int) -> Non
     ids = torch.arange(rows)
     compression = Compression(kind="spread")
     old_rows, new_rows_of_ids = (
-        codes(ids, Table(name="", rows=count, width=4), compression)[0]
-        for count in (rows, new_rows)
+        rows_of(ids, Table(name="", rows=count, width=4), compression) for count in (rows, new_rows)
     )
     if old.dim() == 1:
         old = mean_row_states(old, rows)

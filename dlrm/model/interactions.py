@@ -166,22 +166,11 @@ class InterestEvolution(nn.Module):
         self.enter = nn.Linear(width, 3 * width)
         self.keep = nn.Linear(width, 3 * width)
 
-    def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the vector, and the first GRU's states [B, T + 1, W]."""
+    def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         # One more step, with no attention, so that a batch of empty histories is not a special case.
         states, _ = self.extract(nn.functional.pad(history, (0, 0, 0, 1)))
         weights = attention(states, self.match(target), lengths)
-        return attention_gru(self.enter(states), weights, self.keep.weight, self.keep.bias), states
-
-    @staticmethod
-    def auxiliary(states: Tensor, history: Tensor, negatives: Tensor, lengths: Tensor) -> Tensor:
-        """Returns the auxiliary loss: how badly each state distinguishes its next item from a random other item
-        [B, T − 1, W]. It is the mean logloss over a sample's states that have a next item, summed over the samples."""
-        before, after = states[:, :-2], history[:, 1:]
-        real = _is_real_step(lengths - 1, after).to(states.dtype)
-        softplus = nn.functional.softplus
-        loss = softplus(-(before * after).sum(2)) + softplus((before * negatives).sum(2))
-        return ((loss * real).sum(1) / (2 * real.sum(1)).clamp(min=1)).sum()
+        return attention_gru(self.enter(states), weights, self.keep.weight, self.keep.bias)
 
 
 def _is_real_step(lengths: Tensor, steps: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Prepares a column of bags that a model reads as a history of items: the items by position, and for each of them a
-random other item for the auxiliary loss. Also finds whether the history and the target can share a table."""
+"""Prepares a column of bags that a model reads as a history of items: the items by position. Also finds whether the
+history and the target can share a table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from sluice.dlrm.options import ConfigError, ModelConfig
 if TYPE_CHECKING:
     from sluice.etl.spec.columns import ColumnSpec
     from sluice.etl.table.table import FeatureTable
-
-# Large odd numbers, below 2⁶³.
-_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
 
 
 def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:
@@ -66,17 +63,3 @@ def items_by_position(ids: Tensor, lengths: Tensor, longest: int) -> tuple[Tenso
     exists = position < lengths
     at = (first + position).clamp(max=max(0, len(ids) - 1))
     return (ids[at] if len(ids) else torch.zeros_like(at, dtype=ids.dtype)) * exists, exists
-
-
-def draw_other_items(items: Tensor, rows: int) -> Tensor:
-    """Draws another item for each item of a history after the first: [positions − 1, B]. All rows of a table are
-    equally likely.
-
-    The result depends only on the row's own history, not on the number of ranks or on the other rows of a batch."""
-    # The powers of the first factor, modulo 2⁶⁴.
-    factors = torch.full((len(items), 1), _FACTORS[0]).cumprod(0)
-    mixed = ((items.long() + 1) * factors).sum(0) + factors[1:]
-    for factor in _FACTORS[1:]:
-        mixed = (mixed ^ (mixed >> 29 & 0x7FFFFFFFF)) * factor
-    drawn = (mixed >> 17 & 0x3FFFFFFFFFFF) % rows
-    return torch.where(drawn == items[1:], (drawn + 1) % rows, drawn).to(items.dtype)

@@ -15,14 +15,13 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.types import DataType
 
 from sluice.dlrm.model.bag_weights import BagWeighting
-from sluice.dlrm.model.item_history import draw_other_items, items_by_position
+from sluice.dlrm.model.item_history import items_by_position
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.table_compression import (
-    CombineCodes,
     Compression,
     Compressor,
-    codes,
+    rows_of,
     table_name,
 )
 from sluice.dlrm.model.towers import WIDE, build, tower_of
@@ -75,12 +74,10 @@ class TableLayout:
         past = (replace(self.history, name=table_name(self.history.name)),) if self.history else ()
         tables = [*self.compressor.tables, *self.wide, *past]
         self.keys = {t.name: [t.name] for t in tables}
-        """The features that are looked up in each table. Each position of a history is a feature. Each position after
-        the first has a second feature, for a random other item."""
+        """The features that are looked up in each table. Each position of a history is a feature."""
         self.names = [t.name for t in tables]
         """All features, in the order in which `features` gives them."""
         self.past: list[str] = []
-        self.others: list[str] = []
         self._items = self.compressor.columns[0], Compression()
         if self.history is not None:
             tables = self._with_history(config, tables)
@@ -105,8 +102,10 @@ class TableLayout:
         past: list[torch.Tensor] = []
         if self.history is not None:
             values, lengths, *past = self._without_history(values, lengths)
-        own = values, lengths, self._weights(lengths)
-        found = [own if self._is_uncompressed else self.compressor.expand(*own)]
+        weights = self._weights(lengths)
+        own = values, lengths, weights
+        rows = values if self._is_uncompressed else self.compressor.rows(values, lengths)
+        found = [(rows, lengths, weights)]
         if self.wide:
             found.append(own)
         if past:
@@ -131,27 +130,24 @@ class TableLayout:
         history = tables[-1]
         target = self.compressor.columns[self.target or 0]
         self.past = [f"{history.name}@{n}" for n in range(history.longest)]
-        if config.auxiliary:
-            self.others = [f"{history.name}@not{n}" for n in range(1, history.longest)]
-        self.names[-1:] = [*self.past, *self.others]
-        lookups = history.lookups * (2 if self.others else 1)
+        self.names[-1:] = self.past
         if config.history_table != "target":
-            self.keys[history.name] = [*self.past, *self.others]
+            self.keys[history.name] = self.past
             self._items = history, Compression()
-            return [*tables[:-1], replace(history, lookups=lookups)]
+            return tables
         how = self.compressor.choices[self.target or 0]
         self._items = target, how
-        if history.rows != target.rows or how.kind in ("quotient", "product"):
+        if history.rows != target.rows:
             raise ConfigError(
                 f"history table: {history.name!r} ({history.rows} ids) cannot be looked up in the table of "
-                f"{target.name!r} ({target.rows} ids, {how.kind}): it needs one table with as many ids; write "
-                "--history-table own, or compress that table in another way"
+                f"{target.name!r} ({target.rows} ids): it needs a table with as many ids; write "
+                "--history-table own"
             )
         del self.keys[history.name]
-        shared = self.compressor.parts[self.target or 0][0].name
-        self.keys[shared] += [*self.past, *self.others]
+        shared = self.compressor.tables[self.target or 0].name
+        self.keys[shared] += self.past
         return [
-            replace(t, lookups=t.lookups + lookups, longest=t.longest + 2 * history.longest)
+            replace(t, lookups=t.lookups + history.lookups, longest=t.longest + history.longest)
             if t.name == shared
             else t
             for t in tables[:-1]
@@ -161,19 +157,16 @@ class TableLayout:
         self, values: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Returns the other columns' ids and lengths, then the history's ids and lengths by position: all first items,
-        then all second items, and so on. When training, random other items follow."""
+        then all second items, and so on."""
         assert self.history is not None
         number = self.columns.index(self.history)
         rows = lengths.view(len(self.columns), -1)
         bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
         items, exists = items_by_position(bags.pop(number), rows[number], self.history.longest)
-        if self.others:
-            items = torch.cat([items, draw_other_items(items, self.history.rows)])
-            exists = torch.cat([exists, exists[1:] & torch.is_grad_enabled()])
         return (
             torch.cat(bags),
             torch.cat([rows[:number], rows[number + 1 :]]).flatten(),
-            codes(items[exists], *self._items)[0],
+            rows_of(items[exists], *self._items),
             exists.flatten().to(lengths.dtype),
         )
 
@@ -216,13 +209,11 @@ class Ranker(nn.Module):
                 for t in layout.tables
             ],
         )
-        self.combine = CombineCodes(layout.compressor)
+        self._own = [t.name for t in layout.compressor.tables]
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
         self._past = layout.past
-        self._others = layout.others
         self._target = layout.target
-        self._auxiliary = config.auxiliary
         self._bf16 = config.precision == "bf16"
         self._decay = decay
         self._repeats = config.width // (config.table_width or config.width)
@@ -232,7 +223,7 @@ class Ranker(nn.Module):
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
         pooled = self.tables(sparse)
-        vectors = self.combine(pooled)
+        vectors = torch.stack([pooled[name] for name in self._own], 1)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
         inputs = [dense, vectors.repeat(1, 1, self._repeats) if self._repeats > 1 else vectors]
@@ -240,22 +231,10 @@ class Ranker(nn.Module):
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
         with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._bf16):
             if self._past:
-                last = len(self._past) + len(self._others)
-                lengths = sparse.lengths().view(-1, len(dense))[-last:][: len(self._past)].sum(0)
+                lengths = sparse.lengths().view(-1, len(dense))[-len(self._past) :].sum(0)
                 history = torch.stack([pooled[name] for name in self._past], 1)
-                learns = self._others and torch.is_grad_enabled()
-                negatives = (
-                    torch.stack([pooled[name] for name in self._others], 1) if learns else None
-                )
-                logits, loss = self.tower(
-                    *inputs, history, lengths, inputs[1][:, self._target], negatives=negatives
-                )
-                if learns:
-                    logits = _AddLoss.apply(  # type: ignore[no-untyped-call]
-                        logits, loss * (self._auxiliary / (rows or len(dense)))
-                    )
-            else:
-                logits = self.tower(*inputs)
+                inputs += [history, lengths, inputs[1][:, self._target]]
+            logits = self.tower(*inputs)
         found: torch.Tensor = logits.float()  # bfloat16 until here
         return found
 
@@ -277,19 +256,6 @@ class _Decay(torch.autograd.Function):
         return gradient + ctx.rate * x, None
 
 
-class _AddLoss(torch.autograd.Function):
-    """Returns the first tensor. In the backward pass, the second tensor is an additional loss. So the loss that a run
-    reports is that of the predictions, without the auxiliary loss."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return gradient, gradient.new_ones(())
-
-
 @torch.fx.wrap
 def decayed(x: torch.Tensor, rate: float) -> torch.Tensor:
     found: torch.Tensor = _Decay.apply(x, rate)  # type: ignore[no-untyped-call]
@@ -308,22 +274,21 @@ def loss_of(
 
 
 @torch.no_grad()
-def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float, float]]) -> None:
+def first_weights(model: nn.Module, seed: int, starts: Mapping[str, float]) -> None:
     """Fills the sharded tables. Row i of a table gets the same values on any number of ranks and under any sharding.
 
-    `starts` has the range of a table's values where that is not ±1 / √rows."""
+    `starts` has a table's largest value where that is not 1 / √rows."""
     for name, weight in model.state_dict().items():
         if ".embedding_bags." not in name:
             continue
         rows, width = weight.size()
-        bound = 1 / math.sqrt(rows)
-        least, most = starts.get(name.removesuffix(".weight").rpartition(".")[2], (-bound, bound))
+        bound = starts.get(name.removesuffix(".weight").rpartition(".")[2], 1 / math.sqrt(rows))
         for (top, left), part in local_parts(weight):
             height, breadth = part.shape
             for block in range(top // _BLOCK_ROWS, -(-(top + height) // _BLOCK_ROWS)):
                 start = block * _BLOCK_ROWS
                 values = torch.empty(min(_BLOCK_ROWS, rows - start), width)
-                values.uniform_(least, most, generator=_generator(seed, name, block))
+                values.uniform_(-bound, bound, generator=_generator(seed, name, block))
                 low, high = max(start, top), min(start + len(values), top + height)
                 part[low - top : high - top] = values[
                     low - start : high - start, left : left + breadth

@@ -11,11 +11,9 @@ inputs it takes, what it costs, and which features its weights belong to.
   such a table is WIDE wide, and a weight is the mean over its n columns. With row-wise Adagrad, that mean takes the
   same steps as Adagrad on a single column;
 - `history` [B, T, W], `lengths` [B], `target` [B, W]: embedded items of a history (padded at the end, with any finite
-  values), how many are real, and the item in question. `negatives` [B, T − 1, W], items that did not come after the
-  first, are needed for an auxiliary loss alone.
+  values), how many are real, and the item in question.
 
-All return logits [B]; a tower with a history returns (logits, auxiliary loss summed up over the samples), 0 without
-negatives.
+All return logits [B].
 """
 
 from __future__ import annotations
@@ -275,14 +273,10 @@ class Dien(Tower):
         history: Tensor,
         lengths: Tensor,
         target: Tensor,
-        *,
-        negatives: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        interest, states = self.interests(history, lengths, target)
-        logits = self.over(torch.cat([dense, pooled.flatten(1), target, interest], 1)).squeeze(1)
-        if negatives is None:
-            return logits, logits.new_zeros(())
-        return logits, self.interests.auxiliary(states, history, negatives, lengths)
+    ) -> Tensor:
+        interest = self.interests(history, lengths, target)
+        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), target, interest], 1))
+        return logits.squeeze(1)
 
     @staticmethod
     def cost(

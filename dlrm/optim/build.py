@@ -12,7 +12,6 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from sluice.dlrm.optim.copied_tables import EPS, CopiedTables
-from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
@@ -27,7 +26,6 @@ _DENSE = {
     "adam": torch.optim.Adam,
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
-    "lamb": Lamb,
 }
 
 

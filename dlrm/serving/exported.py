@@ -33,9 +33,7 @@ class Head(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
-            output = self.tower(*inputs)
-        # dien also returns a loss.
-        logits: Tensor = output[0] if isinstance(output, tuple) else output
+            logits: Tensor = self.tower(*inputs)
         return logits.float()
 
 

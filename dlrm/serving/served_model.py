@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -268,12 +268,10 @@ def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.O
 
 
 def layout_of(config: Config, table: FeatureTable) -> TableLayout:
-    """Returns the layout of tables as in training, without the parts that only losses need."""
+    """Returns the layout of tables as in training."""
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     missing = MissingNumbers(dense) if config.missing == "mask" else None
-    return TableLayout(
-        replace(config.model, auxiliary=0.0), tables_of(table.fields, config.model), missing
-    )
+    return TableLayout(config.model, tables_of(table.fields, config.model), missing)
 
 
 def ranker(

@@ -35,10 +35,6 @@ def placed(config: Config, tables: Sequence[Table], machine: TrainingMachine) ->
     """Finds a place for every table of a run; PlacementError if they do not fit, or cannot be cut as the settings
     say."""
     storage = Storage(dtype=config.model.table_dtype, optimiser=config.optim.table_optimiser)
-    if config.sharding == "torchrec":
-        from sluice.dlrm.sharding.torchrec_planner import propose
-
-        return propose(tables, machine, batch_size=config.batch_size, storage=storage)
     return place(tables, machine, storage, asked(config.sharding, tables, machine.ranks))
 
 

@@ -55,9 +55,9 @@ PLAIN = {
 }
 SCHEDULE = "warmup=2,decay_start=2,decay=12"
 MIXED = OptimConfig(
-    dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1
+    dense_optimiser="adam", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1
 )
-SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
+SMALLER = {"big": "modulo:67", "mid": "modulo:20", "small": "spread"}
 KINDS = ("auto", "row", "table", "column", "data")
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {

@@ -1,77 +1,18 @@
-"""LAMB by its formula, schedules as functions of the step, and clipping."""
+"""Schedules as functions of the step, and clipping."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sluice.dlrm.model.ranker import decayed
 from sluice.dlrm.optim.clip import clip
-from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.options import ConfigError
 from tests.raises import raises
-
-
-def twin_lamb(w, gradients, decay):
-    lr, betas, eps = 0.01, (0.9, 0.999), 1e-6
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(gradients, 1):
-        m = betas[0] * m + (1 - betas[0]) * g
-        v = betas[1] * v + (1 - betas[1]) * g**2
-        r = m / (1 - betas[0] ** t) / (np.sqrt(v / (1 - betas[1] ** t)) + eps) + decay * w
-        norms = np.sqrt((w**2).sum()), np.sqrt((r**2).sum())
-        w = w - lr * (norms[0] / norms[1] if min(norms) > 0 else 1.0) * r
-    return w
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(1,), (5, 3)])
-@pytest.mark.parametrize("start", [0.0, 1.0])
-def test_lamb_is_its_formula(shape, decay, start):
-    g = torch.Generator().manual_seed(0)
-    p = nn.Parameter(start * torch.randn(shape, generator=g))
-    gradients = [torch.randn(shape, generator=g) for _ in range(5)]
-    slow = twin_lamb(p.detach().double().numpy(), [x.double().numpy() for x in gradients], decay)
-    optimiser = Lamb([p], lr=0.01, weight_decay=decay)
-    for gradient in gradients:
-        p.grad = gradient
-        optimiser.step()
-    np.testing.assert_allclose(p.detach().numpy(), slow, rtol=0, atol=1e-6)
-
-
-def test_lamb_without_a_gradient_moves_nothing():
-    p = nn.Parameter(torch.ones(3))
-    p.grad = torch.zeros(3)
-    Lamb([p], lr=1.0).step()
-    assert torch.equal(p.detach(), torch.ones(3))
-
-
-def test_lambs_state_resumes_to_the_last_digit():
-    def run(break_at):
-        g = torch.Generator().manual_seed(0)
-        p = nn.Parameter(torch.randn(4, generator=g))
-        optimiser = Lamb([p], lr=0.1)
-        for i in range(6):
-            if i == break_at:
-                saved = optimiser.state_dict()
-                optimiser = Lamb([p], lr=0.1)
-                optimiser.load_state_dict(saved)
-            p.grad = torch.randn(4, generator=g)
-            optimiser.step()
-        return p.detach()
-
-    assert torch.equal(run(None), run(3))
-
-
-def test_lamb_says_what_is_out_of_range():
-    with raises(ConfigError, "(0.9, 1.0)"):
-        Lamb([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0))
-
 
 # ---- schedules
 

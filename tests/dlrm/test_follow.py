@@ -177,7 +177,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
 @pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
 def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
     """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
-    compress = {"C1": "spread", "C5": "quotient:8"}
+    compress = {"C1": "spread", "C5": "modulo:8"}
     first, second = versions["first"], versions["other columns"]
     with world() as here:
 
@@ -298,12 +298,12 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
 
 def build_stride(number: int, rows: int) -> int:
     """Where a spread table has an id's row."""
-    from sluice.dlrm.model.table_compression import Compression, Table, codes
+    from sluice.dlrm.model.table_compression import Compression, Table, rows_of
 
     return int(
-        codes(
+        rows_of(
             torch.tensor([number]), Table(name="", rows=rows, width=4), Compression(kind="spread")
-        )[0]
+        )
     )
 
 
@@ -660,6 +660,6 @@ def test_a_tower_that_reads_a_dropped_column_is_refused():
     with raises(ConfigError, "version 2", "'item'", "dien"):
         follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)
     model = follow._model(
-        ModelConfig(compress={"item": "hash:9", "b": "hash:9"}, bags={"item": "mean"}), changes
+        ModelConfig(compress={"item": "modulo:9", "b": "modulo:9"}, bags={"item": "mean"}), changes
     )
-    assert (model.compress, model.bags) == ({"b": "hash:9"}, {})
+    assert (model.compress, model.bags) == ({"b": "modulo:9"}, {})

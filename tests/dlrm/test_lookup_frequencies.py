@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sluice.dlrm.lookup_frequencies import runs, share
-from sluice.dlrm.model.table_compression import Compression, codes, part_tables
+from sluice.dlrm.model.table_compression import Compression, compressed, rows_of
 from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import TARGET, place
@@ -50,10 +50,10 @@ def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(fou
     model = spread_out(ModelConfig(), [table])
     assert model.compress == {"C": "spread"}
     how = Compression.read("spread")
-    (spread,) = part_tables(table, how)
+    spread = compressed(table, how)
     machine = TrainingMachine(ranks=RANKS, memory_bytes=10**10)
     block = -(-ROWS // RANKS)
-    for t, rows in ((table, ids), (spread, codes(ids, table, how)[0])):
+    for t, rows in ((table, ids), (spread, rows_of(ids, table, how))):
         placement = place([t], machine, asked={"C": "row"})
         real = torch.bincount(rows // block, minlength=RANKS) / len(ids)
         told = [placement.reads_on(r) / (16 * 4) for r in range(RANKS)]

@@ -99,7 +99,7 @@ def test_a_resumed_run_keeps_the_settings_that_are_not_given():
 
 
 def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
-    words = ("--data", "/t", "--compress", "C1=hash:9")
+    words = ("--data", "/t", "--compress", "C1=modulo:9")
     begun = options.fresh(said(*words), version=0)
     begun = replace(
         begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"})

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from sluice.dlrm.follow.transplant import columns_of_tables
-from sluice.dlrm.model.item_history import draw_other_items, with_item_table
+from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
-from sluice.dlrm.model.table_compression import Compression, codes
+from sluice.dlrm.model.table_compression import Compression, rows_of
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
 from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
@@ -71,7 +71,7 @@ def test_full_tables_take_a_batchs_own_memory():
 
 
 def test_a_history_is_looked_up_place_by_place():
-    found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b", auxiliary=0.0))
+    found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b"))
     assert found == {
         "a": ([11, 12, 13], [1, 1, 1]),
         "b": ([1, 2, 3], [1, 1, 1]),
@@ -85,7 +85,7 @@ def test_a_history_is_looked_up_place_by_place():
 ITEMS = [replace(t, rows=60) if t.name == "b" else t for t in COLUMNS]
 
 
-def test_a_history_shares_the_targets_table_with_negative_items():
+def test_a_history_shares_the_targets_table():
     config = ModelConfig(
         kind="dien",
         width=8,
@@ -95,12 +95,12 @@ def test_a_history_shares_the_targets_table_with_negative_items():
         compress={"b": "spread"},
     )
     layout = TableLayout(config, ITEMS)
-    assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 5, 9)]
-    past, others = ([f"h@{n}" for n in range(4)], [f"h@not{n}" for n in range(1, 4)])
-    assert layout.keys == {"a": ["a"], "b": ["b", *past, *others]}
+    assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 3, 5)]
+    past = [f"h@{n}" for n in range(4)]
+    assert layout.keys == {"a": ["a"], "b": ["b", *past]}
     _, sparse = layout.features(batch())
     row = {
-        i: int(codes(torch.tensor(i), ITEMS[2], Compression(kind="spread"))[0]) for i in range(60)
+        i: int(rows_of(torch.tensor(i), ITEMS[2], Compression(kind="spread"))) for i in range(60)
     }
     assert len(set(row.values())) == 60
     assert sparse["b"].values().tolist() == [row[1], row[2], row[3]]
@@ -110,27 +110,6 @@ def test_a_history_shares_the_targets_table_with_negative_items():
         [row[23]],
         [],
     ]
-    assert [sparse[key].lengths().tolist() for key in others] == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
-    with torch.no_grad():
-        _, judged = layout.features(batch())
-    assert [judged[key].lengths().tolist() for key in others] == [[0, 0, 0]] * 3
-    assert judged["h@1"].values().tolist() == [row[22]]
-
-
-def test_items_that_did_not_come_are_others_spread_evenly_and_depend_on_the_row_alone():
-    g = torch.Generator().manual_seed(0)
-    places = torch.randint(0, 5, (6, 20_000), generator=g)
-    drawn = draw_other_items(places, 5)
-    assert drawn.shape == (5, 20_000)
-    assert not (drawn == places[1:]).any()
-    torch.testing.assert_close(draw_other_items(places[:, 70:75], 5), drawn[:, 70:75])
-    wide = draw_other_items(places, 10_000)
-    assert int(wide.min()) >= 0
-    assert (
-        torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500
-    )  # ± 5 standard deviations
-    assert torch.corrcoef(wide.float()).fill_diagonal_(0).abs().max() < 0.04
-    assert draw_other_items(places[:1], 5).shape == (0, 20_000)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +138,10 @@ def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(
             with_item_table(replace(model, history_table="target"), table)
 
 
-@pytest.mark.parametrize(("compress", "rows"), [({}, 9), ({"b": "quotient:10"}, 60)])
-def test_a_table_that_cannot_hold_a_history_is_refused(compress, rows):
-    columns = [replace(t, rows=rows) if t.name == "b" else t for t in COLUMNS]
-    config = ModelConfig(
-        kind="dien", width=8, history="h", target="b", history_table="target", compress=compress
-    )
-    with raises(ConfigError, "'h'", "60 ids", "'b'", f"{rows} ids"):
-        TableLayout(config, columns)
+def test_a_table_that_cannot_hold_a_history_is_refused():
+    config = ModelConfig(kind="dien", width=8, history="h", target="b", history_table="target")
+    with raises(ConfigError, "'h'", "60 ids", "'b'", "9 ids"):
+        TableLayout(config, COLUMNS)
 
 
 def test_a_wide_part_takes_uncompressed_ids():
@@ -215,11 +190,11 @@ def test_a_column_with_a_dot_in_its_name_gets_a_name_without():
 )
 def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expected):
     layout = TableLayout(
-        ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS
+        ModelConfig(width=8, bags={"h": text}, compress={"a": "modulo:10"}), COLUMNS
     )
     _, sparse = layout.features(batch())
     assert sparse["h"].weights().tolist() == pytest.approx(expected)
-    assert sparse["a@q"].weights().tolist() == sparse["a@r"].weights().tolist() == [1, 1, 1]
+    assert sparse["a"].weights().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.raises import assert_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
+# From `dcn` to `dien` with Adam, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
 # then a copy of each table on each rank, trained by element-wise Adagrad.
 RUNS = [
     "adagrad",

@@ -159,14 +159,6 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     assert "table:uvm_caching" in text
 
 
-def test_torchrecs_planner_may_be_asked(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    placement = placed(
-        config(sharding="torchrec", ranks=2), CRITEO[:4], replace(machine(2), device="cpu")
-    )
-    assert {p.why for p in placement.places} == {"TorchRec's planner"}
-
-
 TWO = [Table(name="a", rows=100, width=8), Table(name="b", rows=100, width=8, lookups=3.0)]
 
 

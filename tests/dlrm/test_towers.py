@@ -63,7 +63,6 @@ def inputs(shape, *, lengths=None, seed=0):
         "history": normal(samples, STEPS, width),
         "lengths": lengths,
         "target": normal(samples, width),
-        "negatives": normal(samples, STEPS - 1, width),
     }
 
 
@@ -246,7 +245,7 @@ def test_a_model_is_its_formula(settings, shape):
     tower = randomise(build(config, dense=dense, columns=columns))
     data = inputs(shape)
     out = tower(*(data[name] for name in tower_of(config.kind).inputs))
-    close(out[0] if config.kind == "dien" else out, twin(config, tower, data))
+    close(out, twin(config, tower, data))
 
 
 @pytest.mark.parametrize("kind", ["xdeepfm", "autoint", "pnn", "dnn"])
@@ -276,9 +275,7 @@ def test_a_model_can_be_traced(settings):
     tower = build(config, dense=3, columns=4)
     data = {n: v.float() if v.is_floating_point() else v for n, v in inputs((6, 3, 4, 8)).items()}
     args = [data[name] for name in tower_of(config.kind).inputs]
-    traced = fx.symbolic_trace(
-        tower, concrete_args={"negatives": None} if config.kind == "dien" else None
-    )
+    traced = fx.symbolic_trace(tower)
     torch.testing.assert_close(traced(*args), tower(*args))
 
 
@@ -339,12 +336,12 @@ def test_cross_layers_are_torchrecs(ours, theirs, names):
 def test_the_first_gru_is_torchs_and_padding_changes_nothing():
     layer = randomise(InterestEvolution(6))
     data = inputs((5, 1, 1, 6), lengths=torch.tensor([0, 1, 2, 4, 5]))
-    found, _ = layer(data["history"], data["lengths"], data["target"])
+    found = layer(data["history"], data["lengths"], data["target"])
     other = data["history"].clone()
     for row, n in enumerate(data["lengths"]):
         other[row, n:] = 1e3  # whatever lies behind a history's end
     torch.testing.assert_close(
-        layer(other, data["lengths"], data["target"])[0], found, rtol=0, atol=1e-12
+        layer(other, data["lengths"], data["target"]), found, rtol=0, atol=1e-12
     )
     assert not found[0].any(), "an empty history is not zeros"
 
@@ -354,31 +351,15 @@ def test_histories_that_are_all_empty_train(steps):
     config = ModelConfig(kind="dien", width=4)
     tower = build(config, dense=2, columns=1)
     history = torch.zeros(3, steps, 4, requires_grad=True)
-    logits, auxiliary = tower(
+    logits = tower(
         torch.zeros(3, 2),
         torch.zeros(3, 1, 4),
         history,
         torch.zeros(3, dtype=torch.long),
         torch.ones(3, 4),
-        negatives=torch.zeros(3, 0, 4),
     )
-    assert auxiliary == 0
-    (logits.sum() + auxiliary).backward()
+    logits.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
-
-
-def test_the_auxiliary_loss_is_the_mean_over_a_samples_steps_that_have_a_next_item():
-    tower = randomise(build(ModelConfig(kind="dien", width=4), dense=2, columns=1))
-    data = inputs((4, 2, 1, 4), lengths=torch.tensor([0, 1, 3, 5]))
-    _, loss = tower(*(data[n] for n in tower_of("dien").inputs), negatives=data["negatives"])
-    w, found = arrays(tower), 0.0
-    for b, n in enumerate(data["lengths"].tolist()):
-        states, terms = twin_gru(w, data["history"][b].numpy()[:n]), []
-        for t in range(n - 1):
-            terms.append(-np.log(sigmoid(states[t] @ data["history"][b, t + 1].numpy())))
-            terms.append(-np.log(1 - sigmoid(states[t] @ data["negatives"][b, t].numpy())))
-        found += np.mean(terms) if terms else 0
-    assert loss.item() == pytest.approx(found, abs=1e-9)
 
 
 def test_the_mean_of_four_columns_learns_as_one_column_under_adagrad_does():

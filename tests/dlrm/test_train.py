@@ -238,7 +238,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
         "--resume",
         *_data(folder, ()),
         "--compress",
-        "C1=hash:40",
+        "C1=modulo:40",
     ]
     with RunFolder.create(run, {"kind": "train"}) as stopped:
         stopped.metric({"kind": "loader", "rows": 0, "rows_per_s": 0.0, "stall": 1.0})
