@@ -78,20 +78,16 @@ def load_batches(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -
 
 
 class Model(torch.nn.Module):
-    """A model of embeddings and linear layers. With the kind `dots`, the layers also get the products of all pairs of
-    vectors. With `cross`, a cross layer comes first."""
+    """A model of embeddings and linear layers. The layers get numbers, vectors, and the products of all pairs of
+    vectors."""
 
-    def __init__(
-        self, kind: str = "dots", width: int = 8, layers: Sequence[int] = (64, 32)
-    ) -> None:
+    def __init__(self, width: int = 8, layers: Sequence[int] = (64, 32)) -> None:
         super().__init__()
-        self.kind, entering = kind, NUMBERS + COLUMNS * width
         self.table = torch.nn.Embedding(COLUMNS * IDS, width)
         torch.nn.init.normal_(self.table.weight, std=0.1)
         self.register_buffer("first", torch.arange(COLUMNS).unsqueeze(1) * IDS)
         self.register_buffer("pairs", torch.triu_indices(COLUMNS, COLUMNS, 1))
-        self.cross = torch.nn.Linear(entering, entering) if kind == "cross" else None
-        sizes = [entering + (self.pairs.shape[1] if kind == "dots" else 0), *layers]
+        sizes = [NUMBERS + COLUMNS * width + self.pairs.shape[1], *layers]
         parts = [
             part
             for a, b in itertools.pairwise(sizes)
@@ -101,13 +97,8 @@ class Model(torch.nn.Module):
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         vectors = self.table(ids + self.first).transpose(0, 1)
-        entering = torch.cat([dense, vectors.flatten(1)], 1)
-        if self.kind == "dots":
-            dots = vectors @ vectors.transpose(1, 2)
-            entering = torch.cat([entering, dots[:, self.pairs[0], self.pairs[1]]], 1)
-        if self.cross is not None:
-            entering = entering + entering * self.cross(entering)
-        return self.over(entering).squeeze(1)
+        dots = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.over(torch.cat([dense, vectors.flatten(1), dots], 1)).squeeze(1)
 
 
 def train_model(

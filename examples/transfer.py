@@ -35,7 +35,7 @@ RATES = (0.003, 0.01, 0.03)
 def new_model(seed: int, part: int = 1) -> Model:
     """Returns a new model, with the teacher's width and layers divided by `part`."""
     torch.manual_seed(seed)
-    return Model("dots", WIDTH // part, [size // part for size in LAYERS])
+    return Model(WIDTH // part, [size // part for size in LAYERS])
 
 
 def distillation_loss(teacher: Model) -> Loss:
