@@ -88,7 +88,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     add("--cores", default="16,64", help="of the machines, before and after (default: %(default)s)")
     add("--seeds", type=int, default=3, help="(default: %(default)s)")
     options = parser.parse_args(argv)
-    how = argparse.Namespace(rounds=1, seconds=1.0, most=600.0)
+    how = argparse.Namespace(rounds=1, seconds=0.6, most=600.0)
     few = [replace(one, settings=one.settings[:CALIBRATION]) for one in SETUPS]
     with tempfile.TemporaryDirectory() as folder:
         clicks = small_table(Path(folder) / "clicks", **TABLE)

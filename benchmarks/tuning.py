@@ -50,6 +50,7 @@ _POLICIES = (
     "ds2",
     "intune",
     "planner",
+    "auto",
 )
 _PUBLISHED = (
     "published: InTune 2.05–2.29 × autotune, 1.10–1.20 × an even split, 1.20 × after a rescale"
@@ -101,7 +102,7 @@ def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
 
 def settings_table(seeds: int) -> dict[str, Any]:
     found = {}
-    ratios_of = "planner ÷ autotune | ÷ even | ÷ autotune-adaptive | intune ÷ autotune"
+    ratios_of = "auto ÷ autotune | ÷ even | ÷ autotune-adaptive | intune ÷ autotune"
     head = f"| setting | {' | '.join(_POLICIES)} | {ratios_of} |"
     say(f"\n{_PUBLISHED}\n{head}\n|" + "---|" * (len(_POLICIES) + 5))
     for setting in _BATCH:
@@ -109,7 +110,7 @@ def settings_table(seeds: int) -> dict[str, Any]:
             scores = compare(published(setting, rescale=rescale), seeds)
             name = setting + (", 32 → 8 → 32 cores" if rescale else "")
             ratios = [
-                scores["planner"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")
+                scores["auto"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")
             ]
             say(
                 f"| {name} | "
@@ -124,11 +125,11 @@ def settings_table(seeds: int) -> dict[str, Any]:
 
 def sweep_table(seeds: int) -> dict[str, Any]:
     found = {}
-    shown = ("even", "autotune", "plumber-adaptive", "ds2", "intune", "planner")
+    shown = ("even", "autotune", "plumber-adaptive", "ds2", "intune", "planner", "auto")
     say(
         "\n| criteo | "
         + " | ".join(shown)
-        + " | planner ÷ autotune | planner ÷ even |\n|"
+        + " | auto ÷ autotune | auto ÷ even |\n|"
         + "---|" * (len(shown) + 3)
     )
     points = [{"udf": u} for u in (0.25, 0.5, 1.0, 2.0, 4.0)] + [
@@ -140,7 +141,7 @@ def sweep_table(seeds: int) -> dict[str, Any]:
         say(
             f"| {name} | "
             + " | ".join(f"{scores[p]:.3f}" for p in shown)
-            + f" | {scores['planner'] / scores['autotune']:.2f} | {scores['planner'] / scores['even']:.2f} |"
+            + f" | {scores['auto'] / scores['autotune']:.2f} | {scores['auto'] / scores['even']:.2f} |"
         )
         found[name] = scores
     return found
