@@ -109,9 +109,7 @@ def settings_table(seeds: int) -> dict[str, Any]:
         for rescale in (False, True):
             scores = compare(published(setting, rescale=rescale), seeds)
             name = setting + (", 32 → 8 → 32 cores" if rescale else "")
-            ratios = [
-                scores["auto"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")
-            ]
+            ratios = [scores["auto"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")]
             say(
                 f"| {name} | "
                 + " | ".join(f"{scores[p]:.3f}" for p in _POLICIES)
