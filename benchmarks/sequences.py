@@ -1,15 +1,17 @@
 """Loads each event with its user's last events, by Sluice from a plain table and by hand from mapped arrays.
 
-    python -m benchmarks.sequences --work DIR [--rows 10000000] [--last 100] [--turns 3] [--seconds 15]
+    python -m benchmarks.sequences --work DIR [--rows 10000000] [--last 100] [--turns 3] [--seconds 5]
 
 The events have the shape of Yambda-5B (arXiv 2505.22238, and the figures of MLPerf Training's recommendation_v4): a
 median of 2,695 events a user, 4,763 on average, at most 27,738, of 9.39 M items over 300 days in steps of 5 s. They are
-made here. Two ways take turns, each in a process of its own:
+made here. Four ways take turns, each in a process of its own:
 
 - `sluice`: a `Loader` with a `History` on the Parquet files.
-- `by_hand`: as MLPerf's reference. Each column is first written to an array that is mapped into memory. A torch
-  DataLoader with 0, 1 or 2 workers then gathers each sample in numpy. It takes events in the stored order, as the
-  reference does by default, which is the best order for it.
+- `by_sample`: as MLPerf's reference. Each column is first written to an array that is mapped into memory (`expand`). A
+  torch DataLoader with 0 or 2 workers then gathers one sample after another in numpy. It takes events in the stored
+  order, as the reference does by default, which is the best order for it.
+- `by_batch`: the same, but all samples of a batch are gathered by one index. `shuffled` is this in random order, as
+  Sluice mixes rows.
 
 Both give item, share played, length and label of the earlier events, and of the event itself. An event at the same time
 is not in a history. Rates are measured for some seconds after the first batch. Memory is the most that the process and
@@ -44,6 +46,14 @@ LISTENED = 0.613  # the share of events with label 1
 FILE_ROWS, GROUP_ROWS, BATCH = 2**19, 2**15, 8_192
 COLUMNS = ("item_id", "played_ratio", "track_length", "label")
 KEYS = ("uid", "timestamp")
+HANDS = [
+    ("by_sample", 0),
+    ("by_sample", 2),
+    ("by_batch", 0),
+    ("by_batch", 2),
+    ("shuffled", 0),
+    ("shuffled", 2),
+]
 
 
 def make_events(folder: Path, rows: int) -> None:
@@ -90,16 +100,18 @@ def epochs(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def expand(folder: str, into: str) -> dict[str, Any]:
-    """Writes each column as an array, and where each user's events begin."""
+    """Writes each column as an array, and for each event where those of its user, and of its moment, begin."""
     began = time.perf_counter()
     memory = Memory()
     Path(into).mkdir()
     for name in (*KEYS, *COLUMNS, "is_organic"):
         column = pq.read_table(folder, columns=[name]).column(0).to_numpy()
         np.save(f"{into}/{name}.npy", column.astype(np.int64 if column.dtype.kind == "u" else "f4"))
-    users = np.load(f"{into}/uid.npy", mmap_mode="r")
-    starts = np.flatnonzero(np.diff(users, prepend=-1))
-    np.save(f"{into}/first.npy", np.repeat(starts, np.diff([*starts, len(users)])))
+    users, times = (np.load(f"{into}/{name}.npy", mmap_mode="r") for name in KEYS)
+    is_new = np.diff(users, prepend=-1) != 0
+    for name, begins in (("user", is_new), ("moment", is_new | (np.diff(times, prepend=-1) != 0))):
+        at = np.flatnonzero(begins)
+        np.save(f"{into}/{name}_start.npy", np.repeat(at, np.diff([*at, len(users)])))
     return {
         "seconds": time.perf_counter() - began,
         "peak_bytes": memory.peak(),
@@ -108,43 +120,63 @@ def expand(folder: str, into: str) -> dict[str, Any]:
 
 
 class Samples(Dataset[Any]):
-    """Gathers one sample at a time from mapped arrays."""
+    """Gathers one sample after another from mapped arrays."""
 
     def __init__(self, folder: str, last: int) -> None:
-        self._last = last
-        names = (*COLUMNS, "timestamp", "first", "is_organic")
-        self._arrays = {name: np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in names}
+        def mapped(name: str) -> np.ndarray:
+            return np.asarray(np.load(f"{folder}/{name}.npy", mmap_mode="r"))
+
+        self.ends = mapped("moment_start")
+        self.starts = np.maximum(mapped("user_start"), self.ends - last)
+        self.columns = [mapped(name) for name in COLUMNS]
+        self.own = [*self.columns, mapped("is_organic")]
 
     def __len__(self) -> int:
-        return len(self._arrays["label"])
+        return len(self.ends)
 
     def __getitem__(self, row: int) -> tuple[Any, ...]:
-        times = self._arrays["timestamp"]
-        first = self._arrays["first"][row]
-        low = max(first, row - self._last - 64)
-        end = low + int(np.searchsorted(times[low:row], times[row]))
-        start = max(first, end - self._last)
-        histories = [self._arrays[name][start:end] for name in COLUMNS]
-        own = [self._arrays[name][row] for name in (*COLUMNS, "is_organic")]
-        return end - start, histories, own
+        start, end = self.starts[row], self.ends[row]
+        histories = [column[start:end] for column in self.columns]
+        return end - start, histories, [column[row] for column in self.own]
+
+    @staticmethod
+    def collate(samples: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        lengths, histories, own = zip(*samples, strict=True)
+        values = [torch.from_numpy(np.concatenate(some)) for some in zip(*histories, strict=True)]
+        return (
+            torch.tensor(lengths),
+            values,
+            [torch.tensor(np.array(c)) for c in zip(*own, strict=True)],
+        )
 
 
-def collate(samples: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    lengths, histories, own = zip(*samples, strict=True)
-    values = [torch.from_numpy(np.concatenate(column)) for column in zip(*histories, strict=True)]
-    return (
-        torch.tensor(lengths),
-        values,
-        [torch.tensor(np.array(c)) for c in zip(*own, strict=True)],
-    )
+class Batches(Samples):
+    """Gathers the samples of a batch by one index."""
+
+    def __getitems__(self, rows: list[int]) -> tuple[Any, ...]:
+        starts, ends = self.starts[rows], self.ends[rows]
+        lengths = ends - starts
+        at = np.arange(lengths.sum()) + np.repeat(ends - np.cumsum(lengths), lengths)
+        values = [torch.from_numpy(column[at]) for column in self.columns]
+        return torch.from_numpy(lengths), values, [torch.from_numpy(c[rows]) for c in self.own]
+
+    @staticmethod
+    def collate(samples: tuple[Any, ...]) -> tuple[Any, ...]:
+        return samples
 
 
-def by_hand(folder: str, last: int, seconds: float, workers: int) -> dict[str, Any]:
+def by_hand(folder: str, last: int, seconds: float, kind: str, workers: int) -> dict[str, Any]:
     began = time.perf_counter()
-    loader = DataLoader(
-        Samples(folder, last), BATCH, num_workers=workers, collate_fn=collate, drop_last=True
+    samples = Samples(folder, last) if kind == "by_sample" else Batches(folder, last)
+    rows = np.arange(len(samples))
+    if kind == "shuffled":
+        np.random.default_rng(7).shuffle(rows)
+    order = np.array_split(rows, len(rows) // BATCH)
+    loader: Iterable[Any] = DataLoader(
+        samples, batch_sampler=order, num_workers=workers, collate_fn=samples.collate
     )
-    return consume(((len(n), len(v[0])) for n, v, _ in epochs(loader)), began, seconds)
+    sizes = ((len(lengths), sum(map(len, values))) for lengths, values, _ in epochs(loader))
+    return consume(sizes, began, seconds)
 
 
 class Memory:
@@ -193,7 +225,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--last", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--seconds", type=float, default=5)
     given = parser.parse_args()
     events, arrays = given.work / f"events-{given.rows}", given.work / "arrays"
     if not events.exists():
@@ -207,17 +239,20 @@ def main() -> None:
         cases.run(
             f"expand {turn}", "sequences", "expand", {"folder": str(events), "into": str(arrays)}
         )
-        for workers in range(3):
-            options = {"folder": str(arrays), "workers": workers, **shared}
-            cases.run(f"by_hand_{workers} {turn}", "sequences", "by_hand", options)
+        for kind, workers in HANDS:
+            options = {"folder": str(arrays), "kind": kind, "workers": workers, **shared}
+            cases.run(f"{kind}_{workers} {turn}", "sequences", "by_hand", options)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     names = dict.fromkeys(one["case"].split()[0] for one in found)
     medians = {
         name: medians_of([o for o in found if o["case"].startswith(f"{name} ")]) for name in names
     }
-    best = max(medians[f"by_hand_{workers}"]["rows_per_s"] for workers in range(3))
-    ratio = medians["sluice"]["rows_per_s"] / best
-    print(json.dumps({"last": given.last, "sluice_over_best_by_hand": ratio, **medians}))
+    ratios = {
+        f"sluice_over_{kind}": medians["sluice"]["rows_per_s"]
+        / max(one["rows_per_s"] for name, one in medians.items() if name.startswith(kind))
+        for kind in ("by_sample", "by_batch", "shuffled")
+    }
+    print(json.dumps({"last": given.last, **ratios, **medians}))
 
 
 def medians_of(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -65,11 +65,6 @@ class History(NamedFields):
         if isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 1:
             raise UsageError(f"history: last={self.last!r} is not a positive whole number")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns in a batch."""
-        return tuple(map(history_name, self.columns))
-
 
 def history_name(column: str) -> str:
     return f"{column}_history"

@@ -188,9 +188,13 @@ class Columns:
         """The columns of bags that files hold."""
         return tuple(name for name in self.bags if name not in self.added)
 
-    def id_kind(self, name: str) -> type[np.int32 | np.uint32 | np.float32]:
-        """Returns the type of a column's ids inside the pipeline. A history of numbers has float32."""
-        return np.float32 if name in self.numbers else id_kind(self.cardinalities.get(name))
+    def id_kind(self, name: str) -> type[np.int32 | np.uint32]:
+        """Returns the type of a column's ids inside the pipeline."""
+        return id_kind(self.cardinalities.get(name))
+
+    def value_kind(self, name: str) -> type[np.int32 | np.uint32 | np.float32]:
+        """Returns the type of the ids of a column, or of the numbers of a history."""
+        return np.float32 if name in self.numbers else self.id_kind(name)
 
     @property
     def wide(self) -> bool:

@@ -61,8 +61,8 @@ class GroupRange:
                 f"{where}: the footer has no smallest and largest value of column {names[0]!r}. A history "
                 "needs them: write the file with statistics"
             )
-        is_known = times is not None and times.has_min_max
-        return cls(at, where, users.min, users.max, (is_known, times.min_raw if is_known else 0))
+        first = (True, times.min_raw) if times and times.has_min_max else (False, 0)
+        return cls(at, where, users.min, users.max, first)
 
 
 def preceding_groups(

@@ -50,7 +50,7 @@ def job_of(
             "make a feature table of it"
         )
     kinds = dict.fromkeys(columns.floats, "float32") | {
-        name: columns.id_kind(name).__name__ for name in (*columns.scalars, *columns.bags)
+        name: columns.value_kind(name).__name__ for name in (*columns.scalars, *columns.bags)
     }
     stored = {name: kind for name, kind in kinds.items() if name not in columns.added}
     made: Sequence[Any] = (
@@ -79,7 +79,7 @@ def job_of(
         columns=stored,
         bags={name: columns.bags[name] for name in columns.stored_bags},
         fill=dict(columns.fill),
-        history=history and {**asdict(history), "columns": list(history.columns)},
+        history={**asdict(history), "columns": list(history.columns)} if history else None,
         made=digest(made),
     )
 

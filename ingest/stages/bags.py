@@ -135,7 +135,7 @@ def history_views(
         pieces, starts, lengths = pieces[order], starts[order], lengths[order]
     offsets = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    found = {}
+    found: dict[str, HistoryViews] = {}
     for name, some in columns.items():
         events = tuple(array.values.to_numpy().view(np.int32) for array in some)
         # All windows of a row group hold its events, so each counts its share.

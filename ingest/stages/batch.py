@@ -413,7 +413,7 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     )
     for column, name in enumerate(columns.sparse):
         arrays[name] = ids.of(column)
-        if (kind := columns.id_kind(name)) is not np.int32:
+        if (kind := columns.value_kind(name)) is not np.int32:
             arrays[name] = arrays[name].view(kind)
         if name in columns.bags and ids.lengths is not None:
             arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]

@@ -350,7 +350,7 @@ class Gatherer:
             {
                 **arrays,
                 **{
-                    name: one.as_arrow(rows, self._columns.id_kind(name))
+                    name: one.as_arrow(rows, self._columns.value_kind(name))
                     for name, one in bags.items()
                 },
             }

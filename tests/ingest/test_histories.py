@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,28 +220,38 @@ def twice(columns):
     columns["duration_history"] = columns["duration_history"] * 2
 
 
-def test_ids_are_those_of_their_column_and_a_drawn_row_keeps_its_history(events, plain):
+@pytest.mark.parametrize("size", [1000, 3_000_000_000])
+def test_ids_are_those_of_their_column_and_a_drawn_row_keeps_its_history(events, plain, size):
+    """Ids beyond int32 make all values of a batch int64, also the bits of numbers."""
     source = ParquetFiles.open(
-        plain, "label=label;dense=duration;sparse=item%1000,row", {"item": 1000}
+        plain, f"label=label;dense=duration;sparse=item%{size},row", {"item": size}
     )
+    ids, seen = {}, []
     with open_loader(
-        source, batch_size=80, history=history(1, ["item"]), sample="duration"
+        source, batch_size=80, history=history(1, ["item", "duration"]), sample="duration"
     ) as loader:
-        assert loader.cardinalities["item_history"] == loader.cardinalities["item"] == 1002
-        ids = {}
-        batches = [
-            (b["row"].tolist(), b["item"].tolist(), *b.numpy()["item_history"]) for b in loader
-        ]
-        batches = [(rows, items, v.tolist(), n.tolist()) for rows, items, v, n in batches]
-        for rows, items, _, _ in batches:
-            ids |= dict(zip(rows, items, strict=True))
-        for rows, _, values, lengths in batches:
-            assert lengths == [len(events.before(row, 1)) for row in rows]
-            of_rows = [before[0] for row in rows if (before := events.before(row, 1))]
-            known = [
-                (value, ids[row]) for value, row in zip(values, of_rows, strict=True) if row in ids
+        assert loader.cardinalities["item_history"] == loader.cardinalities["item"] == size + 2
+        for batch in loader:
+            rows, found = batch["row"].tolist(), batch.numpy()
+            ids |= dict(zip(rows, found["item"].tolist(), strict=True))
+            before = [events.before(row, 1) for row in rows]
+            assert found["item_history"].lengths.tolist() == list(map(len, before))
+            assert found["duration_history"].values.tolist() == [
+                one[0] / 2 for one in before if one
             ]
-            assert all(value == expected for value, expected in known)
+            expected = [one[0] for one in before if one]
+            seen += zip(expected, found["item_history"].values.tolist(), strict=True)
+    known = [(ids[row], value) for row, value in seen if row in ids]
+    assert known
+    assert all(expected == value for expected, value in known)
+
+
+def test_a_delta_table_of_another_program_is_read_with_a_user_in_two_files(events, tmp_path):
+    for part in (events.table.slice(0, 900), events.table.slice(900)):
+        write_deltalake(tmp_path / "events", part, mode="append")
+    assert events.user[899] == events.user[900]
+    source = ParquetFiles.open(tmp_path / "events", ROLES)
+    assert sorted(rows_of(source, events)[0][0]) == list(events.rows)
 
 
 def test_torchrec_gets_only_ids(plain):
@@ -270,7 +281,7 @@ ops = [{{op = "fill", value = 0}}]
 [[column]]
 name = "item"
 role = "sparse"
-ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000}}]
+ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000, online = true}}]
 
 [[column]]
 name = "row"
