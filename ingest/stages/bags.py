@@ -132,7 +132,9 @@ def history_views(
     starts = np.concatenate([start for start, _ in sizes]).astype(np.int64)
     lengths = np.concatenate([length for _, length in sizes])
     if order is not None:
-        pieces, starts, lengths = pieces[order], starts[order], lengths[order]
+        pieces = pieces[order]
+        starts = starts[order]
+        lengths = lengths[order]
     offsets = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     found: dict[str, HistoryViews] = {}
