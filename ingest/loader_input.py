@@ -13,7 +13,6 @@ from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.row_selection import splits_by_key
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
@@ -23,7 +22,7 @@ from sluice.ingest.read.petastorm.options import (
 )
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
 from sluice.ingest.read.sources import Reading, source_of
-from sluice.ingest.read.user_history import HistoryError, UserHistories
+from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import Order, Read, RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 from sluice.ingest.stages.transform import Transform, UserTransform, address_of, transforms_of
@@ -125,13 +124,13 @@ def open_input(
         if not isinstance(table, ParquetFiles):
             fields = fields_after(fields, first_schema(files, opener), transform_spec)
         layout = Fingerprint.of(fields).layout
-    _refuse_sample(order, reading.petastorm)
+    _refuse_with_petastorm(order, history, reading.petastorm)
     operators = _operators(table, fields)
     columns = _columns(table, fields, fill, operators, reading.petastorm)
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
         made = table.made(split, columns.names)
-    histories = histories_of(history, table, split, columns, operators, reading.petastorm)
+    histories = histories_of(history, table, split, columns, operators)
     groups = _row_groups(table, files, columns, made, order.sample, reading, before_read, histories)
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
@@ -154,11 +153,20 @@ def open_input(
     )
 
 
-def _refuse_sample(order: Order, petastorm: PetastormOptions) -> None:
-    if order.sample is not None and petastorm.asked_for:
+def _refuse_with_petastorm(
+    order: Order, history: History | None, petastorm: PetastormOptions
+) -> None:
+    """Raises LoaderError for what reads rows as they are stored, if Petastorm's Reader changes them."""
+    asked_for = ", ".join(petastorm.asked_for)
+    if order.sample is not None and asked_for:
         raise LoaderError(
-            f"sample={order.sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
+            f"sample={order.sample!r} with {asked_for}: rows are sampled as they are "
             "stored. Make a column with the weights of the remaining rows, and sample by that column"
+        )
+    if history is not None and asked_for:
+        raise LoaderError(
+            f"history with {asked_for}: events are read as they are stored. Write the rows that you want as "
+            "files, or leave one of the two out"
         )
 
 
@@ -181,37 +189,6 @@ def _columns(
     if not petastorm.asked_for:  # Petastorm may change values and skip rows
         table.check(columns)
     return columns
-
-
-def histories_of(  # noqa: PLR0917 # called once
-    history: History | None,
-    table: FeatureTable | ParquetFiles,
-    split: str,
-    columns: Columns,
-    operators: Operators,
-    petastorm: PetastormOptions = PetastormOptions(),
-) -> UserHistories | None:
-    """Returns what makes the histories of a split's rows. Raises HistoryError if they cannot be made."""
-    if history is None:
-        return None
-    if petastorm.asked_for:
-        raise HistoryError(
-            f"history with {', '.join(petastorm.asked_for)}: events are read as they are stored. Write the "
-            "rows that you want as files, or leave one of the two out"
-        )
-    spec = table.spec if isinstance(table, ParquetFiles) else None
-    if spec is not None and splits_by_key(spec) and spec.table.split_by != (history.by,):
-        raise HistoryError(
-            f"history: {spec.name} puts the rows of one {history.by} into several splits by a hash, so a row "
-            f'would see rows of another split. Write split_by = "{history.by}" or split_time = "{history.time}"'
-        )
-    columns.with_history(history)  # refuses columns that cannot have a history
-    made: MadeColumns | OperatorColumns | None = (
-        table.made(split, history.columns)
-        if isinstance(table, ParquetFiles)
-        else operators.made(columns, history.columns)
-    )
-    return UserHistories(history, columns, made)
 
 
 def _row_groups(  # noqa: PLR0917 # called once

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,13 @@ from sluice.etl.spec.nested_columns import join_chunks
 from sluice.ingest.choices import History, history_name
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.row_selection import splits_by_key
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
-from sluice.ingest.stages.table_operators import OperatorColumns
+from sluice.ingest.stages.table_operators import OperatorColumns, Operators
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
 
 _VIEW = 8  # bytes of a row: where its history starts, and its length
 _SORT = "Sort the rows by {0.by!r} and, within it, by {0.time!r}, and write the files again"
@@ -225,6 +230,31 @@ class UserHistories:
                     f"{where}, row {first + refused.at}: column {name!r} holds {refused}"
                 ) from None
         return found
+
+
+def histories_of(
+    history: History | None,
+    table: FeatureTable | ParquetFiles,
+    split: str,
+    columns: Columns,
+    operators: Operators,
+) -> UserHistories | None:
+    """Returns what makes the histories of a split's rows. Raises an error if they cannot be made."""
+    if history is None:
+        return None
+    spec = table.spec if isinstance(table, ParquetFiles) else None
+    if spec is not None and splits_by_key(spec) and spec.table.split_by != (history.by,):
+        raise HistoryError(
+            f"history: {spec.name} puts the rows of one {history.by} into several splits by a hash, so a row "
+            f'would see rows of another split. Write split_by = "{history.by}" or split_time = "{history.time}"'
+        )
+    columns.with_history(history)  # refuses columns that cannot have a history
+    made: MadeColumns | OperatorColumns | None = (
+        table.made(split, history.columns)
+        if isinstance(table, ParquetFiles)
+        else operators.made(columns, history.columns)
+    )
+    return UserHistories(history, columns, made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ import pyarrow as pa
 from sluice.etl.schema import digest
 from sluice.ingest.choices import History
 from sluice.ingest.columns import Columns
-from sluice.ingest.loader_input import histories_of
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import RowGroupReader, Work
 from sluice.ingest.read.sources import ArrowSource
+from sluice.ingest.read.user_history import histories_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled

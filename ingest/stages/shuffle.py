@@ -511,12 +511,12 @@ class Gatherer:
             for name in self._columns.stored_bags
         }
         histories = {name: columns.pop(name) for name in self._columns.histories}
+        # Packed rows have no table yet, and no histories.
+        rows = [piece.decoded.table.num_rows for piece in pieces] if histories else []
         try:
             return {
                 **shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind),
-                **history_views(
-                    histories, [piece.decoded.table.num_rows for piece in pieces], order
-                ),
+                **history_views(histories, rows, order),
             }
         except BagError as error:
             raise ColumnError(

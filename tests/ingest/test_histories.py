@@ -20,6 +20,8 @@ from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm import compat
+from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.user_history import HistoryError
 from sluice.ingest.stages.transform import Transform
 from tests.etl.jobs import build_table
@@ -434,6 +436,11 @@ def test_columns_that_cannot_have_a_history_are_refused(tmp_path):
     ):
         refused(tmp_path, *facts, roles=roles, history=own)
     refused(tmp_path, "on_error", errors=Errors(on_error="quarantine"))
+    compat.install()
+    from petastorm.predicates import in_lambda
+
+    odd = in_lambda(["row"], lambda row: row["row"] % 2 == 1)
+    refused(tmp_path, "predicate", petastorm=PetastormOptions(predicate=odd))
 
 
 def test_a_memory_limit_bounds_a_history_and_names_what_would_do(events, plain):
