@@ -55,7 +55,7 @@ from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
-from sluice.etl.spec.row_rules import History, Join, RowRules
+from sluice.etl.spec.row_rules import HistorySpec, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
@@ -197,7 +197,7 @@ class RuleRunner:
             rows = self._run(rows, spec, RowRules(joins=joins))
         rest = list(spec.rows.histories)
         while rest:
-            ready = list[History]()
+            ready = list[HistorySpec]()
             # If an earlier history adds the column `by` of a history, that history needs a later run.
             while rest and rest[0].by in rows.column_names:
                 name = f"{_BY}{len(ready)}"

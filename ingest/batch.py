@@ -40,7 +40,7 @@ class Batch:
     """[rows, dense columns] float32. In memory, each feature is contiguous."""
     values: torch.Tensor
     """All ids of the first sparse column, then of the second, as in KeyedJaggedTensor. int32, or int64 if a column
-    needs it."""
+    needs it. Histories of numbers come last, as the bits of their float32."""
     lengths: torch.Tensor
     """[sparse columns × rows] int32: the number of ids of each row. Do not write to it: without bags, all batches share
     one tensor."""
@@ -144,7 +144,10 @@ class Batch:
             raise LoadingError(
                 f"batches for TorchRec need torchrec: {install_command('trainer')}"
             ) from None
-        return KeyedJaggedTensor(list(self._named().sparse), self.values, lengths=self.lengths)
+        columns = self._named()
+        lengths = self.lengths[: len(columns.ids) * len(self)]
+        values = self.values[: int(lengths.sum())] if columns.numbers else self.values
+        return KeyedJaggedTensor(list(columns.ids), values, lengths=lengths)
 
     def torchrec(self) -> TorchrecBatch:
         """Returns the batch for TorchRec's own loops: `dense_features`, `sparse_features` and `labels`, no weights."""
@@ -162,6 +165,9 @@ class Batch:
             else self.values.view(lengths.shape).unbind()
         )
         for name, values, counts in zip(columns.sparse, parts, lengths, strict=True):
+            if name in columns.numbers:
+                yield name, BagColumn(values.to(torch.int32).view(torch.float32), counts)
+                continue
             yield name, BagColumn(values, counts) if name in columns.bags else values
 
     def _named(self) -> Columns:

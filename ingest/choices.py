@@ -1,4 +1,5 @@
-"""What a user may choose about a loader, in a program or on a command line: `Errors` and the names of choices.
+"""What a user may choose about a loader, in a program or on a command line: `Errors`, `History` and the names of
+choices.
 
 Standard library only, so that a command line can be read without numpy and Arrow."""
 
@@ -32,6 +33,41 @@ PROGRAM_ERRORS = frozenset(
         "SystemError",
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History(NamedFields):
+    """Gives each row the last events of its user before its own time, oldest first. An event is another row of the
+    table, which must be sorted by `by` and, within it, by `time`."""
+
+    by: str
+    """The stored column that says whose event a row is: whole numbers or texts."""
+    time: str
+    """The stored column of times: numbers, dates or timestamps. Events of the row's own moment are not in its
+    history."""
+    columns: tuple[str, ...]
+    """The loaded columns with one value a row, of which a batch also has the history: `item` as `item_history`."""
+    last: int
+    """The most events of a row's history."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            raise UsageError(
+                f"history: columns={self.columns!r} is one text; write columns=[{self.columns!r}]"
+            )
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not self.columns or len(set(self.columns)) < len(self.columns):
+            raise UsageError(
+                f"history: columns={list(self.columns)}; name at least one column, each once"
+            )
+        if self.by == self.time:
+            raise UsageError(f"history: by and time both name the column {self.by!r}")
+        if isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 1:
+            raise UsageError(f"history: last={self.last!r} is not a positive whole number")
+
+
+def history_name(column: str) -> str:
+    return f"{column}_history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from sluice.etl.ops.base import id_kind, is_wide
 from sluice.etl.schema import Field
+from sluice.ingest.choices import History, history_name
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 
@@ -19,6 +20,7 @@ _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 # The assumed ids in a bag. They only reserve memory before the first bags are read.
 _GUESSED_BAG = 8.0
+_VIEW = 20  # bytes that say where a row's history is among the events of a row group
 
 
 class ColumnError(LoadingError):
@@ -45,6 +47,10 @@ class Columns:
     """The columns that no file holds, because transforms add them."""
     in_order_hash: str | None = None
     """The column whose ids, before any transform, go into the order hash: the column with the most ids."""
+    histories: tuple[str, ...] = ()
+    """The columns of `bags` that hold a row's history. They are the last of `sparse`."""
+    numbers: tuple[str, ...] = ()
+    """Those of `histories` that hold float32. They are the last of `histories`. Arrays of ids hold their 32 bits."""
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
@@ -127,6 +133,35 @@ class Columns:
             in_order_hash=most.name if most else None,
         )
 
+    def with_history(self, history: History) -> Columns:
+        """Returns the columns with the histories. Raises ColumnError if one of its columns cannot have a history."""
+        known = (*self.floats, *self.scalars)
+        for name in history.columns:
+            if name in self.bags or name in self.added:
+                why = "has several values a row" if name in self.bags else "is made by a transform"
+                raise ColumnError(
+                    f"history: column {name!r} {why}. Name columns with one stored value a row"
+                )
+            if name not in known:
+                raise ColumnError(
+                    f"history: no column {name!r} is loaded{nearest(name, known)}. Give it the role sparse or dense"
+                )
+            if history_name(name) in (*self.floats, *self.sparse):
+                raise ColumnError(
+                    f"history: the table already has a column {history_name(name)!r}; rename it"
+                )
+        numbers = tuple(history_name(n) for n in history.columns if n in self.floats)
+        ids = {history_name(n): n for n in history.columns if n in self.scalars}
+        sizes = {own: self.cardinalities[n] for own, n in ids.items() if n in self.cardinalities}
+        return replace(
+            self,
+            sparse=(*self.sparse, *ids, *numbers),
+            bags={**self.bags, **dict.fromkeys((*ids, *numbers), float(history.last))},
+            cardinalities={**self.cardinalities, **sizes},
+            histories=(*ids, *numbers),
+            numbers=numbers,
+        )
+
     @property
     def floats(self) -> tuple[str, ...]:
         """The columns of floats: dense features, label and weight."""
@@ -135,7 +170,13 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """All columns to read from files."""
-        return tuple(name for name in (*self.floats, *self.sparse) if name not in self.added)
+        other = {*self.added, *self.histories}
+        return tuple(name for name in (*self.floats, *self.sparse) if name not in other)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The columns of `sparse` that hold ids, which are its first."""
+        return self.sparse[: len(self.sparse) - len(self.numbers)]
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -151,6 +192,10 @@ class Columns:
         """Returns the type of a column's ids inside the pipeline."""
         return id_kind(self.cardinalities.get(name))
 
+    def value_kind(self, name: str) -> type[np.int32 | np.uint32 | np.float32]:
+        """Returns the type of the ids of a column, or of the numbers of a history."""
+        return np.float32 if name in self.numbers else self.id_kind(name)
+
     @property
     def wide(self) -> bool:
         """Whether some ids do not fit int32, so that a batch has all ids as int64."""
@@ -163,6 +208,15 @@ class Columns:
         return (
             4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
         )
+
+    @property
+    def window_row_bytes(self) -> int:
+        """The average bytes of a row in a window. It has each event of a history once, and a batch has it in the
+        history of each later row."""
+        if not self.histories:
+            return self.row_bytes
+        events = sum(self.bags[name] for name in self.histories)
+        return self.row_bytes - round((8 if self.wide else 4) * events) + _VIEW
 
 
 def _check_type(f: Field) -> None:

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
-from sluice.ingest.choices import Errors
+from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.loader_input import LoaderInput, open_input
@@ -90,8 +91,9 @@ class BatchLoader(IterableDataset[Batch]):
         before_read: Callable[[Read], None] | None = None,
         machine: Machine | None = None,
         allow_code: Permission | Iterable[str] = (),
+        history: History | None = None,
     ):
-        _check_arguments(read_ahead_epochs, order, errors)
+        _check_arguments(read_ahead_epochs, order, errors, history)
         self._machine = machine or Machine()
         self._rank, self._ranks = rank, ranks
         self._quarantine = Quarantine(errors)
@@ -107,6 +109,7 @@ class BatchLoader(IterableDataset[Batch]):
             fill=fill,
             before_read=before_read,
             allow_code=allow_code,
+            history=history,
         )
         self._read_ahead_epochs = read_ahead_epochs
         share = self.plan.share_of(rank, ranks)
@@ -125,6 +128,9 @@ class BatchLoader(IterableDataset[Batch]):
         self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
         self.order_hash: str | None = None
+        self._close_when_abandoned()
+
+    def _close_when_abandoned(self) -> None:
         _open_pipelines.add(self._pipeline)
         for close in (self._pipeline.close, self._input.groups.close):
             weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
@@ -136,6 +142,10 @@ class BatchLoader(IterableDataset[Batch]):
         )
         groups.rescue = row_quarantine if row_quarantine.allowed else None
         columns = self._input.columns
+        decoding = groups.decoding
+        if self._remote is not None:  # its workers send each row's own history
+            more = columns.row_bytes - columns.window_row_bytes
+            decoding = replace(decoding, row_bytes=decoding.row_bytes + more)
         return PipelineParts(
             plan=self.plan,
             source=self._input.rows,
@@ -146,7 +156,7 @@ class BatchLoader(IterableDataset[Batch]):
             quarantine=row_quarantine,
             memory_limit=self._machine.memory_limit(memory_limit),
             machine=self._machine,
-            decoding=groups.decoding,
+            decoding=decoding,
             converted=count_converted(groups.schema, columns),
             epochs=self._read_ahead_epochs,
             remote=self._remote,
@@ -516,9 +526,16 @@ def _refuse_batches_of_batches() -> None:
         frame = frame.f_back
 
 
-def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> None:
+def _check_arguments(
+    read_ahead_epochs: int, order: Order, errors: Errors, history: History | None
+) -> None:
     if read_ahead_epochs < 1:
         raise LoaderError(f"epochs to read ahead: {read_ahead_epochs} is not a positive number")
+    if history is not None and errors.on_error != "raise":
+        raise LoaderError(
+            f"history with on_error={errors.on_error!r}: a row that is left out would also be missing in the "
+            "histories of later rows. Use on_error='raise'"
+        )
     if order.sample is not None and errors.on_error != "raise":
         raise LoaderError(
             f"sample={order.sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "

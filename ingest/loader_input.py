@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.schema import DataFile, Field, Fingerprint, digest
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.choices import History, history_name
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
@@ -21,6 +22,7 @@ from sluice.ingest.read.petastorm.options import (
 )
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
 from sluice.ingest.read.sources import Reading, source_of
+from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import Order, Read, RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 from sluice.ingest.stages.transform import Transform, UserTransform, address_of, transforms_of
@@ -48,6 +50,7 @@ class LoaderInput:
     """The operators that the table leaves to the loader."""
     columns: Columns
     """The columns of a batch."""
+    history: History | None
     groups: RowGroupReader
     rows: RowGroupSource
     plan: RowsPlan
@@ -83,6 +86,9 @@ class LoaderInput:
             and not self.reading.petastorm.transform_spec
         ):
             known |= self.table.sizes(unknown)
+        for name in self.history.columns if self.history else ():
+            if name in known:
+                known[history_name(name)] = known[name]
         return {name: known[name] for name in self.columns.sparse if name in known}
 
 
@@ -99,6 +105,7 @@ def open_input(
     fill: Mapping[str, float] | float | None,
     before_read: Callable[[Read], None] | None,
     allow_code: Permission | Iterable[str],
+    history: History | None = None,
 ) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
     functions, transform_spec = split_transform_spec(transforms)
@@ -117,17 +124,14 @@ def open_input(
         if not isinstance(table, ParquetFiles):
             fields = fields_after(fields, first_schema(files, opener), transform_spec)
         layout = Fingerprint.of(fields).layout
-    if order.sample is not None and reading.petastorm.asked_for:
-        raise LoaderError(
-            f"sample={order.sample!r} with {', '.join(reading.petastorm.asked_for)}: rows are sampled as they are "
-            "stored. Make a column with the weights of the remaining rows, and sample by that column"
-        )
+    _refuse_with_petastorm(order, history, reading.petastorm)
     operators = _operators(table, fields)
     columns = _columns(table, fields, fill, operators, reading.petastorm)
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
         made = table.made(split, columns.names)
-    groups = _row_groups(table, files, columns, made, order.sample, reading, before_read)
+    histories = histories_of(history, table, split, columns, operators)
+    groups = _row_groups(table, files, columns, made, order.sample, reading, before_read, histories)
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
@@ -137,15 +141,33 @@ def open_input(
         reading=reading,
         before_read=before_read,
         files=files,
-        layout=layout,
+        layout=digest([layout, asdict(history)]) if history else layout,
         operators=operators,
-        columns=columns,
+        columns=columns.with_history(history) if history else columns,
+        history=history,
         groups=groups,
         rows=rows,
         plan=RowsPlan.of(order, rows.row_groups, chances, batch_size=batch_size, seed=seed),
         transforms=[*bound(table.transforms, table.stored, table.permission), *own],
         code=code,
     )
+
+
+def _refuse_with_petastorm(
+    order: Order, history: History | None, petastorm: PetastormOptions
+) -> None:
+    """Raises LoaderError for what reads rows as they are stored, if Petastorm's Reader changes them."""
+    asked_for = ", ".join(petastorm.asked_for)
+    if order.sample is not None and asked_for:
+        raise LoaderError(
+            f"sample={order.sample!r} with {asked_for}: rows are sampled as they are "
+            "stored. Make a column with the weights of the remaining rows, and sample by that column"
+        )
+    if history is not None and asked_for:
+        raise LoaderError(
+            f"history with {asked_for}: events are read as they are stored. Write the rows that you want as "
+            "files, or leave one of the two out"
+        )
 
 
 def _operators(table: FeatureTable | ParquetFiles, fields: Sequence[Field]) -> Operators:
@@ -177,6 +199,7 @@ def _row_groups(  # noqa: PLR0917 # called once
     sample: str | None,
     reading: Reading,
     before_read: Callable[[Read], None] | None,
+    histories: UserHistories | None,
 ) -> RowGroupReader:
     names: Sequence[str] = made.sources if made else columns.names
     given = None
@@ -195,4 +218,5 @@ def _row_groups(  # noqa: PLR0917 # called once
         made=made,
         located=located,
         packed=reading.packed,
+        history=histories,
     )

@@ -357,7 +357,7 @@ class Pipeline:
             SHUFFLE.name,
             windows.in_order(parts.source.open(tasks, read)),
             lambda _: gatherer(),
-            size=lambda gathering: gathering.window.rows * parts.columns.row_bytes,
+            size=lambda gathering: gathering.window.rows * parts.columns.window_row_bytes,
             measure=lambda block: (block.rows, block.nbytes),
             passes=is_gathered,
         )
@@ -435,7 +435,8 @@ class Pipeline:
         if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > rows_ahead:
             return None
         with governor.lock:
-            return governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
+            size = gathering.window.rows * self._parts.columns.window_row_bytes
+            return governor.admit(size, due=False)
 
     def _transform_step(self, fused: Fused) -> Step:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
@@ -619,7 +620,7 @@ class Pipeline:
 
     @property
     def _largest_block_bytes(self) -> int:
-        return self._parts.plan.widest * self._parts.columns.row_bytes
+        return self._parts.plan.widest * self._parts.columns.window_row_bytes
 
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""
@@ -627,7 +628,7 @@ class Pipeline:
         share = self._parts.share
         counters = self._counters
         return series_steps(
-            most_steps(plan, share.readers),
+            most_steps(plan, share.readers, self._parts.columns.row_bytes),
             share.rows,
             [
                 (counters[one.name].busy_s, counters[one.name].rows, self.knobs.workers[one.name])
@@ -639,7 +640,7 @@ class Pipeline:
     def _longest_series_bytes(self) -> int:
         parts = self._parts
         rows = (
-            most_steps(parts.plan, parts.share.readers)
+            most_steps(parts.plan, parts.share.readers, parts.columns.row_bytes)
             * parts.plan.batch_size
             // parts.share.readers
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.batch import BagColumn, Batch
-    from sluice.ingest.choices import Errors
+    from sluice.ingest.choices import Errors, History
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.read.sources import Reading
     from sluice.ingest.row_order import Order
@@ -32,6 +32,7 @@ __all__ = [
     "Batch",
     "Errors",
     "FeatureTable",
+    "History",
     "Knobs",
     "Loader",
     "Order",
@@ -44,6 +45,7 @@ _HOMES = {
     "Batch": "sluice.ingest.batch",
     "Errors": "sluice.ingest.choices",
     "FeatureTable": "sluice.etl.table.table",
+    "History": "sluice.ingest.choices",
     "Knobs": "sluice.ingest.knobs",
     "Loader": "sluice.loader",
     "Order": "sluice.ingest.row_order",

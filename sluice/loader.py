@@ -23,7 +23,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
-from sluice.ingest.choices import Errors
+from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
@@ -57,6 +57,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "knobs": (Knobs, "Knobs(workers={'read': 2})"),
     "order": (Order, "Order(shuffle=False)"),
     "errors": (Errors, "Errors(on_error='quarantine')"),
+    "history": (History, "History(by='user', time='time', columns=['item'], last=100)"),
     "reading": (Reading, "Reading(reader='arrow')"),
 }
 """The types that some arguments must have, with an example of each."""
@@ -102,6 +103,7 @@ class Loader(IterableDataset[Any]):
     - `spec` declares roles, ids and splits for plain Parquet. It is a file such as `sluice guess` writes.
       `sluice etl --spec` takes the same file.
     - `fill` replaces a missing number, for all columns or by name. `errors` says what happens to bad rows.
+    - `history` gives each row the last events of its user before its own time (`History`).
     - `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
       a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
       processes. Closures, lambdas and notebook functions run in threads, and so do functions with a name of their own.
@@ -162,6 +164,7 @@ class Loader(IterableDataset[Any]):
         spec: Spec | str | os.PathLike[str] | None = None,
         fill: Mapping[str, float] | float | None = None,
         errors: Errors = Errors(),
+        history: History | None = None,
         transforms: Iterable[UserTransform] = (),
         as_: str = "batch",
         version: int | None = None,
@@ -222,6 +225,7 @@ class Loader(IterableDataset[Any]):
             workers=workers,
             machine=machine,
             allow_code=allow_code,
+            history=history,
         )
         self._live_page = ExitStack()
         settings = {
@@ -232,6 +236,7 @@ class Loader(IterableDataset[Any]):
             "hash": dict(hash or {}),
             "order": asdict(order),
             "on_error": errors.on_error,
+            **({"history": asdict(history)} if history else {}),
             "memory_limit": limit,
         }
         try:

@@ -347,9 +347,11 @@ class FileAssignment:
         return sum(self.files)
 
     @property
-    def sorted_by_value(self) -> bool:
-        """Whether rows are sorted by something before their keys."""
-        return bool(self.spec.table.order or self.spec.table.together)
+    def sorted_by(self) -> list[str]:
+        """The names of the sort keys before the rows' own keys."""
+        table = self.spec.table
+        first = ["_first"] if table.order or table.together else []
+        return [*first, *(["_then"] if table.then else [])]
 
     @property
     def has_ties(self) -> bool:
@@ -383,8 +385,8 @@ class FileAssignment:
         columns: Mapping[str, pa.Array],
         keys: Keys,
         split: npt.NDArray[np.int32],
-    ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
-        """Returns the file of each row, and its first sort key there, if it has one before its key."""
+    ) -> tuple[npt.NDArray[np.int32], list[pa.Array]]:
+        """Returns the file of each row, and its sort keys there before its key: see `sorted_by`."""
         table = self.spec.table
         if self.pairs:
             known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))
@@ -392,10 +394,10 @@ class FileAssignment:
         if table.order:
             hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
             shares = features.run(hidden, hidden.ops, columns, {}).to_numpy(zero_copy_only=False)
-            return self.file(keys, split, shares), pc.fill_null(
-                as_number(columns[table.order]), -np.inf
-            )
+            by = [name for name in (table.order, table.then) if name]
+            values = [pc.fill_null(as_number(columns[name]), -np.inf) for name in by]
+            return self.file(keys, split, shares), values
         if table.together:
             group = hash_rows([columns[table.together]], table.seed)
-            return self.file(group, split), pa.array((group >> np.uint64(11)).astype(np.float64))
-        return self.file(keys, split), None
+            return self.file(group, split), [pa.array((group >> np.uint64(11)).astype(np.float64))]
+        return self.file(keys, split), []

@@ -14,7 +14,7 @@ from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spec.nested_columns import join_chunks
-from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, History
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, HistorySpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 from sluice.etl.table.table import FeatureTable, TableError
@@ -106,7 +106,7 @@ def _filled(lists: pa.Array) -> pa.Array:
     return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
 
 
-def _lagged(lists: pa.Array, history: History, columns: Mapping[str, pa.Array]) -> pa.Array:
+def _lagged(lists: pa.Array, history: HistorySpec, columns: Mapping[str, pa.Array]) -> pa.Array:
     """Returns the value `lag` rows before the next row."""
     lengths = (
         pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -93,7 +93,7 @@ class RowPlacement:
             split, folds = split[origin], folds[origin]
         files, first = placement.place(self._features, columns, keys, split)
         order = [
-            *([] if first is None else [first]),
+            *first,
             *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
             pa.array(self._order_in_file(columns, keys).view(np.int64)),
         ]
@@ -139,9 +139,10 @@ class RowPlacement:
 
     @staticmethod
     def order(placement: FileAssignment) -> list[str]:
-        """Returns the names of `Rows.order`: rows are sorted by `_first`, if there is one, then `_key`, then `_row`."""
+        """Returns the names of `Rows.order`: rows are sorted by `_first` and `_then`, if they are there, then by `_key`
+        and `_row`."""
         return [
-            *(["_first"] if placement.sorted_by_value else []),
+            *placement.sorted_by,
             *(["_row"] if placement.has_ties else []),
             "_key",
         ]

@@ -115,5 +115,6 @@ class SortedRows:
 
 def sort_order(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Returns the numbers of the rows in the order of their file: see `RowPlacement.order`."""
-    by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
+    names = ("_row", "_key", "_then", "_first")
+    by = [rows[name].to_numpy() for name in names if name in rows.column_names]
     return np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)

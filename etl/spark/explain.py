@@ -118,7 +118,7 @@ def _order(spec: Spec) -> str:
         )
         return f"in a folder for each {spec.table.partition}, and {within} in it"
     if spec.table.order:
-        return f"in the order of {spec.table.order}"
+        return f"in the order of {' and '.join(filter(None, (spec.table.order, spec.table.then)))}"
     return f"by the hash of {spec.table.together}" if spec.table.together else "by the hash of each"
 
 

@@ -17,7 +17,7 @@ from sluice.etl.spark.joins import (
     select_side_columns,
 )
 from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
-from sluice.etl.spec.row_rules import History
+from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
         )
 
 
-def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
+def _tail(
+    rows: DataFrame, history: HistorySpec, spec: Spec, earlier: Mapping[str, str]
+) -> DataFrame:
     """Returns the newest values of each key, oldest first, and the entries for the next append.
 
     A new row may have the same time as the newest entries, and must not see them. So the entries include as many from

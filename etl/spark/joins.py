@@ -13,7 +13,7 @@ from sluice.common.errors import InputError
 from sluice.etl.spark.located_files import FILE, ROW, read_tables
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spec.input_section import TABLES
-from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, HistorySpec, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -265,7 +265,7 @@ def choose_join(spark: SparkSession, join: Join) -> str:
     return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
 
 
-def newest_first_order(history: History, spec: Spec) -> list[Column]:
+def newest_first_order(history: HistorySpec, spec: Spec) -> list[Column]:
     """Returns the order of a history, newest first."""
     from pyspark.sql import functions as sql
 
@@ -274,7 +274,7 @@ def newest_first_order(history: History, spec: Spec) -> list[Column]:
     ]
 
 
-def enters_history(history: History, spec: Spec) -> Column:
+def enters_history(history: HistorySpec, spec: Spec) -> Column:
     """Returns whether a row's value enters the history. For a lag, every value does."""
     from pyspark.sql import functions as sql
 
@@ -284,7 +284,7 @@ def enters_history(history: History, spec: Spec) -> Column:
     return (sql.col(f"`{spec.label}`") == 1) & has_value if history.positive else has_value
 
 
-def make_entry(history: History) -> Column:
+def make_entry(history: HistorySpec) -> Column:
     """Returns what a later job must know about a row: its value, and what orders it among other rows."""
     from pyspark.sql import functions as sql
 
@@ -300,7 +300,9 @@ def last_elements(values: Column, length: int) -> Column:
     return sql.when(sql.size(values) > length, sql.slice(values, -length, length)).otherwise(values)
 
 
-def _add_history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
+def _add_history(
+    rows: DataFrame, history: HistorySpec, spec: Spec, earlier: str | None
+) -> DataFrame:
     """Returns the rows with a history or a lag as a new column. `earlier` is the path of what an earlier job wrote (see
     `sluice.etl.spark.history_state`), from which the history continues.
 
@@ -351,7 +353,7 @@ def _add_history(rows: DataFrame, history: History, spec: Spec, earlier: str | N
     )
 
 
-def _continue_history(rows: DataFrame, history: History, earlier: str) -> DataFrame:
+def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> DataFrame:
     """Replaces the entries in `_found` by the values of the history, or of the lag. Adds the entries of the earlier job
     that are older than the row."""
     from pyspark.sql import functions as sql

@@ -155,7 +155,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class HistorySpec:
     """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first.
 
     With `lag` n it is only the value n rows ago. With `difference` it is the present value less that one."""
@@ -177,7 +177,7 @@ class RowRules:
 
     dedup: Dedup | None = None
     joins: tuple[Join, ...] = ()
-    histories: tuple[History, ...] = ()
+    histories: tuple[HistorySpec, ...] = ()
     filters: tuple[Filter, ...] = ()
     sample: Sample | None = None
     negatives: Negatives | None = None
@@ -279,11 +279,11 @@ def _read_join(
     )
 
 
-def _read_history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+def _read_history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> HistorySpec:
     check_keys(raw, ("name", "of", "by", "order", "length", "positive"), path)
     name = _read_new_name(raw, path, kinds)
     of = read_column_name(raw, "of", kinds, path, ONE_VALUE)
-    found = History(
+    found = HistorySpec(
         name=name,
         of=of,
         by=read_column_name(raw, "by", kinds, path),
@@ -295,12 +295,12 @@ def _read_history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> Hist
     return found
 
 
-def _read_lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+def _read_lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> HistorySpec:
     check_keys(raw, ("name", "of", "by", "order", "rows", "difference"), path)
     name = _read_new_name(raw, path, kinds)
     difference = read_value(raw, "difference", bool, False, path)
     of = read_column_name(raw, "of", kinds, path, ("number",) if difference else ONE_VALUE)
-    found = History(
+    found = HistorySpec(
         name=name,
         of=of,
         by=read_column_name(raw, "by", kinds, path),

@@ -140,6 +140,7 @@ class Spec:
             table.split_column,
             table.split_time,
             table.order,
+            table.then,
             table.partition,
             table.together,
             *(name for column in self.columns for name in column.sources),
@@ -406,7 +407,7 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
         )
         if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
             yield f"column {made.name!r} is made from {label!r}"
-    keys = ("key", "split_by", "split_time", "order", "together")
+    keys = ("key", "split_by", "split_time", "order", "then", "together")
     named = [(f"table.{key}", getattr(spec.table, key)) for key in keys]
     named += [("dedup.order", rows.dedup.order)] if rows.dedup else []
     named += [("join.on", join.on) for join in rows.joins] + [

@@ -22,6 +22,7 @@ _SPLIT_NAME = r"[A-Za-z0-9_-]+"
 _COLUMN_KEYS = {
     "split_column": None,
     "order": ("number",),
+    "then": ("number",),
     "together": None,
     "split_time": ("number",),
     "partition": ONE_VALUE,
@@ -58,6 +59,8 @@ class TableSpec:
     """The last split, for all rows without a label. Without it these rows are rejected."""
     order: str | None = None
     """A number column by which rows are sorted, over files and within them, instead of by hash."""
+    then: str | None = None
+    """A number column by which rows with one value of `order` are sorted."""
     order_step: float = 3600.0
     """Files are cut at multiples of this step of `order`."""
     partition: str | None = None
@@ -80,6 +83,8 @@ def read_table(
     for first, second in _EXCLUSIVE:
         if first in raw and second in raw:
             raise SpecError(f"table.{second}: cannot be combined with {first}")
+    if "then" in raw and "order" not in raw:
+        raise SpecError("table.then: sorts rows within one value of order; give order as well")
     given: dict[str, Any] = {
         key: read_column_name(raw, key, kinds, "table", allowed)
         for key, allowed in _COLUMN_KEYS.items()

@@ -31,6 +31,12 @@ from sluice.ingest.read.footers import FooterError, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.retry import DeliveryError, without_frames
+from sluice.ingest.read.user_history import (
+    GroupRange,
+    HistoryError,
+    UserHistories,
+    preceding_groups,
+)
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
@@ -103,6 +109,7 @@ class RowGroupReader:
         sample: str | None = None,
         located: Sequence[FileColumns] = (),
         packed: PackedCopy | None = None,
+        history: UserHistories | None = None,
     ):
         """Opens nothing yet, except footers that the table does not list.
 
@@ -111,20 +118,20 @@ class RowGroupReader:
         - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
         - `sample` names a column of weights, by which rows are drawn.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
-        - `packed` says where copies of row groups are kept and read from."""
+        - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users."""
         self.files = tuple(files)
         self._before_read = before_read
         self._sample = sample
         self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
+        self._history = history
         self._result_columns = tuple(columns)
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
-        self.columns = tuple(
-            dict.fromkeys([*columns, *self._selection_columns, *([sample] if sample else ())])
-        )
+        more = (*self._selection_columns, sample, *(history.sources if history else ()))
+        self.columns = tuple(name for name in dict.fromkeys((*columns, *more)) if name)
         self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
@@ -147,7 +154,7 @@ class RowGroupReader:
             )
         self.decoding = self._decoding(bags or {}, copies=copies)
         adds = any(one.constants for one in self._located)
-        self.may_stay_packed = not (made or sample or adds or given is not None)
+        self.may_stay_packed = not (made or sample or adds or history or given is not None)
         """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
 
     def _packable(self) -> list[str | None]:
@@ -176,9 +183,13 @@ class RowGroupReader:
         if wanted is None:
             wanted = pa.schema([self.stored.field(name) for name in self._result_columns])
         self.schema = self._made.schema(wanted) if self._made else wanted
+        if self._history:
+            self.schema = pa.schema([*self.schema, *self._history.fields])
         """The schema of the table that `read` returns."""
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Returns why a file with this schema cannot be loaded with the first file. None: it can."""
+        self._preceding = self._preceding_groups(self._history) if self._history else {}
+        """The row group that has the events before those of a row group's first user, if there is one."""
         self._checked_schema: pa.Schema | None = None
         """The schema of a row group that has passed `_check_schema`."""
 
@@ -198,7 +209,7 @@ class RowGroupReader:
         try:
             try:
                 table = self.decoded(read.file, read.group) if decode is None else decode(read)
-            except SourceError:
+            except (SourceError, HistoryError):
                 raise
             except Exception as error:  # raised by a user's transform or predicate, or by Petastorm
                 raise SourceError(
@@ -206,8 +217,10 @@ class RowGroupReader:
                 ) from error
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
-                table = table.select(self._result_columns).take(pa.array(rows))
-            return table if self._made is None else self._columns_of(self._made, table, read)
+                names = self._history.names if self._history else ()
+                table = table.select([*self._result_columns, *names]).take(pa.array(rows))
+            made = table if self._made is None else self._columns_of(self._made, table, read)
+            return made if self._history is None else self._history.joined(made, table)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
@@ -287,14 +300,11 @@ class RowGroupReader:
         whose rows can only be moved to batches."""
         where = self._where(number, group)
         table = self._read_stored(number, group, columns)
-        for name in (self._optional - set(table.schema.names)) & {
-            *(columns or self.columns),
-            *self._selection_columns,
-        }:
-            table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
         if columns is None and table.schema != self._checked_schema:
             self._check_schema(table.schema, where)
             self._checked_schema = table.schema
+        if self._history and columns is None:
+            table = self._history.added(table, self._earlier_groups(number, group), where)
         if self._selection:
             try:
                 table = table.filter(pa.array(self._selection.mask(table)))
@@ -332,6 +342,8 @@ class RowGroupReader:
                     self.packed.keep(entry, file, table)
             wanted = self.columns if columns is None else (*columns, *self._selection_columns)
             table = self._located[number].with_constants(table, dict.fromkeys(wanted))
+            for name in (self._optional - set(table.schema.names)) & set(wanted):
+                table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
         except Exception as error:  # a damaged file can cause any error
             if file is not None:
                 file.close()
@@ -342,6 +354,34 @@ class RowGroupReader:
         if file is not None:
             self._keep_open(number, file)
         return table
+
+    def _earlier_groups(self, number: int, group: int) -> Iterator[tuple[str, pa.Table]]:
+        """Yields the row groups that may have earlier events of a row group's first user, the nearest first: the name
+        and the columns for histories of each."""
+        assert self._history is not None
+        at = self._preceding.get((number, group))
+        while at is not None:
+            yield self._where(*at), self._read_stored(*at, self._history.sources)
+            at = self._preceding.get(at)
+
+    def _preceding_groups(self, history: UserHistories) -> dict[tuple[int, int], tuple[int, int]]:
+        history.check(self.stored, self.files[0].path)
+        with ThreadPoolExecutor(16, "sluice-footers") as pool:
+            footers = list(pool.map(self._footer, range(len(self.files))))
+        ranges = []
+        for number, (footer, located) in enumerate(zip(footers, self._located, strict=True)):
+            if wrong := located.constants.keys() & {history.by, history.time}:
+                raise HistoryError(
+                    f"{self.files[number].path}: column {min(wrong)!r} is only in the names of folders. A "
+                    "history needs it in the files"
+                )
+            names = located.stored((history.by, history.time))
+            ranges += [
+                GroupRange.of((number, group), self._where(number, group), rows, names)
+                for group in range(footer.num_row_groups)
+                if (rows := footer.row_group(group)).num_rows
+            ]
+        return preceding_groups(ranges, history.history)
 
     def _check_schema(self, schema: pa.Schema, where: str) -> None:
         """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
@@ -521,6 +561,15 @@ class RowGroupReader:
         alone, rows = self._decoding_of_stored(bags, self._file_schema.names)
         whole = alone.decoded(rows)
         found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
+        if self._history:
+            earlier, _ = self._decoding_of_stored({}, self._history.sources)
+            views = self._history.row_bytes(rows)
+            making = rows * round(views + 2 * _MAKE_ROW_BYTES)
+            found = replace(
+                found,
+                row_bytes=found.row_bytes + views,
+                extra_bytes=found.extra_bytes + earlier.at_work(rows) + making,
+            )
         if self._made is None:
             return found
         made = rows * (self._made.row_bytes + _MAKE_ROW_BYTES)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sluice.etl.schema import digest
+from sluice.ingest.choices import History
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import RowGroupReader, Work
 from sluice.ingest.read.sources import ArrowSource
+from sluice.ingest.read.user_history import histories_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
@@ -38,6 +40,7 @@ def job_of(
     split: str,
     columns: Columns,
     sample: str | None,
+    history: History | None = None,
 ) -> RemoteJob:
     """Describes a loader's job, as seen from this side."""
     plain = source if isinstance(source, ParquetFiles) else None
@@ -47,7 +50,7 @@ def job_of(
             "make a feature table of it"
         )
     kinds = dict.fromkeys(columns.floats, "float32") | {
-        name: columns.id_kind(name).__name__ for name in (*columns.scalars, *columns.bags)
+        name: columns.value_kind(name).__name__ for name in (*columns.scalars, *columns.bags)
     }
     stored = {name: kind for name, kind in kinds.items() if name not in columns.added}
     made: Sequence[Any] = (
@@ -76,6 +79,7 @@ def job_of(
         columns=stored,
         bags={name: columns.bags[name] for name in columns.stored_bags},
         fill=dict(columns.fill),
+        history={**asdict(history), "columns": list(history.columns)} if history else None,
         made=digest(made),
     )
 
@@ -97,6 +101,8 @@ class UnitMaker:
         operators = Operators(fields, source.state() if any(f.online for f in fields) else None)
         columns = operators.filled(Columns.of(fields, job.fill, job.bags))
         made = plain.made(job.split, columns.names) if plain else operators.made(columns)
+        history = History(**job.history) if job.history else None
+        histories = histories_of(history, source, job.split, columns, operators)
         files = source.files_of(job.split)
         self._groups = groups = RowGroupReader(
             files,
@@ -105,32 +111,26 @@ class UnitMaker:
             made=made,
             sample=job.sample,
             located=located_of(source),
+            history=histories,
         )
+        if history is not None:
+            columns = columns.with_history(history)
         # Petastorm's reader gives the same rows, and takes 0.3 s to import.
         rows = ArrowSource(groups)
         self._plan = plan = RowsPlan(
             groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan
         )
-        here, there = (
-            asdict(
-                job_of(
-                    source,
-                    plan=plan,
-                    split=job.split,
-                    columns=columns,
-                    sample=job.sample,
-                )
+        self._check(
+            source,
+            job_of(
+                source,
+                plan=plan,
+                split=job.split,
+                columns=columns,
+                sample=job.sample,
+                history=history,
             ),
-            asdict(job),
         )
-        if wrong := "; ".join(
-            f"{name}: {there[name]!r} there, {here[name]!r} here"
-            for name in here
-            if here[name] != there[name]
-        ):
-            raise RemoteError(
-                f"{source.uri}: this worker sees another table or plan than the loader ({wrong})"
-            )
         chunks = Chunks(plan, columns, 1, Buffers())
         self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(
             plan, columns, chunks, groups.describe
@@ -141,6 +141,18 @@ class UnitMaker:
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)
         rows.open(iter(()), self._take_work)
+
+    def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
+        """Raises RemoteError if this side finds another job than the loader sent."""
+        here, there = asdict(own), asdict(self.job)
+        if wrong := "; ".join(
+            f"{name}: {there[name]!r} there, {here[name]!r} here"
+            for name in here
+            if here[name] != there[name]
+        ):
+            raise RemoteError(
+                f"{source.uri}: this worker sees another table or plan than the loader ({wrong})"
+            )
 
     def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
         self._make_work = make_work

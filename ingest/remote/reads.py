@@ -37,6 +37,7 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
         split=given.split,
         columns=given.columns,
         sample=given.order.sample,
+        history=given.history,
     )
     fleet_of = partial(
         StartedFleet,

@@ -75,6 +75,7 @@ class RemoteJob:
     """Each column, and the type in a batch of its numbers or of the ids in its bags."""
     bags: Mapping[str, float]
     fill: Mapping[str, float]
+    history: Mapping[str, Any] | None
     made: str
 
     @cached_property

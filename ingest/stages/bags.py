@@ -58,7 +58,7 @@ class Bags:
     def _at(self, row: int) -> int:
         return row * self.each if self.offsets is None else int(self.offsets[row])
 
-    def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32]) -> pa.Array:
+    def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32 | np.float32]) -> pa.Array:
         """Returns the bags as an Arrow array with ids of type `kind`. The ids are not copied."""
         ends = (
             np.arange(rows + 1, dtype=np.int64) * self.each
@@ -72,6 +72,89 @@ class Bags:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryViews:
+    """The histories of a window's rows in one column. Their events are in the row groups' memory, and are copied when
+    batches are made."""
+
+    events: tuple[npt.NDArray[np.int32], ...]
+    """The events of each piece."""
+    pieces: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.int64]
+    """Where each row's history begins among the events of its piece."""
+    offsets: npt.NDArray[np.int64]
+    """The number of events in the histories of all rows before a row."""
+    nbytes: int
+
+    def lengths(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        return np.diff(self.offsets[start : stop + 1])
+
+    def count(self, start: int, stop: int) -> int:
+        return int(self.offsets[stop] - self.offsets[start])
+
+    def copy_ids(self, start: int, stop: int, into: npt.NDArray[np.int32]) -> None:
+        """Copies the histories of the rows from `start` to `stop`."""
+        each = len(self.events)
+        copy_bags(
+            _addresses(self.events),
+            np.full(each, _address(self.starts)),
+            np.ones(each, np.int64),
+            np.full(each, _ID_BYTES),
+            self.pieces[start:stop],
+            np.arange(start, stop, dtype=np.uint32),
+            self.offsets[start : stop + 1],
+            _address(into) - np.uint64(_ID_BYTES * self.offsets[start]),
+        )
+
+    def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32 | np.float32]) -> pa.Array:
+        """Returns the histories as an Arrow array with values of type `kind`."""
+        values = np.empty(self.count(0, rows), np.int32)
+        self.copy_ids(0, rows, values)
+        return pa.LargeListArray.from_arrays(
+            arrow_array(self.offsets), arrow_array(values.view(kind))
+        )
+
+
+def history_views(
+    columns: Mapping[str, Sequence[pa.Array]],
+    rows: Sequence[int],
+    order: npt.NDArray[np.uint64] | None,
+) -> dict[str, HistoryViews]:
+    """Puts the histories of a window's rows in `order`, or leaves them as they are stored. All columns have the same
+    number of events a row. `rows` are those of the row group of each piece."""
+    if not columns:
+        return {}
+    arrays = next(iter(columns.values()))
+    sizes = [_view(array) for array in arrays]
+    pieces = np.repeat(np.arange(len(arrays), dtype=np.uint32), [len(array) for array in arrays])
+    starts = np.concatenate([start for start, _ in sizes]).astype(np.int64)
+    lengths = np.concatenate([length for _, length in sizes])
+    if order is not None:
+        pieces = pieces[order]
+        starts = starts[order]
+        lengths = lengths[order]
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    found: dict[str, HistoryViews] = {}
+    for name, some in columns.items():
+        events = tuple(array.values.to_numpy().view(np.int32) for array in some)
+        # All windows of a row group hold its events, so each counts its share.
+        held = sum(
+            e.nbytes * len(a) // max(1, n) for e, a, n in zip(events, some, rows, strict=True)
+        )
+        views = 0 if found else pieces.nbytes + starts.nbytes + offsets.nbytes
+        found[name] = HistoryViews(events, pieces, starts, offsets, views + held)
+    return found
+
+
+def _view(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Returns where each row's events begin, and how many there are. A worker sends lists instead of views."""
+    offsets = array.offsets.to_numpy()
+    if pa.types.is_list_view(array.type):
+        return offsets, array.sizes.to_numpy()
+    return offsets[:-1], np.diff(offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
+from sluice.ingest.stages.bags import HistoryViews
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 SERIES_ROWS = 65536
+SERIES_BYTES = 256 * 2**20
 LONG_S, SHORT_S = 0.25, 0.02
 """How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
 slow transform delivers steadily, and all its workers have work even in a short epoch."""
@@ -115,9 +117,10 @@ class Ready:
     charge: Charge
 
 
-def most_steps(plan: RowsPlan, ranks: int) -> int:
+def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
     """Returns the most batches that a series may have."""
-    return max(1, SERIES_ROWS * ranks // plan.batch_size)
+    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
+    return max(1, rows * ranks // plan.batch_size)
 
 
 def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
@@ -141,7 +144,7 @@ def cuts(
     some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a block."""
     each = plan.stream_rows
     chunk_size = chunk_steps(plan, ranks)
-    longest = most_steps(plan, ranks)
+    longest = max(1, SERIES_ROWS * ranks // plan.batch_size)
     schedule: EpochSchedule | None = None
     # For each stream: its blocks with the first row of each that is not yet cut, the number of rows in these blocks,
     # and the number of rows that are not yet cut in this epoch.
@@ -199,7 +202,7 @@ class Cutter:
         self._buffers = buffers
         self._share = share
         self._rows = plan.batch_size // share.readers
-        self._most = most_steps(plan, share.readers)
+        self._most = most_steps(plan, share.readers, columns.row_bytes)
         self._checked = (
             None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
         )
@@ -309,6 +312,7 @@ class Cutter:
         starts = [0]
         scalar_numbers = iter(range(len(columns.scalars)))
         parts: list[npt.NDArray[Any]] = []
+        histories: list[tuple[HistoryViews, int, int]] = []
         for column, name in enumerate(columns.sparse):
             if name not in columns.bags:
                 lengths[column] = 1
@@ -321,11 +325,19 @@ class Cutter:
                 bags = block.bags[name]
                 low = lane * each + at
                 lengths[column, low : low + stop - start] = bags.lengths(start, stop)
-                parts.append(bags.ids(start, stop))
-                size += len(parts[-1])
+                size += bags.count(start, stop)
+                if isinstance(bags, HistoryViews):
+                    histories.append((bags, start, stop))
+                else:
+                    parts.append(bags.ids(start, stop))
             starts.append(starts[-1] + size)
         values = self._buffers.take_line(starts[-1], np.int32)
-        np.concatenate(parts, out=values)
+        at = starts[len(columns.sparse) - len(columns.histories)]
+        np.concatenate(parts or [values[:0]], out=values[:at])
+        for views, start, stop in histories:
+            end = at + views.count(start, stop)
+            views.copy_ids(start, stop, values[at:end])
+            at = end
         return Ids(values, lengths.reshape(-1), tuple(starts))
 
 
@@ -401,8 +413,8 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     )
     for column, name in enumerate(columns.sparse):
         arrays[name] = ids.of(column)
-        if columns.id_kind(name) is np.uint32:
-            arrays[name] = arrays[name].view(np.uint32)
+        if (kind := columns.value_kind(name)) is not np.int32:
+            arrays[name] = arrays[name].view(kind)
         if name in columns.bags and ids.lengths is not None:
             arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
     return arrays

@@ -64,25 +64,26 @@ def footprint_of(
     moved. With several `epochs`, the next epoch begins before the last one has ended."""
     rank = share.reader
     ranks = share.readers
+    steps = most_steps(plan, ranks, columns.row_bytes)
     windows, reads = _windows_and_reads(plan, decoding, rank, ranks, epochs)
-    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut together
+    together = steps * plan.stream_rows  # rows of a stream that are cut together
     row_groups, rows = _largest_holding(
         windows,
         reads,
-        columns.row_bytes * len(plan.streams_of(rank, ranks)),
+        columns.window_row_bytes * len(plan.streams_of(rank, ranks)),
         plan.widest + together,
     )
     band = rows * len(plan.streams_of(rank, ranks))
     a_rank = plan.batch_size // ranks
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
-    series = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
+    series = steps * a_rank * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
-    batches = (band + 2 * chunk) * columns.row_bytes + series_bytes
+    batches = (band + 2 * chunk) * columns.window_row_bytes + series_bytes
     return MinimumMemory(
         row_groups=row_groups,
         decoding=decoding.extra_bytes,

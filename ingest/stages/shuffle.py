@@ -21,7 +21,14 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
-from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffle_bags
+from sluice.ingest.stages.bags import (
+    BagError,
+    Bags,
+    HistoryViews,
+    PackedBags,
+    history_views,
+    shuffle_bags,
+)
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
@@ -236,7 +243,7 @@ class Block:
         first: int,
         *,
         chunks: Mapping[int, Chunk],
-        bags: Mapping[str, Bags],
+        bags: Mapping[str, Bags | HistoryViews],
         scalar_bytes: int,
         charge: Charge,
     ):
@@ -343,7 +350,7 @@ class Gatherer:
             {
                 **arrays,
                 **{
-                    name: one.as_arrow(rows, self._columns.id_kind(name))
+                    name: one.as_arrow(rows, self._columns.value_kind(name))
                     for name, one in bags.items()
                 },
             }
@@ -498,13 +505,19 @@ class Gatherer:
 
     def _bags(
         self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None
-    ) -> dict[str, Bags]:
+    ) -> dict[str, Bags | HistoryViews]:
         columns = {
             name: [self._bags_of(name, piece) for piece in pieces]
             for name in self._columns.stored_bags
         }
+        histories = {name: columns.pop(name) for name in self._columns.histories}
+        # Packed rows have no table yet, and no histories.
+        rows = [piece.decoded.table.num_rows for piece in pieces] if histories else []
         try:
-            return shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind)
+            return {
+                **shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind),
+                **history_views(histories, rows, order),
+            }
         except BagError as error:
             raise ColumnError(
                 f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "

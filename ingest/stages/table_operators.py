@@ -67,9 +67,12 @@ class Operators:
             columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored}
         )
 
-    def made(self, columns: Columns) -> OperatorColumns | None:
-        """Returns what makes these columns from a decoded row group. None: there are no online operators."""
-        return OperatorColumns(self.stored, columns) if self.stored else None
+    def made(self, columns: Columns, names: Sequence[str] = ()) -> OperatorColumns | None:
+        """Returns what makes these columns, or only those in `names`, from a decoded row group. None: no operator makes
+        one of them."""
+        names = names or columns.names
+        stored = {name: own for name, own in self.stored.items() if name in names}
+        return OperatorColumns(stored, columns, names) if stored else None
 
     def _of_stored(
         self, name: str, values: npt.NDArray[Any] | pa.Array
@@ -160,8 +163,8 @@ class OperatorColumns:
     optional = frozenset[str]()
     more_bytes = 0  # the stored columns of operators are texts or have eight bytes a value
 
-    def __init__(self, functions: Mapping[str, Function], columns: Columns):
-        self._functions, self.sources = functions, columns.names
+    def __init__(self, functions: Mapping[str, Function], columns: Columns, names: Sequence[str]):
+        self._functions, self.sources = functions, tuple(names)
         kinds = {name: pa.from_numpy_dtype(columns.id_kind(name)) for name in columns.sparse}
         self._types = {
             name: pa.list_(kinds[name]) if name in columns.bags else kinds.get(name, pa.float32())

@@ -1,0 +1,329 @@
+"""Adds the histories of a decoded row group's rows, the last events of their users before their own times:
+`UserHistories`.
+
+Histories are views of the row group's events, and of those that its first user had in earlier row groups. So memory
+holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.spec.nested_columns import join_chunks
+from sluice.ingest.choices import History, history_name
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.row_selection import splits_by_key
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
+from sluice.ingest.stages.table_operators import OperatorColumns, Operators
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+_VIEW = 8  # bytes of a row: where its history starts, and its length
+_SORT = "Sort the rows by {0.by!r} and, within it, by {0.time!r}, and write the files again"
+_EMPTY = "empty values. A history needs a user and a time in each row: remove the others"
+
+
+class HistoryError(ColumnError):
+    """Files or rows that cannot have histories. The message names the file, the column and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRange:
+    """The smallest and the largest user of a row group, by its footer, and the smallest time."""
+
+    at: tuple[int, int]
+    """Its file, and its number there."""
+    where: str
+    low: Any
+    high: Any
+    first_time: tuple[bool, Any]
+    """Whether the smallest time is known, and the time. It decides only between row groups of one user alone."""
+
+    @classmethod
+    def of(cls, at: tuple[int, int], where: str, group: Any, names: Sequence[str]) -> GroupRange:
+        """Reads a footer's row group. `names` are the file's names of the users and of the times."""
+        chunks = {
+            chunk.path_in_schema: chunk.statistics
+            for chunk in map(group.column, range(group.num_columns))
+        }
+        users, times = known = [chunks.get(name) for name in names]
+        for name, one in zip(names, known, strict=True):
+            if one is not None and one.has_null_count and one.null_count:
+                raise HistoryError(f"{where}: column {name!r} has {one.null_count} " + _EMPTY)
+        if users is None or not users.has_min_max:
+            raise HistoryError(
+                f"{where}: the footer has no smallest and largest value of column {names[0]!r}. A history "
+                "needs them: write the file with statistics"
+            )
+        first = (True, times.min_raw) if times and times.has_min_max else (False, 0)
+        return cls(at, where, users.min, users.max, first)
+
+
+def preceding_groups(
+    ranges: Iterable[GroupRange], history: History
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Returns, for each row group whose first user may have rows before it, the row group with these rows. It may be in
+    another file. Raises HistoryError if users of two row groups overlap."""
+    ordered = sorted(ranges, key=lambda one: (one.low, one.high, one.first_time, one.at))
+    found = {}
+    for before, here in pairwise(ordered):
+        if before.high > here.low:
+            raise HistoryError(
+                f"{before.where}: column {history.by!r} ends with {before.high!r}, and {here.where} begins "
+                f"with {here.low!r}. " + _SORT.format(history)
+            )
+        if before.high == here.low:
+            found[here.at] = before.at
+    return found
+
+
+class UserHistories:
+    """Makes the history columns of row groups. Many threads can use it."""
+
+    def __init__(
+        self, history: History, columns: Columns, made: MadeColumns | OperatorColumns | None
+    ):
+        """`columns` are the loaded columns. `made` makes those with a history from the stored ones. None: they are
+        read as they are stored."""
+        self.history = history
+        self._made = made
+        self._fill = columns.fill
+        self._loaded = columns.names
+        self._kinds: dict[str, Any] = {
+            name: np.float32 if name in columns.floats else columns.id_kind(name)
+            for name in history.columns
+        }
+        self.by, self.time = history.by, history.time
+        self.sources = tuple(
+            dict.fromkeys((history.by, history.time, *(made.sources if made else history.columns)))
+        )
+        """The stored columns that it needs."""
+        self.fields = [
+            pa.field(history_name(name), pa.list_view(pa.from_numpy_dtype(kind)))
+            for name, kind in self._kinds.items()
+        ]
+        self.names = [field.name for field in self.fields]
+
+    def check(self, schema: pa.Schema, path: str) -> None:
+        """Raises HistoryError if users or times have a type that cannot be compared exactly."""
+        for name, is_right, wanted in (
+            (self.by, _is_user, "whole numbers or texts"),
+            (self.time, _is_time, "numbers, dates or timestamps"),
+        ):
+            if not is_right(kind := schema.field(name).type):
+                raise HistoryError(
+                    f"{path}: column {name!r} holds {kind}. A history takes {wanted} there"
+                )
+
+    def row_bytes(self, group_rows: float) -> float:
+        """Returns the bytes of a row's view and event, and its share of the events of earlier row groups."""
+        share = 1 + 2 * self.history.last / max(1.0, group_rows)
+        return _VIEW + 4 * len(self.fields) * share
+
+    def added(
+        self, stored: pa.Table, earlier: Iterator[tuple[str, pa.Table]], where: str
+    ) -> pa.Table:
+        """Returns a whole row group with the histories of its rows. `earlier` yields the row groups before it, the
+        nearest first, each with its name."""
+        rows = stored.num_rows
+        if not rows:
+            return pa.table(
+                {**_columns(stored), **{f.name: pa.nulls(0, f.type) for f in self.fields}}
+            )
+        keys = _Keys.of(stored, self.history, where)
+        parts, before_time, size = self._earlier_events(keys, earlier, where)
+        parts.append(self._values(stored, where, 0))
+        at = np.arange(size, size + rows, dtype=np.int32)
+        user_starts = np.maximum.accumulate(np.where(keys.is_new_user, at, 0))
+        moments = np.where(keys.is_new_moment, at, 0)
+        moments[0] = before_time
+        ends = np.maximum.accumulate(moments)
+        starts = np.maximum(user_starts, ends - np.int32(self.history.last))
+        offsets, sizes = arrow_array(starts), arrow_array(ends - starts)
+        for field, values in zip(self.fields, zip(*parts, strict=True), strict=True):
+            views = pa.ListViewArray.from_arrays(
+                offsets, sizes, arrow_array(np.concatenate(values))
+            )
+            stored = stored.append_column(field, views)
+        return stored
+
+    def joined(self, made: pa.Table, stored: pa.Table) -> pa.Table:
+        """Returns the made columns with the histories, which the stored ones have. Columns that only show users and
+        times are left out."""
+        loaded = made if made is not stored else stored.select(self._loaded)
+        for name in self.names:
+            loaded = loaded.append_column(name, stored.column(name))
+        return loaded
+
+    def _earlier_events(
+        self, keys: _Keys, earlier: Iterator[tuple[str, pa.Table]], where: str
+    ) -> tuple[list[list[npt.NDArray[Any]]], int, int]:
+        """Returns the events of the first row's user in earlier row groups that a row may have in its history, oldest
+        first. Also returns how many of them are before the first row's time, and how many there are.
+
+        Later rows can have only the last of the events at that time in their histories."""
+        last = self.history.last
+        user, time = keys.users[0], keys.times[0]
+        parts: list[list[npt.NDArray[Any]]] = []
+        before, ties = 0, 0
+        for there, table in earlier:
+            others = _Keys.of(table, self.history, there)
+            own = _count(pc.equal(others.users, user))
+            first, end = table.num_rows - own, table.num_rows
+            times = others.times.slice(first)
+            if _count(pc.greater(times, time)):
+                raise HistoryError(
+                    f"{there}: column {self.time!r} of {self.by} {user.as_py()!r} ends with "
+                    f"{times[-1].as_py()!r}, and {where} begins with {time.as_py()!r}. "
+                    + _SORT.format(self.history)
+                )
+            now = _count(pc.less(times, time))
+            old = min(now, last - before)
+            new = min(own - now, last - ties)
+            slices = ((first + now - old, old), (end - new, new))
+            parts[:0] = [
+                [np.array(v) for v in self._values(table.slice(at, rows), there, at)]
+                for at, rows in slices
+                if rows
+            ]
+            before += old
+            ties += new
+            if before == last or first:
+                break
+        return parts, before, before + ties
+
+    def _values(self, stored: pa.Table, where: str, first: int) -> list[npt.NDArray[Any]]:
+        """Returns the values of some rows in a batch's types, a column each. `first` is the number of the first row."""
+        try:
+            table = stored if self._made is None else self._made.table(stored)
+        except ColumnError as error:
+            raise HistoryError(f"{where}: {error}") from error.__cause__
+        found = []
+        for name, kind in self._kinds.items():
+            column = table.column(name)
+            fill = self._fill.get(name)
+            if column.null_count and fill is not None:
+                column = column.fill_null(pa.scalar(fill).cast(column.type))
+            if column.null_count:
+                raise HistoryError(
+                    f"{where}: column {name!r} has {column.null_count} empty values, which would be in "
+                    "histories; fill them in the spec, or give the loader a fill"
+                )
+            array = column.to_numpy()
+            if fill is not None and array.dtype.kind == "f":
+                array = np.where(np.isfinite(array), array, array.dtype.type(fill))
+            try:
+                found.append(numbers(array, kind))
+            except ValueRefused as refused:
+                raise HistoryError(
+                    f"{where}, row {first + refused.at}: column {name!r} holds {refused}"
+                ) from None
+        return found
+
+
+def histories_of(
+    history: History | None,
+    table: FeatureTable | ParquetFiles,
+    split: str,
+    columns: Columns,
+    operators: Operators,
+) -> UserHistories | None:
+    """Returns what makes the histories of a split's rows. Raises an error if they cannot be made."""
+    if history is None:
+        return None
+    spec = table.spec if isinstance(table, ParquetFiles) else None
+    if spec is not None and splits_by_key(spec) and spec.table.split_by != (history.by,):
+        raise HistoryError(
+            f"history: {spec.name} puts the rows of one {history.by} into several splits by a hash, so a row "
+            f'would see rows of another split. Write split_by = "{history.by}" or split_time = "{history.time}"'
+        )
+    columns.with_history(history)  # refuses columns that cannot have a history
+    made: MadeColumns | OperatorColumns | None = (
+        table.made(split, history.columns)
+        if isinstance(table, ParquetFiles)
+        else operators.made(columns, history.columns)
+    )
+    return UserHistories(history, columns, made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The users and times of a row group, which are in order."""
+
+    users: pa.Array
+    times: pa.Array
+    is_new_user: npt.NDArray[np.bool_]
+    """Whether a row's user is another one than that of the row before it. False for the first row."""
+    is_new_moment: npt.NDArray[np.bool_]
+    """The same for the user or the time."""
+
+    @classmethod
+    def of(cls, stored: pa.Table, history: History, where: str) -> _Keys:
+        """Raises HistoryError for a row without user or time, and for a row that is not in order."""
+        users, times = (_plain(stored.column(name)) for name in (history.by, history.time))
+        for name, values in ((history.by, users), (history.time, times)):
+            if empty := _count(pc.is_null(values, nan_is_null=True)):
+                raise HistoryError(f"{where}: column {name!r} has {empty} " + _EMPTY)
+        same = _compared(pc.equal, users)
+        earlier = same & _compared(pc.less, times)
+        for name, values, wrong in (
+            (history.by, users, _compared(pc.less, users)),
+            (history.time, times, earlier),
+        ):
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise HistoryError(
+                    f"{where}, row {at}: column {name!r} holds {values[at].as_py()!r} after "
+                    f"{values[at - 1].as_py()!r}. " + _SORT.format(history)
+                )
+        is_new_user = ~same
+        is_new_moment = is_new_user | ~_compared(pc.equal, times)
+        if len(same):
+            is_new_user[0] = is_new_moment[0] = False
+        return cls(users, times, is_new_user, is_new_moment)
+
+
+def _compared(compare: Any, values: pa.Array) -> npt.NDArray[np.bool_]:
+    """Returns the result of comparing each value with the one before it. False for the first."""
+    found = np.zeros(len(values), bool)
+    if len(values):
+        found[1:] = compare(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
+            zero_copy_only=False
+        )
+    return found
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    values = join_chunks(column)
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def _count(flags: pa.Array) -> int:
+    return int(pc.sum(flags).as_py() or 0)
+
+
+def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _is_user(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
+    )

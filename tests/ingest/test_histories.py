@@ -1,0 +1,452 @@
+"""Each row's history against a quadratic search: the last events of its user with a smaller time, and none else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice import History, Loader
+from sluice.common.errors import UsageError
+from sluice.ingest.choices import Errors
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm import compat
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.user_history import HistoryError
+from sluice.ingest.stages.transform import Transform
+from tests.etl.jobs import build_table
+from tests.open_loader import open_loader
+from tests.raises import raises
+
+ROLES = "label=label;dense=duration;sparse=item,row"
+BATCH = 16
+
+
+def history(last=3, columns=("item", "duration", "label"), **names):
+    return History(**{"by": "user", "time": "time"} | names, columns=columns, last=last)
+
+
+@dataclass
+class Events:
+    """Events as lists, sorted by user and time."""
+
+    user: list
+    time: list
+    found: dict = field(default_factory=dict, repr=False)
+
+    @property
+    def rows(self):
+        return range(len(self.user))
+
+    @property
+    def table(self):
+        rows = np.arange(len(self.user))
+        return pa.table(
+            {
+                "user": self.user,
+                "time": self.time,
+                "item": rows * 7 % 101 + 1,
+                "duration": (rows * 0.5).astype(np.float32),
+                "label": rows % 2,
+                "row": rows,
+            }
+        )
+
+    def before(self, row, last):
+        """The rows of the history of a row."""
+        return [
+            other
+            for other in self.rows
+            if self.user[other] == self.user[row] and self.time[other] < self.time[row]
+        ][-last:]
+
+    def write(self, folder, groups, files):
+        """Writes row groups of these sizes, the last as long as the rest, to so many files."""
+        table, start = self.table, 0
+        folder.mkdir(exist_ok=True)
+        cuts = np.array_split(np.arange(len(groups)), files)
+        for number, cut in enumerate(cuts):
+            with pq.ParquetWriter(folder / f"part-{number}.parquet", table.schema) as writer:
+                for group in cut:
+                    end = table.num_rows if group == len(groups) - 1 else start + groups[group]
+                    writer.write_table(table.slice(start, end - start))
+                    start = end
+        return folder
+
+    def histories(self, last):
+        """The history of each row, as `before` finds it."""
+        if last not in self.found:
+            self.found[last] = [self.before(row, last) for row in self.rows]
+        return self.found[last]
+
+
+def check(events, last, batches, shift=0):
+    """Asserts the history of every row. Returns the rows in their order. `shift` is what a spec adds to ids."""
+    columns, seen = events.table.to_pydict(), []
+    for batch in batches:
+        rows = (batch["row"] - shift).tolist()
+        for name in ("item", "duration", "label"):
+            values, lengths = batch[f"{name}_history"]
+            assert lengths.sum() == len(values)
+            parts = np.split(values.numpy(), np.cumsum(lengths.numpy())[:-1])
+            for row, weight, found in zip(rows, batch.weight, parts, strict=True):
+                expected = events.histories(last)[row] if weight else []
+                assert (found - shift * (name == "item")).tolist() == [
+                    columns[name][other] for other in expected
+                ], (row, name)
+        seen += [row for row, weight in zip(rows, batch.weight, strict=True) if weight]
+    return seen
+
+
+@st.composite
+def drawn_events(draw):
+    counts = draw(st.lists(st.integers(1, 25), min_size=1, max_size=6))
+    steps = st.sampled_from([0, 0, 1, 5])
+    times = [np.cumsum(draw(st.lists(steps, min_size=n, max_size=n))) for n in counts]
+    users = [user for user, count in enumerate(counts) for _ in range(count)]
+    if draw(st.booleans()):
+        users = [f"user {user}" for user in users]
+    kind = draw(st.sampled_from(["int64", "float64", "datetime64[us]"]))
+    return Events(users, np.concatenate(times).astype(kind).tolist())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("events")
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_events(), st.data())
+def test_a_history_has_the_last_events_before_its_row_and_no_other(folder, events, data):
+    groups = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8))
+    groups = [
+        n
+        for n, before in zip(groups, np.cumsum(groups) - groups, strict=True)
+        if before < len(events.rows)
+    ]
+    files = data.draw(st.integers(1, len(groups)))
+    for old in folder.glob("*.parquet"):
+        old.unlink()
+    source = ParquetFiles.open(events.write(folder, groups, files), ROLES)
+    last = data.draw(st.sampled_from([1, 2, 5, 40]))
+    options = {
+        "batch_size": BATCH,
+        "history": history(last),
+        "last": "pad",
+        "reader": "arrow",
+        "streams": data.draw(st.sampled_from([2, 4, 8])),
+        "window_rows": data.draw(st.sampled_from([1, 7, 50])),
+        "shuffle": data.draw(st.booleans()),
+    }
+    first, then = (data.draw(st.sampled_from([1, 2])) for _ in range(2))
+    stop = data.draw(st.integers(0, -(-len(events.rows) // BATCH) - 1))
+    seen = []
+    for rank in range(first):
+        with open_loader(source, rank=rank, ranks=first, **options) as loader:
+            steps = iter(loader)
+            seen += check(events, last, (next(steps) for _ in range(stop)))
+            state = json.loads(json.dumps(loader.state_dict()))
+    for rank in range(then):
+        knobs = Knobs(workers={"read": data.draw(st.integers(1, 3)), "shuffle": 2})
+        with open_loader(source, rank=rank, ranks=then, knobs=knobs, **options) as loader:
+            loader.load_state_dict(state)
+            seen += check(events, last, loader)
+    assert sorted(seen) == list(events.rows)
+
+
+@pytest.fixture(scope="module")
+def events():
+    random = np.random.default_rng(5)
+    users = np.sort(random.integers(0, 30, 2000))
+    times = random.integers(0, 60, 2000)
+    order = np.lexsort((times, users))
+    return Events(users.tolist(), times[order].tolist())
+
+
+@pytest.fixture(scope="module")
+def plain(events, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain") / "events"
+    return events.write(folder, [130] * 15, 3)
+
+
+def rows_of(source, events, last=9, shift=0, **options):
+    """The rows in their order, with checked histories, and the order hash of each epoch."""
+    options = {"batch_size": 80, "history": history(last), "last": "pad"} | options
+    with open_loader(source, epochs=2, **options) as loader:
+        return [(check(events, last, loader, shift), loader.order_hash) for _ in range(2)]
+
+
+def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, tmp_path):
+    source = ParquetFiles.open(plain, ROLES)
+    expected = rows_of(source, events)
+    assert expected[0] != expected[1]
+    with open_loader(source, epochs=2, batch_size=80, last="pad") as loader:
+        hashes = [(list(loader), loader.order_hash)[1] for _ in range(2)]
+    assert hashes == [order for _, order in expected], "a history changes no row"
+    for options in (
+        {"reader": "arrow"},
+        {"knobs": Knobs(workers={"read": 3, "shuffle": 2}, fused=())},
+        {"packed": PackedCopy(folder=tmp_path)},
+        {"packed": PackedCopy(folder=tmp_path)},
+        {"workers": "local:1"},
+    ):
+        assert rows_of(source, events, **options) == expected, options
+
+
+def test_a_transform_gets_histories_in_threads_and_in_processes(events, plain):
+    source = ParquetFiles.open(plain, ROLES)
+    transform = Transform("twice", "tests.ingest.test_histories:twice")
+    for backend in ("thread", "process"):
+        knobs = Knobs(backend={"twice": backend})
+        with open_loader(
+            source, batch_size=80, history=history(4), transforms=[transform], knobs=knobs
+        ) as loader:
+            for batch in loader:
+                rows = [events.before(row, 4) for row in batch["row"].tolist()]
+                expected = [row for before in rows for row in before]
+                assert batch["duration_history"].values.tolist() == expected
+                assert batch["label_history"].values.tolist() == [row % 2 for row in expected]
+
+
+def twice(columns):
+    columns["duration_history"] = columns["duration_history"] * 2
+
+
+@pytest.mark.parametrize("size", [1000, 3_000_000_000])
+def test_ids_are_those_of_their_column_and_a_drawn_row_keeps_its_history(events, plain, size):
+    """Ids beyond int32 make all values of a batch int64, also the bits of numbers."""
+    source = ParquetFiles.open(
+        plain, f"label=label;dense=duration;sparse=item%{size},row", {"item": size}
+    )
+    ids, seen = {}, []
+    with open_loader(
+        source, batch_size=80, history=history(1, ["item", "duration"]), sample="duration"
+    ) as loader:
+        assert loader.cardinalities["item_history"] == loader.cardinalities["item"] == size + 2
+        for batch in loader:
+            rows, found = batch["row"].tolist(), batch.numpy()
+            ids |= dict(zip(rows, found["item"].tolist(), strict=True))
+            before = [events.before(row, 1) for row in rows]
+            assert found["item_history"].lengths.tolist() == list(map(len, before))
+            assert found["duration_history"].values.tolist() == [
+                one[0] / 2 for one in before if one
+            ]
+            expected = [one[0] for one in before if one]
+            seen += zip(expected, found["item_history"].values.tolist(), strict=True)
+    known = [(ids[row], value) for row, value in seen if row in ids]
+    assert known
+    assert all(expected == value for expected, value in known)
+
+
+def test_a_delta_table_of_another_program_is_read_with_a_user_in_two_files(events, tmp_path):
+    for part in (events.table.slice(0, 900), events.table.slice(900)):
+        write_deltalake(tmp_path / "events", part, mode="append")
+    assert events.user[899] == events.user[900]
+    source = ParquetFiles.open(tmp_path / "events", ROLES)
+    assert sorted(rows_of(source, events)[0][0]) == list(events.rows)
+
+
+def test_torchrec_gets_only_ids(plain):
+    with Loader(plain, batch_size=80, roles=ROLES, history=history(2), as_="kjt") as loader:
+        ids = next(iter(loader)).sparse_features
+        assert ids.keys() == ["item", "row", "item_history"]
+        assert ids["item_history"].values().max() <= 101
+
+
+SPEC = """
+[input]
+format = "parquet"
+columns = ["user:int", "time:int", "item:int", "duration:float", "label:int", "row:int"]
+
+[table]
+{split}
+
+[[column]]
+name = "label"
+role = "label"
+
+[[column]]
+name = "duration"
+role = "dense"
+ops = [{{op = "fill", value = 0}}]
+
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000, online = true}}]
+
+[[column]]
+name = "row"
+role = "sparse"
+ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000}}]
+"""
+USER_AND_TIME = """
+[[column]]
+name = "user"
+role = "sparse"
+ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000}}]
+
+[[column]]
+name = "time"
+role = "time"
+"""
+BY_USER = 'split_by = "user"\nsplit = {train = 0.5, test = 0.5}'
+BY_TIME = 'split_time = "time"\nsplit = {train = 0, test = 40}'
+BY_ROW = 'key = ["row"]\nsplit = {train = 0.5, test = 0.5}'
+
+
+def with_split(plain, path, split):
+    (path / "spec.toml").write_text(SPEC.format(split=split))
+    return ParquetFiles.open(plain, spec=path / "spec.toml")
+
+
+@pytest.mark.parametrize("split", [BY_USER, BY_TIME])
+def test_a_row_of_a_split_sees_all_earlier_events_of_its_user(events, plain, tmp_path, split):
+    source = with_split(plain, tmp_path, split)
+    parts = [set(rows_of(source, events, shift=2, split=name)[0][0]) for name in ("train", "test")]
+    assert all(parts)
+    assert set.union(*parts) == set(events.rows)
+    users = [{events.user[row] for row in part} for part in parts]
+    assert users[0].isdisjoint(users[1]) == (split == BY_USER)
+
+
+def test_a_split_by_rows_is_refused(plain, tmp_path):
+    source = with_split(plain, tmp_path, BY_ROW)
+    with raises(HistoryError, "user", "split_by", "split_time"):
+        open_loader(source, batch_size=80, history=history())
+
+
+class OfSplits(Events):
+    """A row sees only events of its own split."""
+
+    def before(self, row, last):
+        own = self.time[row] < 40
+        return [other for other in super().before(row, 999) if (self.time[other] < 40) == own][
+            -last:
+        ]
+
+
+@pytest.mark.parametrize(("split", "kind"), [(BY_USER, Events), (BY_TIME, OfSplits)])
+def test_a_job_sorts_a_feature_table_for_histories(tmp_path, split, kind):
+    counts = np.random.default_rng(3).integers(1, 90, 25)
+    users = np.repeat(np.arange(25), counts).tolist()
+    events = kind(users, np.concatenate([np.arange(n) for n in counts]).tolist())
+    mixed = events.table.take(np.random.default_rng(4).permutation(len(users)))
+    pq.write_table(mixed, tmp_path / "mixed.parquet")
+    placed = 'order = "user"\nthen = "time"\norder_step = 1\nfile_rows = 300\nrow_group_rows = 64\n'
+    text = (SPEC + USER_AND_TIME).format(split=placed + split)
+    table = build_table(None, tmp_path / "table", tmp_path / "mixed.parquet", text=text)
+    seen = [rows_of(table, events, shift=2, split=name)[0][0] for name in ("train", "test")]
+    assert all(seen)
+    assert sorted([*seen[0], *seen[1]]) == list(events.rows)
+
+
+def refused(path, *facts, table=None, **options):
+    """Asserts that a loader refuses a file of this table, before it reads it or while it does."""
+    if table is not None:
+        pq.write_table(table, path / "a.parquet", row_group_size=3)
+    source = ParquetFiles.open(path, options.pop("roles", ROLES))
+    with (
+        raises(LoadingError, *facts),
+        open_loader(
+            source, **{"batch_size": 4, "history": history(), "shuffle": False} | options
+        ) as loader,
+    ):
+        list(loader)
+
+
+SMALL = Events([1, 1, 1, 1, 2, 2, 3], [0, 1, 1, 2, 0, 0, 5]).table
+
+
+def replaced(name, values):
+    return SMALL.set_column(SMALL.schema.get_field_index(name), name, pa.array(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "facts"),
+    [
+        ("time", [0, 2, 1, 2, 0, 0, 5], ("row group 0", "row 2", "time", 1, 2)),
+        ("time", [0, 1, 3, 2, 0, 0, 5], ("row group 0", "row group 1", "time", 3, 2)),
+        ("user", [1, 2, 1, 2, 2, 2, 3], ("row group 0", "row 2", "user", 1, 2)),
+        ("user", [1, 1, 2, 1, 2, 2, 3], ("row group 0", "row group 1", "user")),
+        ("user", [1, 1, None, 1, 2, 2, 3], ("row group 0", "user", 1)),
+        ("time", [0, 1, 1, 2, None, 0, 5], ("row group 1", "time", 1)),
+        ("time", [0.0, 1, 1, 2, float("nan"), 0, 5], ("row group 1", "time", 1)),
+        ("user", [1.0, 1, 1, 1, 2, 2, 3], ("user", "double")),
+        ("time", ["a", "b", "b", "c", "a", "a", "b"], ("time", "string")),
+        ("duration", [0.5, None, 1, 1, 2, 2, 3], ("duration", 1, "fill")),
+        ("item", [2**40, 1, 1, 1, 2, 2, 3], ("item", 2**40)),
+    ],
+)
+def test_rows_out_of_order_and_empty_values_are_refused(tmp_path, name, values, facts):
+    refused(tmp_path, "a.parquet", *facts, table=replaced(name, values))
+
+
+def test_a_user_in_two_files_is_supported_only_in_order(tmp_path):
+    pq.write_table(SMALL.slice(2), tmp_path / "a.parquet")
+    pq.write_table(SMALL.slice(0, 2), tmp_path / "b.parquet")
+    events = Events(SMALL["user"].to_pylist(), SMALL["time"].to_pylist())
+    source = ParquetFiles.open(tmp_path, ROLES)
+    assert sorted(rows_of(source, events, last=2, batch_size=4)[0][0]) == list(events.rows)
+    pq.write_table(replaced("user", [1, 3, 3, 3, 4, 4, 5]).slice(0, 3), tmp_path / "b.parquet")
+    refused(tmp_path, "a.parquet", "b.parquet", "user", 1, 3)
+
+
+def test_missing_statistics_are_refused(tmp_path):
+    pq.write_table(SMALL, tmp_path / "a.parquet", write_statistics=False)
+    refused(tmp_path, "a.parquet", "user", "statistics")
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ({"last": 0}, ("last", 0)),
+        ({"last": 2.5}, ("last", 2.5)),
+        ({"columns": "item"}, ("columns", "item")),
+        ({"columns": []}, ("columns",)),
+        ({"columns": ["item", "item"]}, ("columns", "item")),
+        ({"time": "user"}, ("time", "user")),
+    ],
+)
+def test_a_history_checks_itself(given, facts):
+    with raises(UsageError, *facts):
+        history(**given)
+
+
+def test_columns_that_cannot_have_a_history_are_refused(tmp_path):
+    bags = SMALL.append_column("tags", pa.array([[1]] * 7)).append_column(
+        "item_history", SMALL["item"]
+    )
+    pq.write_table(bags, tmp_path / "a.parquet")
+    for roles, own, facts in (
+        (ROLES, history(by="usr"), ("a.parquet", "usr", "user")),
+        (ROLES, history(columns=["itm"]), ("itm", "item")),
+        (f"{ROLES};id_list=tags", history(columns=["tags"]), ("tags",)),
+        (f"{ROLES},item_history", history(columns=["item"]), ("item_history",)),
+    ):
+        refused(tmp_path, *facts, roles=roles, history=own)
+    refused(tmp_path, "on_error", errors=Errors(on_error="quarantine"))
+    compat.install()
+    from petastorm.predicates import in_lambda
+
+    odd = in_lambda(["row"], lambda row: row["row"] % 2 == 1)
+    refused(tmp_path, "predicate", petastorm=PetastormOptions(predicate=odd))
+
+
+def test_a_memory_limit_bounds_a_history_and_names_what_would_do(events, plain):
+    source = ParquetFiles.open(plain, ROLES)
+    with open_loader(source, batch_size=80, history=history(9)) as loader:
+        least = loader.minimum_memory
+    with open_loader(source, batch_size=80, history=history(9000)) as loader:
+        assert loader.minimum_memory > least
+        assert loader.memory()["parts"]["batches"] > 80 * 3 * 9000 * 4
