@@ -120,8 +120,8 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
 
 
 def test_leading_zeros_are_kept(tmp_path):
-    """A postcode such as 01067 is a text, also if most of the postcodes would be numbers. A single odd number in a column
-    of numbers changes nothing."""
+    """A postcode such as 01067 is a text, also if most postcodes would be numbers. A single one in a column of numbers
+    changes nothing."""
     lines = ["zip,price,liked"]
     lines += [
         f"{['01067', '10115', '80331'][n % 3]},{n * 7 % 11 / 4:.2f},{n * 5 % 7 % 2}"
