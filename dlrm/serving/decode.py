@@ -189,9 +189,13 @@ class Decoder:
                 if kind is None:
                     self._check_known(name)
                 elif not (fits(value, kind) or (name in self._times and fits(value, "text"))):
+                    shown = json.dumps(value, ensure_ascii=False)[:60]
                     is_number = kind == "text" and isinstance(value, int | float)
-                    hint = f'; write "{json.dumps(value)[:60]}"' if is_number else ""
-                    raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}{hint}")
+                    hint = f'; write "{shown}"' if is_number else ""
+                    if kind in ("int", "float") and isinstance(value, str):
+                        hint = "; write a number without quotes, or null"
+                    what = f"feature {name!r} is {shown}, {WRONG[kind]}{hint}"
+                    raise Refusal(422, f"rows[{number}]: {what}")
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:

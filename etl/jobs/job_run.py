@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sluice.common.errors import InputError
@@ -19,7 +19,7 @@ from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import STARTING
-from sluice.etl.schema import Field, Fingerprint
+from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
 from sluice.etl.table.commit import CommitConflict, publish
@@ -117,7 +117,7 @@ class _JobRun:
             version=version,
             fingerprint=Fingerprint.of(made.fields),
             files=len(record.files),
-            splits=_rows_by_split(record),
+            splits=_rows_by_split(record.files),
             ways=made.ways,
             engine=self.engine.name,
             inputs=self.job.input_versions,
@@ -148,7 +148,7 @@ class _JobRun:
             counted = self._check_written(state, counted, sum(f.rows for f in files))
             record = self._make_record(state, counted, written.sketches, files, profile)
             self._compare(record)
-            self._warn_of_empty_splits(record)
+            self._warn_of_splits(record)
             self._check_drift(record)
         fields = self.spec.fields(record.cardinalities, profile.bags)
         return _Version(record=record, fields=fields, counted=counted, ways=ways)
@@ -364,15 +364,26 @@ class _JobRun:
                 f"appended are in the table already (recognised by {self.spec.rule.text})"
             )
 
-    def _warn_of_empty_splits(self, record: JobRecord) -> None:
-        """Warns of splits without rows. An append's splits may have rows of earlier jobs."""
-        rows = _rows_by_split(record)
-        base = self.job.base.version
-        if self.job.mode == "append" and base is not None:
-            for file in FeatureTable.open(self.store.uri, base).files:
-                rows[file.split] = rows.get(file.split, 0) + file.rows
-        for text in empty_splits(self.spec.table, rows):
+    def _warn_of_splits(self, record: JobRecord) -> None:
+        """Warns of splits without rows, and if no new row is a training row. An append's splits may have rows of
+        earlier jobs."""
+        rows, before = _rows_by_split(record.files), dict[str, int]()
+        if self.job.base.version is not None:
+            before = _rows_by_split(FeatureTable.open(self.store.uri, self.job.base.version).files)
+        if self.job.mode == "append":
+            rows = {name: rows.get(name, 0) + before.get(name, 0) for name in {**before, **rows}}
+        table = self.spec.table
+        for text in empty_splits(table, rows):
             self.progress.say(f"warning: {text}")
+        more, train = sum(rows.values()) - sum(before.values()), table.training
+        if before and more > 0 and table.split_time and rows.get(train) == before.get(train):
+            bounds = zip(table.split, table.split_from, strict=True)
+            begins = ", ".join(f"{name} from {bound:.15g}" for name, bound in bounds)
+            self.progress.say(
+                f"warning: this version has {more:,} rows more, and no new training row: their {table.split_time!r} "
+                f"is outside of split {train!r} ({begins}). To train on newer rows, raise the bounds in table.split, "
+                "and pass --mode overwrite --update-state with all of the input"
+            )
 
     def _check_drift(self, record: JobRecord) -> None:
         """Warns of drift, or refuses it, as the spec says."""
@@ -388,8 +399,8 @@ class _JobRun:
                     self.progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
 
 
-def _rows_by_split(record: JobRecord) -> dict[str, int]:
+def _rows_by_split(files: Iterable[FileRecord | DataFile]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for file in record.files:
+    for file in files:
         found[file.split] = found.get(file.split, 0) + file.rows
     return found

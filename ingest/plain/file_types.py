@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.recipe import Recipe, check_kind
 from sluice.ingest.plain.roles import ParquetError
 
@@ -16,7 +17,9 @@ SEVERAL = "several columns of this name"
 """The type of a column if another column of the file has the same name."""
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 _NUMBER = re.compile(r"u?int(8|16|32|64)|bool|halffloat|float|double")
-_BAG = re.compile(r"(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
+_TEXT = re.compile(r"(large_)?string|dictionary<values=(large_)?string, .*>")
+_TIME = re.compile(r"timestamp\[.*\]")
+_LIST = re.compile(r"(?:large_)?list<(?:\w+: )?(.*?)(?: not null)?>")
 Types = Mapping[str, str]
 """Arrow's name for the type of each column of a file."""
 
@@ -39,11 +42,19 @@ def common_types(
     return types, lacking
 
 
-def common_number(kinds: Iterable[str]) -> pa.DataType | None:
-    """Returns the type in which numbers of these types are compared. None if some are not numbers."""
-    if not all(map(_NUMBER.fullmatch, kinds)):
-        return None
-    return pa.int64() if all(_WHOLE.fullmatch(kind) for kind in kinds) else pa.float64()
+def common_type(kinds: Iterable[str]) -> pa.DataType | None:
+    """Returns the type in which values of these types are compared. None if they cannot be loaded together."""
+    kinds = list(kinds)
+    if all(lists := [_LIST.fullmatch(kind) for kind in kinds]):
+        inner = common_type([found[1] for found in lists if found])
+        return None if inner is None else pa.list_(inner)
+    common = (
+        (_WHOLE, pa.int64()),
+        (_NUMBER, pa.float64()),
+        (_TEXT, pa.string()),
+        (_TIME, pa.timestamp("us", "UTC")),
+    )
+    return next((kind for form, kind in common if all(map(form.fullmatch, kinds))), None)
 
 
 def refuse_mixed(
@@ -55,7 +66,8 @@ def refuse_mixed(
 ) -> None:
     """Raises an error with file and column if a column's types cannot be loaded together.
 
-    Numbers of several types can, because each value is checked. So can columns that a spec reads as one type (`kinds`).
+    Types with a `common_type` can: each number is checked, and all kinds of text have the same hash. So can columns
+    that a spec reads as one type (`kinds`).
     `types_there` returns the types of a file."""
     hashed = {name for recipe in recipes if recipe.operators for name in recipe.sources}
     for name in names:
@@ -76,9 +88,8 @@ def refuse_mixed(
                     check_kind(name, types_there(path)[name], kinds[name])
                 except ColumnError as error:
                     raise ColumnError(f"{path}: {error}") from None
-            elif not any(
-                like.fullmatch(first[1]) and like.fullmatch(file[name])
-                for like in (_BAG, _WHOLE if name in hashed else _NUMBER)
+            elif (common := common_type((first[1], file[name]))) is None or not (
+                can_hash(str(common)) or (name not in hashed and not pa.types.is_list(common))
             ):
                 raise ParquetError(
                     f"{path}: column {name!r} holds {file[name]}, in {first[0]} it holds {first[1]}; "

@@ -400,9 +400,15 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
         return None
     rejected = ""
     if wrong.any():
-        example = json.dumps(values[int(wrong.argmax())].as_py()[:_QUOTED], ensure_ascii=False)
-        rejected = f"{wrong.sum():,} of {len(values):,} sampled values, such as {example}"
+        example = values[int(wrong.argmax())].as_py()
+        rejected = share_of_values(int(wrong.sum()), len(values), example)
     return TextTimes(formats, seconds, rejected)
+
+
+def share_of_values(count: int, all: int, example: str) -> str:
+    """Returns how many sampled values there are of a kind, with an example."""
+    quoted = json.dumps(example[:_QUOTED], ensure_ascii=False)
+    return f"{count:,} of {all:,} sampled values, such as {quoted}"
 
 
 def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.nested_columns import flattened, join_chunks
-from sluice.ingest.plain.guess import times_of, usual_label
+from sluice.ingest.plain.guess import share_of_values, times_of, usual_label
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
 _BYTES, _PACKED = 1 << 20, 1 << 26
@@ -35,9 +35,10 @@ _WHOLE, _POINT, _COMMA = (
     )
 )
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
+_PADDED = re.compile(r"0[0-9]+")
+"""A whole number that needs its leading zeros, such as a postcode."""
 _DISTINCT = 50
 """Fewer than one in so many distinct values of a column of numbers may be no number."""
-_QUOTED = 100  # characters of a value to quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,9 @@ class TextSample:
         label = label or next(clicks, usual_label(names))
         fitting = {
             form: {
-                name: _without_few(column, form.fullmatch, name == label)
+                name: column
+                if _is_padded(column)
+                else _without_few(column, form.fullmatch, name == label)
                 for name, column in texts.items()
             }
             for form in (_COMMA, _POINT)
@@ -316,8 +319,16 @@ def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
     return any(cells) and all(cell is None or form.fullmatch(cell) for cell in cells)
 
 
+def _is_padded(cells: Sequence[str | None]) -> bool:
+    """Whether cells have leading zeros. A few of them may also occur among numbers."""
+    given = [cell for cell in cells if cell]
+    return sum(map(bool, map(_PADDED.fullmatch, given))) > (1 - _ALIKE) * len(given)
+
+
 def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
     """Returns the cells as numbers if all of them are numbers, otherwise as texts."""
+    if _is_padded(cells):
+        return pa.array(cells, pa.string())
     if _all(_WHOLE, cells):
         return pa.array([None if cell is None else int(cell) for cell in cells], pa.int64())
     if _all(_COMMA if comma else _POINT, cells):
@@ -369,8 +380,6 @@ def _typed(
         ]
         if wrong:
             fits[wrong] = False
-            example = json.dumps(str(cells[name][wrong[0]])[:_QUOTED], ensure_ascii=False)
-            rejected[name] = (
-                f"{len(wrong):,} of {len(places):,} sampled values, such as {example} ({places[wrong[0]]})"
-            )
+            wrong_values = share_of_values(len(wrong), len(places), str(cells[name][wrong[0]]))
+            rejected[name] = f"{wrong_values} ({places[wrong[0]]})"
     return {"table": pa.table(found).filter(pa.array(fits)), "times": times, "rejected": rejected}

@@ -36,7 +36,7 @@ from sluice.etl.table.table_columns import (
 )
 from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
-from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
+from sluice.ingest.plain.file_types import SEVERAL, common_type, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.hashed_ids import can_hash
@@ -507,7 +507,7 @@ def _print_once(line: str) -> None:
 def _probe_columns(
     located: Mapping[str, FileColumns], types: Mapping[str, str], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
-    """Returns the facts of each column that has one type in all files, or number types that can be loaded together."""
+    """Returns the facts of each column that has one type in all files, or types that can be loaded together."""
     kinds = {
         name: {
             one[name]
@@ -519,7 +519,7 @@ def _probe_columns(
     common = {
         name: mixed
         for name in types
-        if len(kinds[name]) > 1 and (mixed := common_number(kinds[name]))
+        if len(kinds[name]) > 1 and (mixed := common_type(kinds[name]))
     }
     alike = [
         name

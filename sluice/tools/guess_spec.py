@@ -173,6 +173,7 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
                 for at in bounds[1:]
             )
             yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
+            yield "# Rows of later days go to test. To train on them, raise both bounds."
             yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return

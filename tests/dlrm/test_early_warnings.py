@@ -47,6 +47,45 @@ def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path)
     assert len(found) == 3
 
 
+BY_TIME = """
+[input]
+format = "csv"
+columns = ["y:int", "at:int", "item:text"]
+[table]
+split_time = "at"
+split = {train = 0, test = %s}
+[[column]]
+name = "y"
+role = "label"
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+"""
+
+
+@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
+    """A spec with fixed bounds puts each later day into the last split. A run that follows the table would train on the
+    same rows for ever."""
+    for day in range(3):
+        rows = [f"{n % 2},{day * 100 + n},i{n % 7}\n" for n in range(60)]
+        (tmp_path / f"{day}.csv").write_text("".join(rows))
+    first, new = [tmp_path / "0.csv", tmp_path / "1.csv"], [tmp_path / "2.csv"]
+    said = Said()
+    run(None, tmp_path / "table", *first, text=BY_TIME % 130, said=said)
+    assert "training row" not in said.text
+    inputs = new if mode == "append" else [*first, *new]
+    run(None, tmp_path / "table", *inputs, text=BY_TIME % 130, mode=mode, said=said)
+    assert_names(
+        said.text, "warning: this version has 60 rows more, and no new training row", "'at'", 130
+    )
+    later = Said()
+    run(None, tmp_path / "table", *inputs, text=BY_TIME % 230, mode=mode, said=later)
+    assert "training row" not in later.text
+
+
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 

@@ -696,6 +696,44 @@ class TestGuesses:
             "null where it is missing"
         )
 
+    def test_types_that_only_differ_by_their_writer_are_read_together(self, tmp_path, capsys):
+        """delta-rs names the elements of lists `item` in one commit and `element` in the next. Polars writes large
+        texts, and pandas writes a dictionary with as many bits as each file needs."""
+        tags = [["a", "b"], []]
+        for part, (kind, text, at) in enumerate(
+            (
+                (pa.list_(pa.string()), pa.string(), "ms"),
+                (pa.list_(pa.field("element", pa.string())), pa.large_string(), "us"),
+                (
+                    pa.large_list(pa.field("element", pa.large_string(), nullable=False)),
+                    pa.dictionary(pa.int8(), pa.string()),
+                    "ns",
+                ),
+            )
+        ):
+            rows = {
+                "y": [0, 1],
+                "site": pa.array(["k", "l"], text),
+                "tags": pa.array(tags, kind),
+                "at": pa.array([FIRST, FIRST], pa.timestamp(at)),
+            }
+            pq.write_table(pa.table(rows), tmp_path / f"{part}.parquet")
+        order = Order(streams=1, shuffle=False)
+        with BatchLoader(str(tmp_path), batch_size=6, order=order) as loader:
+            assert set(loader.sparse_names) == {"site", "tags"}
+            guessed = next(iter(loader))
+            assert guessed["tags"].lengths.tolist() == [2, 0] * 3
+            assert guessed["tags"].values.tolist() == guessed["tags"].values[:2].tolist() * 3
+            assert guessed["site"].tolist() == guessed["site"][:2].tolist() * 3
+        assert "several types" not in capsys.readouterr().err
+        guess.main([str(tmp_path), "--label", "y"])
+        spec = capsys.readouterr().out
+        assert_names(spec, "tags:texts", "site:text", "at:float")
+        assert "Left out" not in spec
+        by_spec = first_batch(tmp_path, spec, 6)
+        assert by_spec["site"].tolist() == guessed["site"].tolist()
+        assert by_spec["tags"].values.tolist() == guessed["tags"].values.tolist()
+
     @pytest.mark.parametrize(
         ("texts", "found"),
         [

@@ -119,6 +119,7 @@ def test_json_is_utf_8(charset, status):
         (b'{"rows": [{"I5": -1e400}]}', 422, ["rows[0]", "'I5'", "64 bits"]),
         (b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, ["rows[0]", "'I5'", "64 bits"]),
         (b'{"rows": [{"I1": 1e999}]}', 422, ["rows[0]", "'I1'", "whole number of 64 bits"]),
+        (b'{"rows": [{"I1": "three"}]}', 422, ["rows[0]", "'I1'", '"three"', "without quotes"]),
         (b'{"rows": [{"I5": NaN}]}', 400, ["NaN", "send null"]),
         (b'{"rows": [{"I5": -Infinity}]}', 400, ["-Infinity"]),
         (b'{"rows": [{"C1": "\xe9"}]}', 400, ["not JSON", "utf-8"]),
