@@ -89,3 +89,13 @@ def open_session(name: str) -> SparkSession:
     for key, value in defaults.items():
         conf.setIfMissing(key, value)
     return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+
+
+def start_worker(spark: SparkSession) -> None:
+    """Starts a Python worker, and the process that workers are forked from. Its imports take about a second. Meanwhile
+    the driver plans the first pass."""
+    spark.sparkContext.parallelize([0], 1).foreach(_do_nothing)
+
+
+def _do_nothing(_number: int) -> None:
+    pass
