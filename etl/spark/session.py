@@ -92,9 +92,11 @@ def open_session(name: str) -> SparkSession:
 
 
 def start_worker(spark: SparkSession) -> None:
-    """Starts a Python worker, and the process that workers are forked from. Its imports take about a second. Meanwhile
-    the driver plans the first pass."""
-    spark.sparkContext.parallelize([0], 1).foreach(_do_nothing)
+    """In local mode, starts a Python worker, and the process that workers are forked from. Its imports take about a
+    second. Meanwhile the driver plans the first pass. On a cluster, free cores may come late."""
+    context = spark.sparkContext
+    if context.master.startswith("local"):
+        context.parallelize([0], 1).foreach(_do_nothing)
 
 
 def _do_nothing(_number: int) -> None:
