@@ -325,14 +325,13 @@ def _slow_rank(run: Run) -> list[str]:
 
 
 def _same_rank(run: Run, name: str) -> list[Line]:
-    """Returns the training lines' entries of this name with the most frequent rank. [] if most lines have no such
-    entry."""
+    """Returns the training lines' entries of this name with the most frequent rank. [] if it is in less than half of
+    the lines."""
     lines = run.of("train")
     found: list[Line] = [line[name] for line in lines if line.get(name)]
-    if not found or len(found) < len(lines) / 2:
-        return []
-    rank = mode(one["rank"] for one in found)
-    return [one for one in found if one["rank"] == rank]
+    rank = mode(one["rank"] for one in found) if found else None
+    those = [one for one in found if one["rank"] == rank]
+    return those if len(those) >= len(lines) / 2 else []
 
 
 def tell(run: Run) -> str:
