@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -111,13 +112,14 @@ def opened(
     from sluice.etl.spark.engine import SparkEngine
     from sluice.etl.spark.errors import clearly
     from sluice.etl.spark.read_input import check_paths
-    from sluice.etl.spark.session import open_session
+    from sluice.etl.spark.session import open_session, start_worker
 
     check_paths(inputs)
     with progress.stage(STARTING):
         spark = open_session("sluice-etl")
     try:
-        with clearly():
+        with clearly(), ThreadPoolExecutor(1) as pool:
+            pool.submit(start_worker, spark)
             yield partial(SparkEngine, spark, progress=progress)
     finally:
         spark.stop()

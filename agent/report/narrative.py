@@ -278,7 +278,7 @@ def sentences(run: Run) -> list[str]:
     if figures.stall_last is not None:
         text = _bottleneck(figures.stall_last)
         parts.append(f"After the faults, {text[0].lower()}{text[1:]}" if fault_times(run) else text)
-    parts += _late_rank(run)
+    parts += _late_rank(run) + _slow_rank(run)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         parts.append(f"AUC {figures.auc:.4f}{of}.")
@@ -302,18 +302,36 @@ def _bottleneck(stall: float) -> str:
 
 def _late_rank(run: Run) -> list[str]:
     """Returns a sentence about the rank that the others waited for. [] if none was late most of the time."""
-    lines = run.of("train")
-    late: list[Line] = [line["late"] for line in lines if line.get("late")]
-    if not late or len(late) < len(lines) / 2:
+    if not (those := _same_rank(run, "late")):
         return []
-    rank = mode(one["rank"] for one in late)
-    those = [one for one in late if one["rank"] == rank]
     others, own = (fmean(one[name] for one in those) for name in ("others", "input"))
     text = (
-        f"The other ranks waited {percent(others)} of their time for rank {rank} on {those[0]['host']}, which "
-        f"waited {percent(own)} of its time for input."
+        f"The other ranks waited {percent(others)} of their time for rank {those[0]['rank']} on {those[0]['host']}, "
+        f"which waited {percent(own)} of its time for input."
     )
     return [text]
+
+
+def _slow_rank(run: Run) -> list[str]:
+    """Returns a sentence about the rank that computed for longest. [] if none was slow most of the time."""
+    if not (those := _same_rank(run, "slow")):
+        return []
+    times = fmean(one["times"] for one in those)
+    text = (
+        f"Rank {those[0]['rank']} on {those[0]['host']} computes {times:.2g} times as long for a step as the median of "
+        "the other ranks: its cores are slower, or it has more work."
+    )
+    return [text]
+
+
+def _same_rank(run: Run, name: str) -> list[Line]:
+    """Returns the training lines' entries of this name with the most frequent rank. [] if it is in less than half of
+    the lines."""
+    lines = run.of("train")
+    found: list[Line] = [line[name] for line in lines if line.get(name)]
+    rank = mode(one["rank"] for one in found) if found else None
+    those = [one for one in found if one["rank"] == rank]
+    return those if len(those) >= len(lines) / 2 else []
 
 
 def tell(run: Run) -> str:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.steps import Fetched, FinishedStep, TrainingBatches
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.gpu import staging_for
+from sluice.ingest.machine import core_wait_s
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from sluice.ingest.batch import Batch
 
 _LATE_SHARE = 0.1
-"""A rank is late if the others wait for it for more than this share of their time."""
+"""A rank is late or slow if the others wait for it for more than this share of their time."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class _TrainingProgress:
     compute_s: float = 0.0
     others_s: float = 0.0
     """The time that this rank waited for the others before its steps. It is a part of `compute_s`."""
+    own_s: float = 0.0
+    """The time that this rank computed or waited for a core, without waiting for other ranks."""
     timing: Timing = field(default_factory=Timing)
     first_batch_s: float | None = None
     finished: FinishedStep | None = None
@@ -104,12 +108,12 @@ class _TrainingProgress:
     def start_interval(self) -> None:
         """Resets the sums, after a report."""
         self.rows = 0
-        self.wait_s = self.compute_s = self.others_s = 0.0
+        self.wait_s = self.compute_s = self.others_s = self.own_s = 0.0
         self.loss.zero_()
 
-    def add(self, finished: FinishedStep, step_s: float, ranks: int) -> None:
-        """Counts a step that took `step_s` seconds, with its wait. The wait for the first batch counts neither as
-        waiting nor as computing."""
+    def add(self, finished: FinishedStep, step_s: float, own_s: float, ranks: int) -> None:
+        """Counts a step that took `step_s` seconds, with its wait, and `own_s` without waiting for other ranks. The
+        wait for the first batch counts neither as waiting nor as computing."""
         wait_s = finished.wait_s
         if self.first_batch_s is None:
             self.first_batch_s = wait_s
@@ -127,6 +131,7 @@ class _TrainingProgress:
         self.wait_s += wait_s
         self.compute_s += step_s - wait_s
         self.others_s += finished.others_s
+        self.own_s += own_s
 
 
 @dataclass(kw_only=True)
@@ -155,6 +160,7 @@ class Trainer:
     """The name of each rank's host."""
     ahead: bool | None = None
     clock: Callable[[], float] = time.perf_counter
+    own_clock: Callable[[], float] = lambda: time.thread_time() + core_wait_s()
 
     def __post_init__(self) -> None:
         self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
@@ -203,9 +209,10 @@ class Trainer:
             all_steps = self._steps(batches, step)
         else:
             all_steps = self._overlapped_steps.steps(batches, step, self._check)
-        started_at = self.clock()
+        started_at, own_at = self.clock(), self.own_clock()
         for finished in all_steps:
-            progress.add(finished, self.clock() - started_at, self.world.ranks)
+            step_s, own_s = self.clock() - started_at, self.own_clock() - own_at
+            progress.add(finished, step_s, own_s, self.world.ranks)
             meta = progress.meta
             self.guard.watch(meta.step, finished)
             self.tick()
@@ -217,7 +224,7 @@ class Trainer:
             if evaluation_due and self._evaluate(progress.meta):
                 progress.good_enough = True
                 return
-            started_at = self.clock()
+            started_at, own_at = self.clock(), self.own_clock()
 
     def _end_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
         """Makes the last report and the checkpoint of the epoch, then evaluates the model."""
@@ -294,9 +301,10 @@ class Trainer:
             progress.wait_s,
             progress.compute_s,
             progress.others_s,
+            progress.own_s,
         )
         ranks = self.world.gather(torch.tensor(own, dtype=torch.float64)).view(-1, len(own))
-        loss, rows, wait_s, compute_s, _ = ranks.sum(0).tolist()
+        loss, rows, wait_s, compute_s, *_ = ranks.sum(0).tolist()
         progress.start_interval()
         if not math.isfinite(loss):
             self.guard.end()
@@ -314,7 +322,8 @@ class Trainer:
                 "loss": loss / rows,
                 "samples_per_s": interval.samples_per_s,
                 "stall": interval.stall,
-                **late_rank(ranks.T[2:].tolist(), self.hosts),
+                **late_rank(ranks.T[2:5].tolist(), self.hosts),
+                **slow_rank(ranks[:, 5].tolist(), interval.seconds, self.hosts),
             }
         )
 
@@ -347,3 +356,16 @@ def late_rank(seconds: Sequence[Sequence[float]], hosts: Sequence[str]) -> dict[
             "input": wait_s[rank] / totals[rank],
         }
     }
+
+
+def slow_rank(own_s: Sequence[float], seconds: float, hosts: Sequence[str]) -> dict[str, Any]:
+    """Returns the rank that computes for longest, and how many times as long as the median of the others. Empty if the
+    difference is a small share of the `seconds` that the steps took.
+
+    `own_s` has each rank's time without waiting for other ranks."""
+    rank = max(range(len(own_s)), key=own_s.__getitem__)
+    usual_s = median([*own_s[:rank], *own_s[rank + 1 :]] or own_s)
+    if own_s[rank] - usual_s <= _LATE_SHARE * seconds:
+        return {}
+    times = own_s[rank] / max(usual_s, 1e-9)
+    return {"slow": {"rank": rank, "host": hosts[rank] if hosts else "", "times": times}}

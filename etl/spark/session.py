@@ -89,3 +89,15 @@ def open_session(name: str) -> SparkSession:
     for key, value in defaults.items():
         conf.setIfMissing(key, value)
     return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+
+
+def start_worker(spark: SparkSession) -> None:
+    """In local mode, starts a Python worker, and the process that workers are forked from. Its imports take about a
+    second. Meanwhile the driver plans the first pass. On a cluster, free cores may come late."""
+    context = spark.sparkContext
+    if str(context.master).startswith("local"):
+        context.parallelize([0], 1).foreach(_do_nothing)
+
+
+def _do_nothing(_number: int) -> None:
+    pass

@@ -325,6 +325,18 @@ def test_a_rank_that_the_others_wait_for_is_named(tmp_path):
         assert "rank" not in narrative.verdict(replace(run, metrics=(*run.metrics, *few)))
 
 
+def test_a_rank_that_computes_for_longer_than_the_others_is_named(tmp_path):
+    run = _looked_at(tmp_path / "run", [1000.0] * 9)
+    slow = {"rank": 3, "host": "host1", "times": 2.3}
+    trained = [{"kind": "train", "at": at, "slow": slow} for at in (4.0, 6.0)]
+    brief = {"kind": "train", "at": 2.0}
+    verdict = narrative.verdict(replace(run, metrics=(*run.metrics, brief, *trained)))
+    assert_names(verdict, "Rank 3 on host1 computes 2.3 times as long", "median")
+    now_and_then = [{**trained[0], "slow": {**slow, "rank": rank}} for rank in (0, 1, 1, 2, 3)]
+    for few in ((brief, brief, trained[0]), now_and_then):
+        assert "host1" not in narrative.verdict(replace(run, metrics=(*run.metrics, *few)))
+
+
 def test_each_start_of_a_run_is_left_out_of_its_rates():
     looks = [
         {"rows": rows, "rows_per_s": rate, **more}

@@ -50,7 +50,12 @@ def events(run: Path, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+def trained(run: Path) -> list[dict]:
+    """The lines about training."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
+
+
 def losses(run: Path) -> dict[int, float]:
     """Step → its loss, as the run wrote it last."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
+    return {line["step"]: line["loss"] for line in trained(run)}

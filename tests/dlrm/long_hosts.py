@@ -80,6 +80,8 @@ def slow(hosts: Hosts, folder: Path) -> dict[str, object]:
         hosts.limit_cores(1, 2)
         (end,) = epochs.events(folder / name / "run", "end")
         found[f"{name}_samples_per_s"] = end["samples_per_s"]
+        lines = epochs.trained(folder / name / "run")
+        found[f"{name}_slow"] = [line.get("slow") for line in lines]
     return found
 
 

@@ -11,7 +11,7 @@ from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import Timing, Trainer, late_rank
+from sluice.dlrm.training.trainer import Timing, Trainer, late_rank, slow_rank
 from tests.dlrm.rig import DENSE, SIZES, batch
 from tests.raises import raises
 
@@ -19,7 +19,9 @@ ROWS = 8
 
 
 class Clock:
-    now = 0.0
+    """`own` is the time in steps alone."""
+
+    now = own = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -55,6 +57,7 @@ class SlowTrainer(Trainer):
 
     def _step(self, fetched, step):
         self.clock.now += 6  # type: ignore[attr-defined]
+        self.clock.own += 6  # type: ignore[attr-defined]
         loss = torch.tensor(self.loss)
         left_out = self.guard.skips and not self.guard.admits(
             step + 1, (0, fetched.batch.step), loss
@@ -77,6 +80,17 @@ class Alone:
         return [unpacked(packed(value))]
 
 
+class WithAnother(Alone):
+    """A world with a second rank, which computes for 1.5 s of its 8 s in each step."""
+
+    ranks = 2
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        steps = values[1] / ROWS
+        other = [0.0, ROWS * steps, 0.0, 8.0 * steps, 0.0, 1.5 * steps]
+        return torch.cat([values, torch.tensor(other, dtype=values.dtype)])
+
+
 def run(
     steps: int,
     *,
@@ -85,6 +99,7 @@ def run(
     stop_at: int | None = None,
     loss: float = 0.5,
     good_at: int | None = None,
+    world: Alone | None = None,
     **settings,
 ):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
@@ -103,13 +118,15 @@ def run(
 
     trainer = SlowTrainer(
         config=config,
-        world=Alone(),
+        world=world or Alone(),
         parts=None,
         checker=BatchChecker(SIZES, DENSE, "fake"),
         save=save,
         evaluate=evaluate,
         observe=lines.append,
         clock=clock,
+        own_clock=lambda: clock.own,
+        hosts=["host0", "host1"],
         memory_used=lambda: 7,
         synced_batches=SyncedBatches(
             Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock
@@ -152,6 +169,25 @@ def test_the_rank_that_others_wait_for_is_named_with_its_own_wait_for_input():
 def test_no_rank_is_late_if_all_wait_for_each_other_or_there_is_one():
     assert late_rank([[0.0, 0.0], [10.0, 10.0], [3.0, 3.9]], ["a", "b"]) == {}
     assert late_rank([[9.0], [1.0], [0.5]], ["a"]) == late_rank([[0.0]] * 3, ["a"]) == {}
+
+
+def test_the_rank_that_computes_longest_is_named_with_how_many_times_as_long():
+    hosts = ["host0", "host0", "host1", "host2"]
+    slow = slow_rank([2.0, 3.0, 6.9, 4.0], 8.0, hosts)["slow"]
+    assert (slow["rank"], slow["host"]) == (2, "host1")
+    assert slow["times"] == pytest.approx(2.3)
+    assert slow_rank([2.0, 5.0], 8.0, hosts)["slow"]["times"] == pytest.approx(2.5)
+
+
+def test_no_rank_is_slow_if_it_costs_the_others_little_or_there_is_one():
+    assert slow_rank([1.0, 1.7], 8.0, ["a", "b"]) == slow_rank([7.0], 8.0, ["a"]) == {}
+    assert slow_rank([0.0, 0.0], 8.0, ["a", "b"]) == {}, "the kernel counts no time"
+
+
+def test_a_line_names_the_slow_rank_by_its_time_without_waits():
+    """This rank waits 2 s for each batch and computes for 6 s. The other one computes for 1.5 s."""
+    _, lines, _ = run(6, world=WithAnother())
+    assert [line["slow"] for line in lines] == [{"rank": 0, "host": "host0", "times": 4.0}] * 3
 
 
 def test_all_steps_of_all_epochs_are_counted():

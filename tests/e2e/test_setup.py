@@ -132,13 +132,13 @@ def test_a_second_call_does_nothing(machine):
     assert (machine / "calls").exists(), "changed locks were not noticed"
 
 
-def test_spark_of_the_environment_is_configured_once(machine, repo):
-    """And again after its Java has changed; where noting Spark's classes down fails, everything else goes on."""
+def environment_with_spark(machine: Path, repo: Path) -> Path:
+    """Makes an environment with a spark-submit, which set-up has finished. Returns the file that spark-submit adds a
+    line to."""
     add(machine, "java", JAVA_17)
     for tool in ("mkdir", "cp", "cmp", "mv", "mktemp", "readlink", "touch"):
         (machine.parent / "bin" / tool).symlink_to(shutil.which(tool))
-    conf = machine / ".venv/lib/python3.11/site-packages/pyspark/conf"
-    conf.parent.mkdir(parents=True)
+    (machine / ".venv/lib/python3.11/site-packages/pyspark").mkdir(parents=True)
     (machine / ".venv/bin").mkdir()
     for name, script in (
         ("python", "true"),
@@ -150,9 +150,16 @@ def test_spark_of_the_environment_is_configured_once(machine, repo):
         (machine / name).parent.mkdir(exist_ok=True)
         shutil.copy(repo / name, machine / name)
     stamp(machine)
+    return machine / "calls"
+
+
+def test_spark_of_the_environment_is_configured_once(machine, repo):
+    """And again after its Java has changed; where noting Spark's classes down fails, everything else goes on."""
+    called = environment_with_spark(machine, repo)
+    conf = machine / ".venv/lib/python3.11/site-packages/pyspark/conf"
     for _ in range(2):
         assert set_up(machine).returncode == 0
-    assert (machine / "calls").read_text() == "called\n"
+    assert called.read_text() == "called\n"
     assert sorted(path.name for path in conf.iterdir()) == [
         "log4j2.properties",
         "spark-env.sh",
@@ -166,6 +173,18 @@ def test_spark_of_the_environment_is_configured_once(machine, repo):
     assert (again.returncode, (conf / "spark-env.sh").read_text()) == (0, "# another")
     assert "a little longer" in again.stderr
     assert "having Java" not in set_up(machine).stderr
+
+
+def test_after_an_upgrade_of_java_its_classes_are_noted_anew(machine, repo):
+    """Java ignores the classes that another build noted, and says nothing about it."""
+    called = environment_with_spark(machine, repo)
+    for _ in range(2):
+        set_up(machine)
+    assert called.read_text() == "called\n"
+    add(machine, "java", JAVA_17.replace("17.0.1", "17.0.2"))
+    for _ in range(2):
+        assert set_up(machine).returncode == 0
+    assert called.read_text() == "called\n" * 2
 
 
 def test_sparks_own_start_loses_the_module_that_java_warns_of_and_nothing_else_changes(
