@@ -136,6 +136,7 @@ BODIES = [
     '{"rows":[{"word":"\u00e9\u2028{}[]:,"}]}'.encode(),
     b'{"rows": [\n{"x": 12345678901234567890}\n]}',
     b'{"rows": []}',
+    b'{"rows": [{"word": "\\"\\\\}"}]}',
     b'{"rows": [{"x": 1e-400}, {"x": 9007199254740993}]}',
     *(
         b'{"rows": [{"x": %s}]}' % value
@@ -172,6 +173,7 @@ BODIES = [
     b'{"rows": [{"n": 1}]}{"rows": [{"n": 2}]}',
     b'{"rows": [{"n": 1}',
     b'}, {"n": 2}]}',
+    b']}{"rows": []}',
     b'{"rows": [{"n": 3, "word": "}',
     b'{"n": 4}]}',
     b'{"rows": [{"n": 7},',
@@ -205,7 +207,7 @@ def test_requests_that_are_read_together_are_read_as_alone():
     expected = {body: outcomes(alone, alone.read_all([(JSON, body)]))[0] for body in BODIES}
     draw = random.Random(1)
     groups = [[first, second] for first in BODIES for second in BODIES]
-    groups += [draw.choices(BODIES[:6], k=5) + draw.choices(BODIES, k=1) for _ in range(200)]
+    groups += [draw.choices(BODIES[:7], k=5) + draw.choices(BODIES, k=1) for _ in range(200)]
     for bodies in groups:
         read = decoder.read_all([(JSON, body) for body in bodies])
         assert outcomes(decoder, read) == [expected[body] for body in bodies], bodies
