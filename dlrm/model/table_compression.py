@@ -316,8 +316,8 @@ class CombineCodes(nn.Module):
             for parts, choice in zip(compressor.parts, compressor.choices, strict=True)
         ]
 
-    def forward(self, pooled: Any) -> Tensor:
-        """`pooled` has a tensor [B, width] for each table: a KeyedTensor, or a dict."""
+    def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
+        """`pooled` has a tensor [B, width] for each table."""
         found = []
         for names, combine in self._columns:
             parts = [pooled[name] for name in names]
