@@ -232,7 +232,7 @@ class Ranker(nn.Module):
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
-        pooled = _by_table(self.tables(sparse))
+        pooled = by_table(self.tables(sparse))
         vectors = self.combine(pooled)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
@@ -261,7 +261,7 @@ class Ranker(nn.Module):
         return found
 
 
-def _by_table(pooled: Any) -> Mapping[str, torch.Tensor]:
+def by_table(pooled: Any) -> Mapping[str, torch.Tensor]:
     """Returns each table's vectors, by one split. The gradient of a slice is as large as all vectors, so the backward
     pass of a slice for each table takes ten times as long."""
     if isinstance(pooled, LazyAwaitable):
