@@ -266,7 +266,10 @@ def by_table(pooled: Any) -> Mapping[str, torch.Tensor]:
     pass of a slice for each table takes ten times as long."""
     if isinstance(pooled, LazyAwaitable):
         pooled = pooled.wait()
-    return pooled.to_dict() if isinstance(pooled, KeyedTensor) else pooled
+    found: Mapping[str, torch.Tensor] = (
+        pooled.to_dict() if isinstance(pooled, KeyedTensor) else pooled
+    )
+    return found
 
 
 class _Decay(torch.autograd.Function):
