@@ -5,7 +5,8 @@
 TABLE is a feature table, as `sluice etl` makes it. Each program is a fresh process. A phase ends when a known
 line is printed. Its figures are the seconds and the processor seconds since the program's start, as medians over the
 rounds. With `--beside`, each round also runs the programs of another checkout, in turns, with this interpreter. With
-`--cold`, programs find nothing compiled: neither Python's byte code nor Numba's functions.
+`--cold all`, programs find nothing compiled: neither Python's byte code nor Numba's functions. With `--cold numba`,
+only Numba's functions are missing, as after an installation that compiles byte code.
 """
 
 from __future__ import annotations
@@ -62,16 +63,17 @@ def programs(data: Path, work: Path) -> dict[str, tuple[list[str], Mapping[str, 
 
 
 def timed(
-    arguments: Sequence[str], phases: Mapping[str, str], root: Path, caches: Path | None
+    arguments: Sequence[str], phases: Mapping[str, str], root: Path, cold: str | None, caches: Path
 ) -> dict[str, dict[str, float]]:
     """Runs a program until its last phase ends. Returns the seconds since its start, for each phase. `caches` is an
-    empty folder for compiled code, or None for the code that is there."""
-    compiled = {"PYTHONPYCACHEPREFIX": str(caches), "NUMBA_CACHE_DIR": str(caches)}
+    empty folder for the compiled code that `cold` names."""
+    empty = ("PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR") if cold == "all" else ("NUMBA_CACHE_DIR",)
+    compiled = dict.fromkeys(empty, str(caches)) if cold else {}
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), **(compiled if caches else {})},
+        env={**os.environ, "PYTHONPATH": str(root), **compiled},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -105,7 +107,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("table", type=Path, metavar="TABLE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout's root")
-    parser.add_argument("--cold", action="store_true", help="find nothing compiled")
+    parser.add_argument("--cold", choices=("numba", "all"), help="what is not compiled yet")
     args = parser.parse_args(argv)
     roots = {"this": ROOT} | ({"other": args.beside.resolve()} if args.beside else {})
     seen: dict[tuple[str, str, str], list[dict[str, float]]] = {}
@@ -113,8 +115,10 @@ def main(argv: list[str]) -> dict[str, Any]:
         for name in list(roots) if number % 2 else list(roots)[::-1]:
             with tempfile.TemporaryDirectory() as work:
                 for program, (words, phases) in programs(args.table.resolve(), Path(work)).items():
-                    caches = Path(work, f"compiled {program}") if args.cold else None
-                    for phase, spent in timed(words, phases, roots[name], caches).items():
+                    caches = Path(work, f"compiled {program}")
+                    for phase, spent in timed(
+                        words, phases, roots[name], args.cold, caches
+                    ).items():
                         seen.setdefault((program, phase, name), []).append(spent)
         say(f"round {number + 1} of {args.rounds}")
     found = [

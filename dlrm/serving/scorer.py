@@ -68,13 +68,11 @@ class Scorer:
 
     def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
         """Returns one answer for each request. A bad request does not affect the others."""
-        answers: list[Answer | Refusal | None] = [None] * len(requests)
-        decoded: list[tuple[int, RequestRows]] = []
-        for number, request in enumerate(requests):
-            try:
-                decoded.append((number, self.decoder.read(request.content_type, request.body)))
-            except Refusal as refusal:
-                answers[number] = refusal
+        read = self.decoder.read_all([(request.content_type, request.body) for request in requests])
+        answers: list[Answer | Refusal | None] = [
+            rows if isinstance(rows, Refusal) else None for rows in read
+        ]
+        decoded = [(n, rows) for n, rows in enumerate(read) if isinstance(rows, RequestRows)]
         for group in _group_by_rows(decoded):
             for number, answer in self._answer_together(group):
                 answers[number] = answer

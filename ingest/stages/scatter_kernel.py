@@ -115,17 +115,21 @@ _copy: Any = intrinsic(_copy_bytes)
 _prefetch: Any = intrinsic(_prefetch_line)
 
 
-@compiled
 def compose_order(outer: Any, inner: Any, rows: int) -> Any:
     """Combines two permutations (`RowsPlan.halves`) into the order of a window, in one call."""
     order = np.empty(rows, np.uint64)
+    _compose(outer, inner.view(np.uint64), order)
+    return order
+
+
+@compiled
+def _compose(outer: Any, inner: Any, order: Any) -> None:
     count = 0
-    for middle in inner.view(np.uint64):
-        row = outer[middle]
-        if row < rows:
+    for n in range(len(inner)):
+        row = outer[inner[n]]
+        if row < len(order):
             order[count] = row
             count += 1
-    return order
 
 
 @compiled
@@ -151,11 +155,11 @@ def _scatter(  # noqa: PLR0917
                 for n in range(width):
                     target[n] = values[order[row + n]]
             else:
-                copy_values(target, values[row : row + width])
+                for n in range(width):
+                    target[n] = values[row + n]
             row += width
 
 
-@compiled
 def scatter(  # noqa: PLR0917
     sources: Any,
     ends: Any,
@@ -170,15 +174,35 @@ def scatter(  # noqa: PLR0917
 
     sources[c, p]: address of column c in piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of
     column c in the first batch of chunk k. strides[c]: bytes from one batch to the next."""
-    rows = ends[-1]
-    values = np.empty(rows, np.int32)  # the values of one column, which stay in the core's cache
+    values = np.empty(
+        ends[-1], np.int32
+    )  # the values of one column, which stay in the core's cache
     as_floats = values.view(np.float32)
+    address = np.uint64(values.ctypes.data)
+    _scatter_columns(
+        values, as_floats, address, sources, ends, kinds, order, places, targets, strides
+    )
+
+
+@compiled
+def _scatter_columns(  # noqa: PLR0917
+    values: Any,
+    as_floats: Any,
+    address: Any,
+    sources: Any,
+    ends: Any,
+    kinds: Any,
+    order: Any,
+    places: Any,
+    targets: Any,
+    strides: Any,
+) -> None:
     for c in range(len(kinds)):
         start = 0
         for p in range(len(ends)):
             count = ends[p] - start
             if kinds[c] == WORDS:
-                copy_values(values[start : ends[p]], carray(_int32_at(sources[c, p]), (count,)))
+                _copy(address + np.uint64(4 * start), sources[c, p], np.uint64(4 * count))
             elif kinds[c] == BYTES_TO_FLOATS:
                 copy_values(as_floats[start : ends[p]], carray(_int8_at(sources[c, p]), (count,)))
             else:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torchrec import KeyedTensor
 
 from sluice.dlrm.follow.transplant import columns_of_tables
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.ranker import Ranker, TableLayout
+from sluice.dlrm.model.ranker import Ranker, TableLayout, by_table
 from sluice.dlrm.model.table_compression import Compression, rows_of
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
 from sluice.etl.spec.spec import Spec
@@ -260,3 +261,12 @@ class Looked(torch.nn.Module):
 def test_a_table_width_that_does_not_fit_is_refused(how, facts):
     with raises(ConfigError, *facts):
         ModelConfig(**how)
+
+
+def test_the_vectors_of_all_tables_have_one_gradient():
+    values = torch.randn(3, 6, requires_grad=True)
+    pooled = KeyedTensor(["a", "b"], [2, 4], values)
+    found = by_table(pooled)
+    assert all(torch.equal(found[name], pooled[name]) for name in ("a", "b"))
+    assert found["a"].grad_fn is found["b"].grad_fn
+    assert by_table(found) is found

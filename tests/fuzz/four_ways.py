@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.dlrm.serving.decode import Decoder, Refusal
+from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.jobs.job import Job
@@ -258,13 +258,18 @@ class Server:
 
     def __init__(self, case: Case, table: FeatureTable) -> None:
         self._case, self._model = case, served(table)
-        self._decoder = Decoder(table.spec(), "", most_rows=10**6)
+        self._decoder = Decoder(table.spec(), "", most_rows=10**6, together_bytes=0)
         self._bags = {one.name for one in table.fields if one.role == "id_list"}
 
     def features(self, keys: list[int], draw: random.Random) -> Columns:
         """What it makes of these rows. Refusal or BadValue if it answers with 422."""
-        request = self._decoder.read(*self._case.request([key - 1 for key in keys], draw))
-        batch = self._model.batch(self._decoder.columns([request]))
+        asked = self._case.request([key - 1 for key in keys], draw)
+        columns_read = self._decoder.columns([self._decoder.read(*asked)])
+        if asked[0] == JSON:
+            [together] = self._decoder.read_all([asked])
+            assert isinstance(together, RequestRows)
+            assert self._decoder.columns([together]) == columns_read
+        batch = self._model.batch(columns_read)
         found = {
             name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
             for place, name in enumerate(self._model.meta.dense)

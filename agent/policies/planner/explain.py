@@ -18,12 +18,12 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
         others = f", and other programs want {theirs:.2g}" if mentioned else ""
         return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
-        return f"the trainer is the bottleneck (it waits {recent.stall:.1%} of its time)"
+        return f"the trainer is the bottleneck (it waits {100 * recent.stall:.1f} % of its time)"
     count = forecast.knobs.workers[bottleneck]
     busy = recent.stages[bottleneck].busy if bottleneck in recent.stages else 0.0
     waiting = forecast.joined_costs[bottleneck].waiting(count)
     how = (
-        f", {waiting:.0%} of that waiting for a store or a lock"
+        f", {100 * waiting:.0f} % of that waiting for a store or a lock"
         if waiting > forecast.settings.mostly_share
         else ""
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from sluice.dlrm.serving import decode
 from sluice.dlrm.serving.connections import JoinedWrites
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal
+from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows
 from sluice.dlrm.serving.scorer import PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.spec.spec import Spec
@@ -127,3 +128,102 @@ def test_usual_values_are_not_checked_one_by_one(monkeypatch):
     read = decoder.read(JSON, json.dumps({"rows": rows}).encode())
     assert read.objects == rows
     assert dict(read.missing) == {"x": 1, "n": 2, "word": 1}
+
+
+BODIES = [
+    b'{"rows": [{"x": 0.5, "n": 3, "word": "a"}, {"x": -1.25e-05, "n": -7}, {}]}',
+    b'{"rows": [{"x": 7, "word": "", "n": 9223372036854775807}], "fingerprint": "f"}',
+    '{"rows":[{"word":"\u00e9\u2028{}[]:,"}]}'.encode(),
+    b'{"rows": [\n{"x": 12345678901234567890}\n]}',
+    b'{"rows": []}',
+    b'{"rows": [{"word": "\\"\\\\}"}]}',
+    b'{"rows": [{"x": 1e-400}, {"x": 9007199254740993}]}',
+    *(
+        b'{"rows": [{"x": %s}]}' % value
+        for value in (
+            b"NaN",
+            b"-Infinity",
+            b"1e400",
+            b"-0",
+            b"-0.0",
+            b"01",
+            b"1.",
+            b"true",
+            b"null",
+        )
+    ),
+    b'{"rows": [{"x": 1%s}]}' % (b"0" * 400),
+    b'{"rows": [{"n": -0}, {"n": 9223372036854775808}]}',
+    b'{"rows": [{"n": 1, "n": 1}]}',
+    b'{"rows": [{"n": 1}], "rows": []}',
+    b'{"rows": [{"n": 1.0}]}',
+    b'{"rows": [{"word": 5}]}',
+    b'{"rows": [{"word": "\\udc00"}]}',
+    b'{"rows": [{"word": "\xff"}]}',
+    b'{"rows": [{"label": 1}]}',
+    b'{"rows": [{"other": 1}]}',
+    b'{"rows": [{"n": 1}], "more": 1}',
+    b'{"rows": [{"n": 1}], "fingerprint": "g"}',
+    b'{"rows": [{"n": 1}], "fingerprint": null}',
+    b'{"rows": [null]}',
+    b'{"rows": null}',
+    b"{}",
+    b'{"rows": [%s]}' % b",".join([b"{}"] * 11),
+    # These would answer each other's rows if bodies were joined without care.
+    b'{"rows": [{"n": 1}]}{"rows": [{"n": 2}]}',
+    b'{"rows": [{"n": 1}',
+    b'}, {"n": 2}]}',
+    b']}{"rows": []}',
+    b'{"rows": [{"n": 3, "word": "}',
+    b'{"n": 4}]}',
+    b'{"rows": [{"n": 7},',
+    b'{"n": 8}]}{"rows": []}',
+    b'{"rows": [{"n": 5}]}\0{"rows": [{"n": 6}]}',
+    b"",
+]
+"""Bodies that both readers read, that only one reads, and that are wrong."""
+
+
+def outcomes(decoder, read):
+    """What a client sees of requests: the refusal, or the values and the features that were not named."""
+    found = []
+    for rows in read:
+        if isinstance(rows, Refusal):
+            found.append((rows.status, str(rows)))
+            continue
+        try:
+            columns = decoder.columns([rows])
+        except Refusal as refusal:
+            found.append((refusal.status, str(refusal)))
+            continue
+        found.append(
+            (rows.count, dict(rows.missing), repr({n: a.to_pylist() for n, a in columns.items()}))
+        )
+    return found
+
+
+def test_requests_that_are_read_together_are_read_as_alone():
+    decoder, alone = (Decoder(SPEC, "f", most_rows=10, together_bytes=n) for n in (0, 10**9))
+    expected = {body: outcomes(alone, alone.read_all([(JSON, body)]))[0] for body in BODIES}
+    draw = random.Random(1)
+    groups = [[first, second] for first in BODIES for second in BODIES]
+    groups += [draw.choices(BODIES[:7], k=5) + draw.choices(BODIES, k=1) for _ in range(200)]
+    for bodies in groups:
+        read = decoder.read_all([(JSON, body) for body in bodies])
+        assert outcomes(decoder, read) == [expected[body] for body in bodies], bodies
+
+
+def test_usual_requests_are_read_in_one_call_and_joined_without_a_copy(monkeypatch):
+    decoder = Decoder(SPEC, "f", most_rows=10, together_bytes=0)
+    requests = [(JSON, body) for body in BODIES[:3]]
+    whole = decoder.columns(
+        [rows for rows in decoder.read_all(requests) if isinstance(rows, RequestRows)]
+    )
+    monkeypatch.setattr(decode.json, "loads", None)
+    monkeypatch.setattr(decode.pa, "concat_arrays", None)
+    read = decoder.read_all(requests)
+    assert decoder.columns(read) == whole
+    assert [rows.first for rows in read] == [0, 3, 4]
+    parts = [decoder.columns([rows]) for rows in read]
+    assert [len(part["n"]) for part in parts] == [3, 1, 1]
+    assert parts[1]["x"].to_pylist() == [7.0]
