@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
+from sluice.ingest.process.matrix_function import MATRIX
 from sluice.ingest.stages.batch import lengths_name
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -201,7 +202,7 @@ def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
 
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
     """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
-    if not transform.outputs:
+    if not transform.outputs or MATRIX in arrays:
         return dict(arrays)
     visible = {}
     for name, array in arrays.items():
