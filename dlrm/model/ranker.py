@@ -231,7 +231,8 @@ class Ranker(nn.Module):
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
-        pooled = self.tables(sparse)
+        # One split: a slice for each table would fill and add the gradient of all tables as often, backwards.
+        pooled = self.tables(sparse).to_dict()
         vectors = self.combine(pooled)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
