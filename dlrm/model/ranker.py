@@ -231,8 +231,10 @@ class Ranker(nn.Module):
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
-        # One split: a slice for each table would fill and add the gradient of all tables as often, backwards.
-        pooled = self.tables(sparse).to_dict()
+        pooled = self.tables(sparse)
+        if not isinstance(pooled, dict):
+            # The gradient of one split is one array. Each table's slice would fill and add an array of all tables.
+            pooled = pooled.to_dict()
         vectors = self.combine(pooled)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))

@@ -38,7 +38,8 @@ class Transform:
 
     `function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays of
     the same length for some columns. The other columns stay unchanged. A column of bags comes as all its ids, and as
-    `NAME.lengths`. If the function returns both, the lengths may differ from before."""
+    `NAME.lengths`. If the function returns both, the lengths may differ from before. A function that is
+    marked with `sluice.takes_matrix` takes one array instead."""
 
     name: str
     function: Function | str

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 from sluice.dlrm.follow.transplant import columns_of_tables
 from sluice.dlrm.model.item_history import draw_other_items, with_item_table
@@ -285,3 +288,25 @@ class Looked(torch.nn.Module):
 def test_a_table_width_that_does_not_fit_is_refused(how, facts):
     with raises(ConfigError, *facts):
         ModelConfig(**how)
+
+
+def test_the_gradient_of_all_pooled_vectors_is_made_once_and_not_for_each_table():
+    columns = [Table(name=name, rows=50, width=8) for name in "abc"]
+    config = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,))
+    layout = TableLayout(config, columns)
+    model = Ranker(config, layout, dense=2)
+    model.tables.to_empty(device="cpu")
+    ids = KeyedJaggedTensor(list("abc"), torch.arange(9), lengths=torch.ones(9, dtype=torch.int32))
+    steps = operations(model(torch.ones(3, 2), ids).grad_fn)
+    assert steps["SplitWithSizesBackward0"] == 1
+    assert steps["SliceBackward0"] == 0
+
+
+def operations(node: Any) -> Counter[str]:
+    """How often each operation is in the graph of a backward pass."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        new = {n for n, _ in waiting.pop().next_functions if n is not None} - seen
+        seen |= new
+        waiting += new
+    return Counter(n.name() for n in seen)
