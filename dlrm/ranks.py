@@ -198,8 +198,9 @@ def world() -> Iterator[Ranks]:
     if cuda:
         torch.cuda.set_device(device)  # before the loader or the group touch a GPU
     elif "OMP_NUM_THREADS" not in os.environ:
-        # One core is left to the loader: torch's threads spin while they wait, and would take it away.
-        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
+        # Threads that spin while they wait would take the loader's core away, so one core is left to it.
+        spinning = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
+        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - spinning))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
         store, rank, ranks = _met()
