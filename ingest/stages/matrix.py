@@ -34,19 +34,13 @@ class MatrixPlace:
             for name in names
             if name in (*floats, *columns.sparse)  # an unknown name is an error of every function
         }
-        where = f"transform {transform.name!r}: its function takes a matrix"
-        if transform.arrow or transform.added:
+        bags = [name for name in names if name in columns.bags]
+        if transform.arrow or transform.added or bags or len(set(kinds.values())) != 1:
+            types = [f"{name} ({kind.__name__})" for name, kind in kinds.items()]
             raise TransformError(
-                f"{where}, so it {'gets no Arrow batch' if transform.arrow else 'cannot add columns'}; leave out "
-                f"{'arrow=True' if transform.arrow else 'the outputs ' + ', '.join(transform.added)}"
-            )
-        if bags := [name for name in names if name in columns.bags]:
-            raise TransformError(f"{where}, and column {bags[0]!r} holds bags; leave it out")
-        if len(set(kinds.values())) != 1:
-            types = ", ".join(f"{name} {kind.__name__}" for name, kind in kinds.items())
-            raise TransformError(
-                f"{where}, whose columns must have one type, and has {types or 'no columns'}; name columns of one "
-                "type: Transform(…, columns=[…]), inputs in a spec"
+                f"transform {transform.name!r}: its function takes a matrix. So it needs columns of one type "
+                "(columns=[…], inputs in a spec), has no bags, no arrow=True and no new outputs; columns: "
+                f"{', '.join(types)}; bags: {bags}; new outputs: {list(transform.added)}"
             )
         kind: type[np.number[Any]] = next(iter(kinds.values()))
         among = floats if kind is np.float32 else columns.sparse
@@ -72,6 +66,6 @@ class MatrixPlace:
         shape = len(next(iter(arrays.values()))), len(self.names)
         if given and MATRIX in given and given[MATRIX].shape != shape:
             raise TransformError(
-                f"{where}: it returned an array of shape {given[MATRIX].shape} for a matrix of shape {shape}; return one of "
-                "the same shape, or change the given one"
+                f"{where}: it returned shape {given[MATRIX].shape} for a matrix of shape {shape}; return the same "
+                "shape, or change the given matrix"
             )

@@ -95,7 +95,9 @@ class TransformStage:
         self.burden = burden
         self.function = function_of(transform)
         self.matrix = (
-            MatrixPlace.of(transform, columns) if isinstance(self.function, MatrixFunction) else None
+            MatrixPlace.of(transform, columns)
+            if isinstance(self.function, MatrixFunction)
+            else None
         )
         self.spent = spent
         self.run_alone = run_alone
@@ -354,7 +356,9 @@ class TransformWorker:
             raise TransformError(
                 f"transform {stage.transform.name!r}: the table has no columns {missing}"
             )
-        wanted = (of for name in (*names, *stage.transform.added) for of in (name, lengths_name(name)))
+        wanted = (
+            of for name in (*names, *stage.transform.added) for of in (name, lengths_name(name))
+        )
         return {name: arrays[name] for name in wanted if name in arrays}
 
     def _copy_batch(self, arrays: Arrays) -> Arrays:

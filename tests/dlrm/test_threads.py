@@ -53,6 +53,10 @@ train.program()
     own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     told = {} if given is None else {"OMP_WAIT_POLICY": given}
     ended = subprocess.run(
-        [sys.executable, "-c", code], env={**own, **told}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**own, **told},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ended.stdout.split() == [expected]

@@ -121,9 +121,9 @@ def test_a_result_that_does_not_fit_is_refused_by_name(table, function, how, fac
 @pytest.mark.parametrize(
     ("how", "facts"),
     [
-        ({"columns": ("I1", "C1")}, ("I1 float32", "C1 int32", "columns=[…]")),
+        ({"columns": ("I1", "C1")}, ("I1 (float32)", "C1 (int32)", "columns=[…]")),
         ({"arrow": True}, ("arrow=True",)),
-        ({"columns": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs new",)),
+        ({"columns": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs: ['new']",)),
         ({"columns": ("I1", "Z9")}, ("'Z9'",)),
     ],
 )
@@ -185,8 +185,12 @@ def test_equal_operators_of_a_spec_run_as_one_and_give_the_same(tmp_path):
 def test_operators_that_differ_or_follow_each_other_on_a_column_stay_apart(tmp_path):
     table = spec_table(
         tmp_path / "t",
-        [HASH.format("C1", 40), HASH.format("C5", 50), CHAIN.format("I1")]
-        + [CHAIN.format("I1").replace("log_I1", "again")],
+        [
+            HASH.format("C1", 40),
+            HASH.format("C5", 50),
+            CHAIN.format("I1"),
+            CHAIN.format("I1").replace("log_I1", "again"),
+        ],
     )
     with open_loader(table, batch_size=80) as loader:
         assert [one.name for one in loader._input.transforms] == ["h_C1", "h_C5", "log_I1", "again"]
