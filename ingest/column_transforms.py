@@ -158,8 +158,9 @@ class Chain:
     def of_matrix(self, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Applies the operators to a matrix [rows, columns] of columns like its own."""
         columns = np.ascontiguousarray(matrix.T)
-        values = self._apply(pa.array(columns.reshape(-1)))
-        return values.to_numpy(zero_copy_only=False).reshape(columns.shape).T
+        made = self._apply(pa.array(columns.reshape(-1)))
+        values: npt.NDArray[Any] = made.to_numpy(zero_copy_only=False)
+        return values.reshape(columns.shape).T
 
     def _apply(self, values: pa.Array) -> pa.Array:
         for op in self._one.ops:

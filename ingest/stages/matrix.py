@@ -29,7 +29,7 @@ class MatrixPlace:
         """Raises TransformError if these columns do not make a matrix."""
         names = transform.columns or columns.dense
         floats = columns.floats
-        kinds = {
+        kinds: dict[str, type[np.number[Any]]] = {
             name: np.float32 if name in floats else columns.id_kind(name)
             for name in names
             if name in (*floats, *columns.sparse)  # an unknown name is an error of every function
@@ -42,7 +42,7 @@ class MatrixPlace:
                 "(columns=[…], inputs in a spec), has no bags, no arrow=True and no new outputs; columns: "
                 f"{', '.join(types)}; bags: {bags}; new outputs: {list(transform.added)}"
             )
-        kind: type[np.number[Any]] = next(iter(kinds.values()))
+        kind = next(iter(kinds.values()))
         among = floats if kind is np.float32 else columns.sparse
         first = among.index(names[0]) if names[0] in among else 0
         together = among[first : first + len(names)] == tuple(names)
@@ -56,7 +56,8 @@ class MatrixPlace:
             return None
         end = self.first + len(self.names)
         if self.kind is np.float32:
-            return series.floats[number, self.first : end].T
+            floats: npt.NDArray[Any] = series.floats[number, self.first : end]
+            return floats.T
         ids = series.ids[number]
         values = ids.values[ids.starts[self.first] : ids.starts[end]].view(self.kind)
         return values.reshape(len(self.names), -1).T
