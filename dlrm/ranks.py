@@ -198,9 +198,8 @@ def world() -> Iterator[Ranks]:
     if cuda:
         torch.cuda.set_device(device)  # before the loader or the group touch a GPU
     elif "OMP_NUM_THREADS" not in os.environ:
-        # Threads that spin while they wait would take the loader's core away, so one core is left to it.
-        spinning = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
-        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - spinning))
+        # One core is left to the loader: torch's threads spin while they wait, and would take it away.
+        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
         store, rank, ranks = _met()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import traceback
 from functools import partial
@@ -85,8 +84,6 @@ def _report_error(error: Exception, *, first: bool) -> int:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    if "torch" not in sys.modules:  # read when torch is loaded: with it, torch may use all cores
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # The threads of gloo abort about one ended run in ten while Python shuts down.
     run(main, at_once=True)
 
