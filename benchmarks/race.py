@@ -38,6 +38,7 @@ from sluice.common.program import run, say
 from sluice.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
+from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.stages.transform import Transform
 
@@ -118,13 +119,10 @@ class Screen:
 
 
 def log_of(columns: Columns) -> Transform:
-    """The race's transform, for ours: in place, column by column."""
-
-    def apply(arrays: Mapping[str, np.ndarray]) -> None:
-        for name in columns.dense:
-            np.log1p(arrays[name], out=arrays[name])
-
-    return Transform("log", apply, columns=columns.dense)
+    """The race's transform, for ours: in place, all columns at once, as the peers take it."""
+    return Transform(
+        "log", takes_matrix(lambda dense: np.log1p(dense, out=dense)), columns=columns.dense
+    )
 
 
 def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Turn, str]:

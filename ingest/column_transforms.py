@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl import ops
@@ -16,6 +18,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
 from sluice.ingest.process import protocol
+from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, visible_columns
 from sluice.ingest.stages.transform_worker import function_of
@@ -65,7 +68,34 @@ def bound(
                     limit_s=one.limit_s,
                 )
             )
-    return found
+    return list(_merge_equal(found, fields))
+
+
+def _merge_equal(found: Iterable[Transform], fields: Sequence[Field]) -> Iterator[Transform]:
+    """Merges adjacent chains that change one column each by the same operators: they take a matrix of these columns, in
+    the order of `fields`, in which they may lie together."""
+    places = {f.name: number for number, f in enumerate(fields)}
+
+    def kind(one: Transform) -> Any:
+        chain = one.function
+        if not isinstance(chain, Chain) or not chain.equals:
+            return one.name
+        return chain.equals, id_kind(fields[places[one.columns[0]]].cardinality)
+
+    for _, run in itertools.groupby(found, kind):
+        same = list(run)
+        names = sorted((name for one in same for name in one.columns), key=places.__getitem__)
+        if len(same) == 1 or len(set(names)) < len(same):
+            yield from same
+        else:
+            chain: Any = same[0].function
+            yield Transform(
+                "+".join(one.name for one in same),
+                takes_matrix(chain.of_matrix),
+                pure=True,
+                columns=tuple(names),
+                outputs={name: size for one in same for name, size in one.outputs.items()},
+            )
 
 
 class ColumnTransforms:
@@ -95,11 +125,10 @@ class ColumnTransforms:
                     lengths_name(f.name), np.zeros(rows, np.int32)
                 )
         for call, function in self._calls:
-            hidden = {of for name in call.added for of in (name, lengths_name(name))}
-            names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
+            names = (of for name in call.columns for of in (name, lengths_name(name)))
             given = protocol.call_function(
                 function,
-                visible_columns(call, {name: found[name] for name in found if name in names}),
+                visible_columns(call, {name: found[name] for name in names if name in found}),
             )
             found |= apply_result(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found
@@ -118,6 +147,26 @@ class Chain:
         except (ops.OperatorError, TypeError, ValueError, pa.ArrowException) as error:
             raise one.fault(str(error)) from None
 
+    @property
+    def equals(self) -> tuple[Any, ...]:
+        """Equal for chains that do the same to their column. Empty: it does not change one column of single values."""
+        names = [f.name for f in self._inputs]
+        changed = [output.name for output in self._one.outputs]
+        single = len(names) == 1 and names == changed and self._inputs[0].role != "id_list"
+        return (self._one.ops, self._inputs[0].role) if single else ()
+
+    def of_matrix(self, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Applies the operators to a matrix [rows, columns] of columns like its own."""
+        columns = np.ascontiguousarray(matrix.T)
+        made = self._apply(pa.array(columns.reshape(-1)))
+        values: npt.NDArray[Any] = made.to_numpy(zero_copy_only=False)
+        return values.reshape(columns.shape).T
+
+    def _apply(self, values: pa.Array) -> pa.Array:
+        for op in self._one.ops:
+            values = step(op, values, None, {})
+        return values
+
     def __call__(self, arrays: Arrays) -> Arrays:
         columns = [_column(f, arrays) for f in self._inputs]
         values = (
@@ -125,8 +174,7 @@ class Chain:
             if len(columns) == 1
             else pa.StructArray.from_arrays(columns, [f.name for f in self._inputs])
         )
-        for op in self._one.ops:
-            values = step(op, values, None, {})
+        values = self._apply(values)
         outputs = [output.name for output in self._one.outputs]
         if isinstance(self._one.ops[-1], Vectors):
             vectors = flat(values)[0].to_numpy(zero_copy_only=False).reshape(-1, len(outputs))

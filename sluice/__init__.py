@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.choices import Errors, History
     from sluice.ingest.knobs import Knobs
+    from sluice.ingest.process.matrix_function import takes_matrix
     from sluice.ingest.read.sources import Reading
     from sluice.ingest.row_order import Order
     from sluice.loader import Loader
@@ -38,6 +39,7 @@ __all__ = [
     "Order",
     "Reading",
     "report",
+    "takes_matrix",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "Order": "sluice.ingest.row_order",
     "Reading": "sluice.ingest.read.sources",
     "report": "sluice.tools.headroom",
+    "takes_matrix": "sluice.ingest.process.matrix_function",
 }
 
 # Arrow's allocator returns freed memory to the system after 10 ms, and takes it again for the next row group: clearing

@@ -411,12 +411,17 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     arrays: dict[str, npt.NDArray[Any]] = dict(
         zip(columns.floats, series.floats[number], strict=True)
     )
-    for column, name in enumerate(columns.sparse):
-        arrays[name] = ids.of(column)
-        if (kind := columns.value_kind(name)) is not np.int32:
-            arrays[name] = arrays[name].view(kind)
-        if name in columns.bags and ids.lengths is not None:
-            arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
+    if ids.lengths is None:
+        rows = ids.values.reshape(len(columns.sparse), series.floats.shape[2])
+        arrays.update(zip(columns.sparse, rows, strict=True))
+    else:
+        lengths = ids.lengths.reshape(len(columns.sparse), -1)
+        for column, name in enumerate(columns.sparse):
+            arrays[name] = ids.of(column)
+            if name in columns.bags:
+                arrays[lengths_name(name)] = lengths[column]
+    for name in columns.sparse if columns.wide or columns.histories else ():
+        arrays[name] = arrays[name].view(columns.value_kind(name))
     return arrays
 
 

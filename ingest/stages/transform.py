@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
+from sluice.ingest.process.matrix_function import MATRIX
 from sluice.ingest.stages.batch import lengths_name
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -37,7 +38,8 @@ class Transform:
 
     `function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays of
     the same length for some columns. The other columns stay unchanged. A column of bags comes as all its ids, and as
-    `NAME.lengths`. If the function returns both, the lengths may differ from before."""
+    `NAME.lengths`. If the function returns both, the lengths may differ from before. A function that is
+    marked with `sluice.takes_matrix` takes one array instead."""
 
     name: str
     function: Function | str
@@ -201,7 +203,7 @@ def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
 
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
     """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
-    if not transform.outputs:
+    if not transform.outputs or MATRIX in arrays:
         return dict(arrays)
     visible = {}
     for name, array in arrays.items():

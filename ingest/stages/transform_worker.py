@@ -25,6 +25,7 @@ from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
+from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction
 from sluice.ingest.process.worker import (
     RestartBudget,
     RestartsExhausted,
@@ -35,6 +36,7 @@ from sluice.ingest.process.worker import (
 )
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
+from sluice.ingest.stages.matrix import MatrixPlace
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import (
@@ -92,6 +94,11 @@ class TransformStage:
         """The columns that the function must add. It does not get them."""
         self.burden = burden
         self.function = function_of(transform)
+        self.matrix = (
+            MatrixPlace.of(transform, columns)
+            if isinstance(self.function, MatrixFunction)
+            else None
+        )
         self.spent = spent
         self.run_alone = run_alone
         self.worked_in_threads = False
@@ -249,9 +256,16 @@ class TransformWorker:
         self._batch_copy: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
-        stage = self._stage
         self._backend = self._current_backend()
-        arrays = self._select_columns(arrays)
+        place = self._stage.matrix
+        matrix = place.matrix(series, number) if place and self._backend == "thread" else None
+        if place is None or matrix is None:
+            return self._run(series, number, self._select_columns(arrays), where)
+        given = self._run(series, number, {MATRIX: matrix}, where)
+        return dict(zip(place.names, given[MATRIX].T, strict=True)) if given else None
+
+    def _run(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
+        stage = self._stage
         before = self._copy_batch(arrays)
         try:
             try:
@@ -296,6 +310,12 @@ class TransformWorker:
                 ) from error
 
     def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
+        given = self._call_function(arrays, where, free)
+        if self._stage.matrix is not None:
+            self._stage.matrix.check_result(given, arrays, where)
+        return given
+
+    def _call_function(self, arrays: Arrays, where: str, free: int | None) -> Given:
         stage = self._stage
         if stage.hidden:
             arrays = {name: array for name, array in arrays.items() if name not in stage.hidden}
@@ -326,16 +346,20 @@ class TransformWorker:
             stage.spent(*self._worker.spent())
 
     def _select_columns(self, arrays: Arrays) -> Arrays:
-        names = self._stage.transform.columns
+        """Returns the function's columns, in the order in which they are named."""
+        stage = self._stage
+        names = stage.matrix.names if stage.matrix else stage.transform.columns
         if not names:
             return arrays
         missing = [name for name in names if name not in arrays]
         if missing:
             raise TransformError(
-                f"transform {self._stage.transform.name!r}: the table has no columns {missing}"
+                f"transform {stage.transform.name!r}: the table has no columns {missing}"
             )
-        wanted = {*names, *(lengths_name(name) for name in names), *self._stage.hidden}
-        return {name: array for name, array in arrays.items() if name in wanted}
+        wanted = (
+            of for name in (*names, *stage.transform.added) for of in (name, lengths_name(name))
+        )
+        return {name: arrays[name] for name in wanted if name in arrays}
 
     def _copy_batch(self, arrays: Arrays) -> Arrays:
         """Copies the batch, because a function in a thread may write into it and then fail."""
@@ -344,7 +368,11 @@ class TransformWorker:
             return arrays
         found = dict(arrays)
         for name, array in arrays.items():
-            if transform.outputs and name.removesuffix(".lengths") not in transform.outputs:
+            if (
+                transform.outputs
+                and name != MATRIX
+                and name.removesuffix(".lengths") not in transform.outputs
+            ):
                 continue  # the function cannot write there
             copy = self._batch_copy.get(name)
             if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:

@@ -137,10 +137,10 @@ def apply_result(  # noqa: PLR0917
     for name, value in new.items():
         if name not in changed:
             _write_column(name, value, arrays, where)
-    for name, size in (transform.outputs or sizes).items():
-        if size is not None and (
-            transform.outputs or not transform.columns or name in transform.columns
-        ):
+    known = transform.outputs or sizes
+    for name in transform.outputs or transform.columns or sizes:
+        size = known.get(name)
+        if size is not None:
             _check_ids(name, changed.get(name, arrays[name]), size, where)
     return changed
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sluice import takes_matrix
+
 
 def _folder() -> Path:
     return Path(os.environ["SLUICE_TEST_DIR"])
@@ -253,3 +255,67 @@ def no_such_name(columns):
 def process(columns):
     """The process that it runs in, in the place of a number."""
     return {"I1": np.full_like(columns["I1"], os.getpid())}
+
+
+@takes_matrix
+def log_in_place(numbers):
+    np.log1p(numbers, out=numbers)
+
+
+@takes_matrix
+def log_anew(numbers):
+    return np.log1p(numbers)
+
+
+@takes_matrix
+def log_as_float64(numbers):
+    return np.log1p(numbers).astype(np.float64)
+
+
+def log_by_column(columns):
+    for name in [f"I{n}" for n in range(1, 14)]:
+        np.log1p(columns[name], out=columns[name])
+
+
+@takes_matrix
+def numbered_columns(numbers):
+    """Each column gets the number of its place."""
+    numbers[:] = np.arange(numbers.shape[1])
+
+
+@takes_matrix
+def log_but_fails(numbers):
+    """Fails on some rows, after it wrote into all of them."""
+    failing = (numbers[:, 1] > 8).any()
+    np.log1p(numbers, out=numbers)
+    if failing:
+        raise ValueError("too much")
+
+
+def log_by_column_but_fails(columns):
+    failing = (columns["I2"] > 8).any()
+    log_by_column(columns)
+    if failing:
+        raise ValueError("too much")
+
+
+@takes_matrix
+def one_row_less(numbers):
+    return numbers[1:]
+
+
+@takes_matrix
+def sums(numbers):
+    return numbers.sum(axis=1)
+
+
+@takes_matrix
+def too_large(numbers):
+    found = numbers.astype(np.float64)
+    found[3, 2] = 1e300
+    return found
+
+
+@takes_matrix
+def beyond_cardinality(ids):
+    ids[5, 1] = 2**30

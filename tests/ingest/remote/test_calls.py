@@ -257,3 +257,11 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
     assert call("short")["I1"].shape == (2,)
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]
     assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
+
+
+def test_a_matrix_is_changed_by_a_remote_worker_as_by_a_thread(calling, named, table):
+    expected = hashes(table, **mine("halved_matrix"))
+    found = hashes(table, **mine("halved_matrix"), workers=named(calling()), knobs=REMOTE)
+    same(found, expected)
+    before = hashes(table, fill=0.0)
+    np.testing.assert_array_equal(found[1][0][0], before[1][0][0] * 0.5)

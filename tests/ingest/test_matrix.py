@@ -1,0 +1,196 @@
+"""Functions that take a matrix of equal columns: the same rows as functions over single columns, in every back end."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import numpy as np
+import pytest
+from numpy.lib.array_utils import byte_bounds
+
+from sluice import takes_matrix
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.choices import Errors
+from sluice.ingest.column_transforms import ColumnTransforms
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stages.transform import Transform, TransformError
+from tests.dlrm import clicks_table
+from tests.ingest.test_backend import NAME, all_of, loading
+from tests.ingest.test_backend import contents as contents_of
+from tests.open_loader import open_loader
+from tests.raises import raises
+
+pytestmark = pytest.mark.slow
+
+THREAD, PROCESS = Knobs(), Knobs(backend={"mine": "process"})
+
+
+def first_batch(table, function, knobs=THREAD, **how):
+    given = Transform("mine", function, **how) if how else function
+    with loading(table, given, knobs) as loader:
+        return next(iter(loader))
+
+
+@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@pytest.mark.parametrize("function", ["log_in_place", "log_anew", "log_as_float64"])
+def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
+    table, function, knobs
+):
+    with loading(table, NAME + "log_by_column", THREAD) as loader:
+        expected = all_of(loader)
+    with loading(table, NAME + function, knobs) as loader:
+        assert all_of(loader) == expected
+
+
+def test_the_back_end_changes_while_batches_come(table):
+    random = Random(3)
+    with loading(table, NAME + "log_by_column", THREAD) as loader:
+        expected = all_of(loader)
+    small = {"prefetch_bytes": 2**20, "read_ahead_bytes": 2**20}
+    with loading(table, NAME + "log_in_place", Knobs(**small), epochs=8) as loader:
+
+        def turn(step):
+            if step % 20 == 5:
+                backend = random.choice(["thread", "process"])
+                loader.apply(Knobs(workers={"mine": 2}, backend={"mine": backend}, **small))
+
+        assert all_of(loader, turn) == expected
+
+
+def test_columns_that_lie_together_are_not_copied(table):
+    seen = []
+    with loading(table, takes_matrix(seen.append), THREAD) as loader:
+        batch = next(iter(loader))
+        low, high = byte_bounds(batch.dense.numpy())
+        assert seen[0].shape == batch.dense.shape
+        assert byte_bounds(seen[0]) == (low, high)
+
+
+@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@pytest.mark.parametrize(
+    "columns", [("I3", "I4", "I5"), ("I9", "I2"), ("C4", "C5"), ("C7", "C2", "C3"), ("I1",)]
+)
+def test_columns_come_in_the_order_in_which_they_are_named(table, columns, knobs):
+    before = first_batch(table, lambda arrays: None)
+    batch = first_batch(table, NAME + "numbered_columns", knobs, columns=columns)
+    for name in before.names:
+        changed = np.full(80, columns.index(name)) if name in columns else before[name]
+        assert (batch[name].numpy() == np.asarray(changed)).all(), name
+
+
+def test_a_column_that_is_no_output_is_not_written(table):
+    some = {"columns": ("I1", "I2"), "outputs": {"I1": None}}
+    with raises(TransformError, "'mine'", "column 'I2'", "outputs (I1)"):
+        first_batch(table, NAME + "log_in_place", **some)
+    before = first_batch(table, lambda arrays: None)
+    batch = first_batch(table, NAME + "log_in_place", columns=("I2",), outputs={"I2": None})
+    assert (batch["I2"] == np.log1p(before["I2"].numpy())).all()
+
+
+@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+def test_rows_on_which_it_fails_are_quarantined_and_unchanged(table, knobs, tmp_path):
+    def epoch_of(function, number):
+        errors = Errors(
+            on_error="quarantine", max_rate=1.0, quarantine=tmp_path / f"{number}.jsonl"
+        )
+        with loading(table, NAME + function, knobs, errors=errors, batch_size=800) as loader:
+            found = list(map(contents_of, loader))
+            return found, loader.order_hash, loader.quarantined["rows_set_aside"]
+
+    expected = epoch_of("log_by_column_but_fails", 0)
+    assert expected[2] > 0
+    assert epoch_of("log_but_fails", 1) == expected
+
+
+@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@pytest.mark.parametrize(
+    ("function", "how", "facts"),
+    [
+        ("one_row_less", {}, ("(79, 13)", "(80, 13)")),
+        ("sums", {}, ("(80,)", "(80, 13)")),
+        ("too_large", {}, ("column 'I3'", "1e+300")),
+        ("beyond_cardinality", {"columns": ("C1", "C2")}, ("column 'C2'", "number 5", 2**30)),
+    ],
+)
+def test_a_result_that_does_not_fit_is_refused_by_name(table, function, how, facts, knobs):
+    with raises(TransformError, "'mine'", "epoch 0, step 0", *facts):
+        first_batch(table, NAME + function, knobs, **{"columns": (), **how})
+
+
+@pytest.mark.parametrize(
+    ("how", "facts"),
+    [
+        ({"columns": ("I1", "C1")}, ("I1 (float32)", "C1 (int32)", "columns=[…]")),
+        ({"arrow": True}, ("arrow=True",)),
+        ({"columns": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs: ['new']",)),
+        ({"columns": ("I1", "Z9")}, ("'Z9'",)),
+    ],
+)
+def test_columns_that_make_no_matrix_are_refused(table, how, facts):
+    with raises(TransformError, "'mine'", *facts):
+        first_batch(table, takes_matrix(lambda numbers: None), **how)
+
+
+def test_a_failing_function_gets_its_batch_back_to_try_again_alone(table):
+    tries = []
+
+    def write_and_fail_once(numbers):
+        numbers += 1
+        tries.append(numbers.shape)
+        if len(tries) == 1:
+            raise MemoryError
+
+    before = first_batch(table, lambda arrays: None)
+    batch = first_batch(table, takes_matrix(write_and_fail_once))
+    assert (batch.dense == before.dense + 1).all()
+
+
+CHAIN = '[[transform]]\nname = "log_{0}"\ninputs = ["{0}"]\nop = "boxcox"\npower = 0.3\nshift = 1\n'
+HASH = '[[transform]]\nname = "h_{0}"\ninputs = ["{0}"]\nop = "hash"\nsize = {1}\n'
+
+
+def spec_table(folder, transforms):
+    text = clicks_table.spec_text(features=clicks_table.FEATURES + "".join(transforms))
+    return clicks_table.write(folder, clicks_table.raw_rows(900), text=text)
+
+
+def test_equal_operators_of_a_spec_run_as_one_and_give_the_same(tmp_path):
+    numbers, ids = ("I2", "number", "I1"), ("C5", "C1")
+    separate = [CHAIN.format(name) for name in numbers], [HASH.format(name, 40) for name in ids]
+    adjacent = spec_table(tmp_path / "a", [*separate[0], *separate[1]])
+    mixed = list(itertools.chain(*itertools.zip_longest(*separate, fillvalue="")))
+    apart = spec_table(tmp_path / "b", mixed)
+    found = []
+    for table, calls in ((adjacent, ["log_I2+log_number+log_I1", "h_C5+h_C1"]), (apart, None)):
+        with open_loader(table, batch_size=80) as loader:
+            names = [one.name for one in loader._input.transforms]
+            assert names == (calls or ["log_I2", "h_C5", "log_number", "h_C1", "log_I1"])
+            found.append([(b.dense.numpy().copy(), b.values.numpy().copy()) for b in loader])
+    for (dense, values), (other, others) in zip(*found, strict=True):
+        np.testing.assert_array_equal(dense, other)
+        np.testing.assert_array_equal(values, others)
+    rows = {"I1": [1, 5], "I2": [2, 0], "number": [3, 4], "C1": [7, 8], "C5": [9, 9]}
+    arrays = {name: np.array(values) for name, values in rows.items()}
+    served = []
+    for table in (adjacent, apart):
+        of = ColumnTransforms.of(FeatureTable.open(table.uri))
+        empty = {f.name: np.zeros(2, np.int32) for f in of._fields if f.name not in arrays}
+        served.append(of({**empty, **arrays}, 2))
+    assert served[0].keys() == served[1].keys()
+    for name in served[0]:
+        np.testing.assert_array_equal(served[0][name], served[1][name])
+
+
+def test_operators_that_differ_or_follow_each_other_on_a_column_stay_apart(tmp_path):
+    table = spec_table(
+        tmp_path / "t",
+        [
+            HASH.format("C1", 40),
+            HASH.format("C5", 50),
+            CHAIN.format("I1"),
+            CHAIN.format("I1").replace("log_I1", "again"),
+        ],
+    )
+    with open_loader(table, batch_size=80) as loader:
+        assert [one.name for one in loader._input.transforms] == ["h_C1", "h_C5", "log_I1", "again"]
