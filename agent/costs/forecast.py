@@ -476,7 +476,10 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
     """Returns the expected rows a second and workers for each of these cases, by its name.
 
     The cases are: the machine as it is, half or twice the cores, twice the memory, and a trainer that never limits the
-    rate. A case whose effect is unknown is left out, for example because the demand is unknown."""
+    rate and uses no core. A case whose effect is unknown is left out, for example because the demand is unknown. If the
+    cost of a stage is unknown, there are no cases."""
+    if forecast.limits.workers.keys() - forecast.separate_costs.keys():
+        return {}
     cases = {
         "as it is": forecast,
         "twice the memory": replace(
@@ -493,7 +496,7 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
             for name, factor in (("half", 0.5), ("twice", 2.0))
         }
     if math.isfinite(forecast.demand):
-        cases["a trainer that only takes"] = replace(forecast, demand=math.inf)
+        cases["a trainer that only takes"] = replace(forecast, demand=math.inf, other_cpu_s=0.0)
     rates_of_cases = {}
     for name, case in cases.items():
         ranges = {stage: forecast.limits.workers[stage] for stage in case.joined_costs}

@@ -27,6 +27,8 @@ FASTER = "faster"
 _JUST_BEFORE_S = 1.5
 _FEWEST_LOOKS = 3
 """A run with fewer looks is too short to judge."""
+_NOT_COMPARED = {"not measured", "not comparable", "at the start"}
+"""Results of a change whose gain is unknown."""
 _AFTER_THE_RUN = ("end", "opening")
 """Events that are written when the run is over."""
 
@@ -156,10 +158,7 @@ def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
     """Returns the fields of `RunOutcome` that come from the rates of the loader."""
     faults = fault_times(run)
     loader = started(run.looks())
-    first_fault = min(faults, default=float("inf"))
-    if len(calm := [m for m in loader if m["at"] <= first_fault]) < _FEWEST_LOOKS:
-        calm = list(loader)
-        first_fault = float("inf")
+    calm, first_fault = _undisturbed(run)
     settling = [d for d in decisions if d["at"] <= first_fault]
     before = calm
     if settling:
@@ -187,6 +186,15 @@ def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
         "rows_per_s_last": mean(last, "rows_per_s"),
         "stall_last": mean(last, "stall"),
     }
+
+
+def _undisturbed(run: Run) -> tuple[list[Line], float]:
+    """Returns the looks before the first injected fault, and its time. If they are too few, all looks and infinity."""
+    loader = started(run.looks())
+    first_fault = min(fault_times(run), default=float("inf"))
+    if len(calm := [m for m in loader if m["at"] <= first_fault]) < _FEWEST_LOOKS:
+        return list(loader), float("inf")
+    return calm, first_fault
 
 
 def _settled_s(
@@ -220,6 +228,22 @@ def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
     }
 
 
+def last_lines(told: Line) -> list[str]:
+    """Returns what a program prints at the end of a run. `told` is the run's `summary`."""
+    return [
+        told["headline"],
+        *_whole_run(told["rows_per_s_whole"], told["stall_whole"]),
+        *(f"{one['label']}. {one['sentence']}" for one in told["occasions"]),
+    ]
+
+
+def _whole_run(rate: float | None, stall: float | None) -> list[str]:
+    if rate is None or stall is None:
+        return []
+    waits = f"{percent(stall)} of the trainer's time spent waiting for input"
+    return [f"Whole run: {count(rate)} rows/s with {waits}."]
+
+
 def started(loader: Sequence[Line]) -> Sequence[Line]:
     """Returns the looks at the loader after its first rows, for each start of the run."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
@@ -239,6 +263,8 @@ def sentences(run: Run) -> list[str]:
     """Returns the sentences of the verdict."""
     figures = outcome(run)
     many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
+    faulted = _undisturbed(run)[1] < float("inf")
+    last_third = f"the last third {'before the first fault' if faulted else 'of the run'}"
     parts = []
     if not figures.looks:
         parts.append(
@@ -251,33 +277,29 @@ def sentences(run: Run) -> list[str]:
             "Too short to judge the input: only its start was measured. Let it run for ten seconds or "
             "more (more epochs, or more rows)."
         )
-        if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
-            parts.append(
-                f"The consumer counted {count(figures.rows_per_s_whole)} rows/s, "
-                f"{percent(figures.stall_whole)} of its time spent waiting."
-            )
+        parts += _whole_run(figures.rows_per_s_whole, figures.stall_whole)
     elif figures.changes_faster and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first
         quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
         parts.append(
             f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
             f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
-            f"{count(figures.rows_per_s_settled)} rows/s) after {many}."
+            f"{count(figures.rows_per_s_settled)} rows/s in {last_third}) after {many}."
         )
     else:
         parts.append(
             f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
-            "trainer's time spent waiting for input"
+            f"trainer's time spent waiting for input in {last_third}"
             + (
-                f"; {many} brought no measurable gain."
+                f"; {_gain(run, figures.changes_settling, many)}."
                 if figures.changes_settling
                 else "; the knobs were not changed"
                 + (" before the first fault." if figures.decisions else ".")
             )
         )
     if figures.stall_last is not None:
-        text = _bottleneck(figures.stall_last)
-        parts.append(f"After the faults, {text[0].lower()}{text[1:]}" if fault_times(run) else text)
+        when = "After the faults" if fault_times(run) else "In the last third of the run"
+        parts.append(f"{when}, {_bottleneck(figures.stall_last)}")
     parts += _late_rank(run) + _slow_rank(run)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
@@ -290,14 +312,19 @@ def sentences(run: Run) -> list[str]:
 
 
 def _bottleneck(stall: float) -> str:
-    """Returns a sentence about the last bottleneck. `stall` is the trainer's share of waiting."""
+    """Returns the end of a sentence about a bottleneck. `stall` is the trainer's share of waiting."""
     if stall <= NO_STALL:
-        return "The trainer is the bottleneck now."
+        return "the trainer was the bottleneck."
     if stall <= SMALL_STALL:
-        return (
-            f"The trainer is the bottleneck now. It waits for input {percent(stall)} of its time."
-        )
-    return f"The input is still the bottleneck: the trainer waits {percent(stall)} of its time."
+        return f"the trainer was the bottleneck: it waited for input {percent(stall)} of its time."
+    return f"the input was the bottleneck: the trainer waited {percent(stall)} of its time."
+
+
+def _gain(run: Run, settling: int, many: str) -> str:
+    """Returns what is known of the gain of the first `settling` changes, none of which was faster."""
+    if {one.result for one in changes(run)[:settling]} <= _NOT_COMPARED:
+        return f"the gain of {many} was not measured"
+    return f"{many} brought no measurable gain"
 
 
 def _late_rank(run: Run) -> list[str]:
@@ -432,18 +459,20 @@ def advice(run: Run, rate: float | None) -> list[str]:
         (proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal")
     )
     return [
-        f"The agent's last verdict: {text}.",
-        *_cases(details.get("what_if") or {}, proposed, rate),
+        f"The agent's last verdict, from its last looks alone: {text}.",
+        *_cases(details.get("what_if"), proposed, rate),
         *placement(run),
         *_models(details.get("stages") or {}),
         *_prediction(run),
     ]
 
 
-def _cases(cases: Line, proposed: bool, rate: float | None) -> list[str]:
+def _cases(cases: Line | None, proposed: bool, rate: float | None) -> list[str]:
     """Returns the effect of other resources, compared with the present or with a `proposed` setting."""
-    present_rate = (cases.get("as it is") or {}).get("rows_per_s")
-    if not present_rate:
+    if cases == {}:
+        return ["No estimate for other resources: the cost of a stage was not measured."]
+    present_rate = ((cases or {}).get("as it is") or {}).get("rows_per_s")
+    if not cases or not present_rate:
         return []
     lines = []
     for name, case in cases.items():

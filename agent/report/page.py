@@ -63,14 +63,15 @@ def page(run: Run) -> str:
     first, *rest = sentences(run)
     name = run.path.resolve().name
     faulted = bool(fault_times(run))
+    warnings = tuple(dict.fromkeys(str(line["text"]) for line in run.of("warning")))
     return filled(
         title=name,
         name=name,
         headline=first,
         rest=" ".join(rest),
-        verdicts=_verdicts(found, incidents, faulted),
+        verdicts=_verdicts(found, incidents, faulted, len(warnings)),
         tiles=_tiles(found, faulted),
-        faults=_faults(found),
+        faults=_texts("Faults", found.faults) + _texts("Warnings", warnings),
         charts=figures.hero(run, found, story, incidents),
         occasions=tables.incidents_section(incidents),
         stages=figures.stages(run, found),
@@ -103,7 +104,9 @@ def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **pa
     )
 
 
-def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -> str:
+def _verdicts(
+    found: RunOutcome, incidents: Sequence[Incident], faulted: bool, warnings: int
+) -> str:
     """Returns short coloured labels for the result of the run."""
     words = []
     when = " after the faults" if faulted else ""
@@ -123,6 +126,8 @@ def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -
         words.append(verdict(f"{what}: {result}", TONES[result]))
     if found.faults:
         words.append(verdict("tuning failed", "bad"))
+    if warnings:
+        words.append(verdict("one warning" if warnings == 1 else f"{warnings} warnings", "warn"))
     if not found.ended:
         words.append(verdict("has not ended", "warn"))
     return f'<p class="verdicts">{"".join(words)}</p>'
@@ -170,8 +175,8 @@ def _tiles(found: RunOutcome, faulted: bool) -> str:
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
-def _faults(found: RunOutcome) -> str:
-    if not found.faults:
+def _texts(title: str, texts: Sequence[str]) -> str:
+    if not texts:
         return ""
-    items = "".join(f"<p>{escape(text)}</p>" for text in found.faults)
-    return f'<section class="fault"><h2>Faults</h2>{items}</section>'
+    items = "".join(f"<p>{escape(text)}</p>" for text in texts)
+    return f'<section class="fault"><h2>{title}</h2>{items}</section>'

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sluice.agent.report import page
+from sluice.agent.report import narrative, page
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.heartbeat import Heartbeat
@@ -45,9 +45,8 @@ def train(
             if not ranks.first:
                 return None
             if "outcome" in result:
-                say(result["outcome"]["headline"])
-                for occasion in result["outcome"]["occasions"]:
-                    say(f"{occasion['label']}. {occasion['sentence']}")
+                for line in narrative.last_lines(result["outcome"]):
+                    say(line)
             report = page.written(start.run, say)
             return {**result, "report": None if report is None else str(report)}
         except Exception as error:

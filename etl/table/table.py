@@ -28,7 +28,7 @@ from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table_files import first_line, one_line
+from sluice.etl.table.table_files import first_line, one_line, versioned
 from sluice.etl.table.verify import verify
 
 if TYPE_CHECKING:
@@ -79,9 +79,11 @@ class FeatureTable:
         allow_code: Permission | Iterable[str] = (),
         transforms: Iterable[str] = (),
     ) -> FeatureTable:
-        """Opens a version, by default the newest. Imports nothing that the table names, except functions of the modules
-        `allow_code` when they must run. `transforms` are applied after those of the spec. They are written as in
-        `--transform`."""
+        """Opens a version, by default the newest. `uri` may end in it: `TABLE@v3`.
+
+        Imports nothing that the table names, except functions of the modules `allow_code` when they must run.
+        `transforms` are applied after those of the spec. They are written as in `--transform`."""
+        uri, version = versioned(os.fspath(uri), version)
         delta, store = _open_delta(uri, version)
         schema = pa.schema(delta.schema())
         columns = [f for f in schema if METADATA_KEY in (f.metadata or {})]

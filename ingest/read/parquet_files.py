@@ -489,9 +489,10 @@ def _located_footer(footer: Footer, located: FileColumns) -> Footer:
     )
 
 
-def parquet_paths(source: Paths) -> list[str]:
-    """Returns the Parquet files of a folder, a glob or a list."""
-    return _find(source).paths
+def parquet_paths(source: Paths) -> tuple[list[str], TableFiles | None]:
+    """Returns the Parquet files of a source, and the Delta or Iceberg table that lists them, if there is one."""
+    found = _find(source)
+    return found.paths, found.table
 
 
 _printed: set[str] = set()
@@ -723,12 +724,11 @@ def table_of(
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable, ForeignDelta
 
-        name, number = versioned(os.fspath(source), version)
         try:
-            source = FeatureTable.open(name, number, allow_code=allow_code)
+            source = FeatureTable.open(source, version, allow_code=allow_code)
             version = None
         except ForeignDelta:  # in a store, where only the log tells
-            if "://" not in plain_path(name):
+            if "://" not in plain_path(os.fspath(source)):
                 raise
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(

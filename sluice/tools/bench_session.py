@@ -16,7 +16,7 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
 from sluice.agent.report.live_server import shown
-from sluice.agent.report.narrative import summary
+from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
@@ -214,9 +214,8 @@ class BenchSession:
             told = outcome["outcome"]
             report = page.written(self._run.path, self._say)
             outcome = {**outcome, "report": report and str(report), "occasions": told["occasions"]}
-            self._say(told["headline"])
-            for one in told["occasions"]:
-                self._say(f"{one['label']}. {one['sentence']}")
+            for line in last_lines(told):
+                self._say(line)
             if report is not None:
                 self._say(f"report: {report}")
         if outcome["order_hash"] is None:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.table.table_files import TableFiles
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
@@ -218,8 +219,8 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
             False if code.own_spec else None,
             "a loader needs roles= or spec=",
         )
-        found = parquet_paths(uri)
-        yield Finding("table", f"{len(found)} Parquet files, no feature table", None)
+        found, listed = parquet_paths(uri)
+        yield _foreign(listed, f"{len(found)} Parquet files")
         yield from files(found, plain=True)
         return
     except (UsageError, OSError) as error:
@@ -230,15 +231,21 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
     paths = [file.path for file in opened.files]
     if isinstance(opened, ParquetFiles):
         rows = sum(file.rows for file in opened.files)
-        yield Finding(
-            "table", f"{len(paths)} Parquet files of {rows:,} rows, no feature table", None
-        )
+        yield _foreign(opened.table, f"{len(paths)} Parquet files of {rows:,} rows")
         yield _columns(opened)
     else:
         yield Finding(
             "table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files"
         )
     yield from files(paths, plain=isinstance(opened, ParquetFiles))
+
+
+def _foreign(table: TableFiles | None, files: str) -> Finding:
+    """Reports what a source is that is no feature table."""
+    if table is None:
+        return Finding("table", f"{files}, no feature table", None)
+    kind = f"{table.kind.capitalize()} table of another program"
+    return Finding("table", f"{kind}, version {table.version}: {files}", None)
 
 
 def _columns(opened: ParquetFiles) -> Finding:

@@ -26,19 +26,20 @@ def rows(
     before: Snapshot, after: Snapshot, fused: Container[str] = ()
 ) -> list[tuple[str, str, float]]:
     """Returns each stage's name, its workers in words, and the share of their time between the two snapshots that they
-    were busy. The workers of a fused stage are those of the stage before."""
+    were busy. The workers of a fused stage are those of the stage before, and so is their time."""
+    times_s: list[float] = []
     found = []
     for now in after.stages:
         then = before.stage(now.name)
         # A stage may have been resized in between; what its workers did adds up to their time.
-        busy = now.busy_s - then.busy_s
-        waited = (
-            now.wait_input_s - then.wait_input_s,
-            now.wait_output_s - then.wait_output_s,
-        )
+        busy_s = now.busy_s - then.busy_s
+        waited_s = now.wait_input_s - then.wait_input_s + now.wait_output_s - then.wait_output_s
+        if now.name not in fused:
+            times_s.append(1e-9)
+        times_s[-1] += busy_s + waited_s
         workers = "fused" if now.name in fused else f"{now.workers}×"
-        found.append((now.name, workers, busy / max(busy + sum(waited), 1e-9)))
-    return found
+        found.append((now.name, workers, busy_s, len(times_s) - 1))
+    return [(name, workers, busy_s / times_s[team]) for name, workers, busy_s, team in found]
 
 
 def summary(before: Snapshot, after: Snapshot) -> str:

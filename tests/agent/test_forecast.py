@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.ingest.knobs import Knobs, Limits
@@ -54,6 +54,33 @@ def _best(limit, *, wait_s=1.0):
     look = Forecast.of(seen, knobs, limits, services, other_cpu_s=0, demand=math.inf)
     found, rate = look.best({"read": (1, 32), "collate": (1, 1)}, fewest=False)
     return found, rate, look.fits(found)
+
+
+@pytest.mark.parametrize("missing", [set(), {"read"}, {"collate"}])
+def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing):
+    """Planted: each stage takes 0.1 ms a row on one of 8 cores, and the trainer 100 ms on them."""
+    names = ("read", "collate")
+    limits = Limits(workers=dict.fromkeys(names, (1, 4)))
+    knobs = Knobs(workers=dict.fromkeys(names, 1))
+    cost = {1: Point(busy_s=1e-4, cpu_s=1e-4)}
+    seen = PipelineRates(
+        seconds=1,
+        rows_per_s=10,
+        stall=0,
+        demand_rows_per_s=10,
+        cpu=1,
+        cpu_quota=8,
+        memory_used=600 * MIB,
+        memory_limit=6000 * MIB,
+        stages={},
+    )
+    services = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
+    cases = what_if(Forecast.of(seen, knobs, limits, services, other_cpu_s=0.1, demand=10))
+    if missing:
+        assert cases == {}
+    else:
+        assert cases["as it is"]["rows_per_s"] == 10
+        assert cases["a trainer that only takes"]["rows_per_s"] > 30_000
 
 
 def test_buffers_get_less_where_readers_in_their_place_bring_more():

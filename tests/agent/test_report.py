@@ -161,9 +161,9 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
 @pytest.mark.parametrize(
     ("stall", "facts"),
     [
-        (0.01, ["trainer is the bottleneck"]),
-        (0.04, ["trainer is the bottleneck", "4.0 %"]),
-        (0.5, ["input is still the bottleneck", "50 %"]),
+        (0.01, ["trainer was the bottleneck"]),
+        (0.04, ["trainer was the bottleneck", "4.0 %"]),
+        (0.5, ["last third of the run", "input was the bottleneck", "50 %"]),
     ],
 )
 def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall, facts):
@@ -231,7 +231,7 @@ def test_after_faults_the_rest_is_judged_by_its_own_looks(tmp_path):
     found = narrative.outcome(Run.read(tmp_path / "run"))
     assert (found.stall_settled, found.stall_last) == (pytest.approx(0.1), pytest.approx(0.6))
     verdict = narrative.verdict(Run.read(tmp_path / "run"))
-    assert_names(verdict, "faults", "input is still the bottleneck", "60 %")
+    assert_names(verdict, "before the first fault", "faults", "input was the bottleneck", "60 %")
 
 
 def _looked_at(path, rates, end=None):
@@ -306,7 +306,7 @@ def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     _tuned_run(tmp_path / "run")
     verdict = narrative.verdict(Run.read(tmp_path / "run"))
     assert re.search(r"9\d % → 0(\.\d)? % .*2\d times", verdict), verdict
-    assert_names(verdict, "trainer is the bottleneck", "AUC 0.7700", "0.8100")
+    assert_names(verdict, "trainer was the bottleneck", "AUC 0.7700", "0.8100")
     explained = narrative.tell(Run.read(tmp_path / "run"))
     assert explained.startswith(verdict)
     assert re.search(
@@ -439,6 +439,34 @@ def test_faults_and_an_interrupted_run_are_shown(tmp_path):
     text = report.write(tmp_path / "run").read_text()
     assert "the knobs stay &lt;as they are&gt;" in text
     assert "has not ended" in text
+
+
+def test_warnings_of_the_run_are_on_its_page_once(tmp_path):
+    run = _looked_at(tmp_path / "run", [1000.0] * 9)
+    text = "AUC 0.53 is no better than <chance>"
+    for events in (1, 2):
+        with open(run.path / "events.jsonl", "a") as file:
+            file.write(json.dumps({"kind": "warning", "at": 3.0, "step": 9, "text": text}) + "\n")
+        page = page_of(run.path)
+        assert page.count("no better than &lt;chance&gt;") == 1, events
+        assert_names(page, "<h2>Warnings</h2>", "one warning")
+    Page(page)
+
+
+def test_two_periods_are_never_given_without_their_names(tmp_path):
+    """Planted: the last third waits 25 %, the whole run 40 %, and the agent saw 13.2 % at its last looks."""
+    run = _looked_at(tmp_path / "run", [1000.0] * 9, {"rows_per_s": 900.0, "stall_fraction": 0.4})
+    seen = {"kind": "verdict", "at": 9.0, "text": "the trainer is the bottleneck (13.2 %)"}
+    with open(run.path / "events.jsonl", "a") as file:
+        file.write(json.dumps({**seen, "details": {"stages": {}, "what_if": {}}}) + "\n")
+    run = Run.read(run.path)
+    lines = narrative.last_lines(narrative.summary(run))
+    assert_names(lines[0], "1 k rows/s", "25 %", "in the last third of the run")
+    assert lines[1].startswith("Whole run: 900 rows/s with 40 %")
+    told = narrative.tell(run)
+    assert "In the last third of the run, the input was the bottleneck" in told
+    assert "from its last looks alone: the trainer is the bottleneck (13.2 %)" in told
+    assert "the cost of a stage was not measured" in told
 
 
 def test_effects_find_their_decision_after_a_resume_that_counts_anew(tmp_path):
@@ -595,7 +623,9 @@ def test_explain_shows_what_a_shadow_would_have_done(tmp_path):
     text = _story_of(tmp_path / "run", pipeline, "shadow", looks=10)
     assert "No decision" in text
     why = re.search(r"read 1 → 16\n +why: (.*)", text)[1]
-    assert f"last verdict: {why}.\n" in text  # no other figures than when it was proposed
+    assert (
+        f"last verdict, from its last looks alone: {why}.\n" in text
+    )  # no other figures than when it was proposed
     assert re.search(r"twice the cores: .* \(read", text)
     assert "rows/s (read" not in text
 

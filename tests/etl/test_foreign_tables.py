@@ -182,7 +182,7 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
     ]
     try:
         for read in (
-            lambda: sorted(parquet_paths(f"{tmp_path}/{asked}")),
+            lambda: sorted(parquet_paths(f"{tmp_path}/{asked}")[0]),
             lambda: [file.path for file in files_of([f"{tmp_path}/{asked}"])],
             lambda: [file.path for file in files_of([f"memory://{seed}/{asked}"])],
         ):

@@ -25,6 +25,7 @@ from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError, _bag
+from sluice.etl.table.table_files import TableFilesError
 from sluice.etl.table.vacuum import vacuum
 from tests.raises import raises
 
@@ -61,6 +62,17 @@ def test_a_table_tells_its_fields_files_and_splits(table):
 def test_an_unknown_split_names_those_there_are(table):
     with raises(TableError, "'tset'", "train"):
         table.files_of("tset")
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_version_may_be_in_the_name(command, table, capsys):
+    newest = table.version
+    assert main([command, f"{table.uri}@v{newest}"])["version"] == newest
+    assert FeatureTable.open(f"{table.uri}@v{newest}").uri == table.uri
+    with raises(TableError, f"no version {newest + 7}"):
+        main([command, f"{table.uri}@v{newest + 7}"])
+    with raises(TableFilesError, f"@v{newest}", f"version={newest + 1}"):
+        main([command, f"{table.uri}@v{newest}", "--version", str(newest + 1)])
 
 
 def foreign(folder: Path) -> Path:

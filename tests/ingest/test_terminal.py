@@ -92,6 +92,22 @@ def test_no_line_is_wider_than_the_terminal_and_a_wide_one_gets_longer_bars(widt
         assert "read 4× 50 % shuffle fused 0 % batch 1× 10 %" in re.sub(" +", " ", shown)
 
 
+def test_a_fused_stage_shares_the_time_of_the_workers_that_do_its_work():
+    """A worker reads for 3 of 100 s and shuffles for 1 s. Its waits are counted at its own stage."""
+    times = {"read": (3.0, 96.0), "shuffle": (1.0, 0.0), "batch": (5.0, 95.0)}
+
+    def at(share):
+        return snapshot(
+            stages=tuple(
+                stage(name, busy_s=share * busy, wait_input_s=share * waits, wait_output_s=0.0)
+                for name, (busy, waits) in times.items()
+            )
+        )
+
+    found = {name: busy for name, _, busy in terminal.rows(at(0), at(1), {"shuffle"})}
+    assert found == pytest.approx({"read": 0.03, "shuffle": 0.01, "batch": 0.05})
+
+
 def test_what_is_unknown_has_no_line():
     lines = draw(moment(marks=[], attempt=None), 80)
     assert [line.split()[0] for line in lines] == [
