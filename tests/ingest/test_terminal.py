@@ -48,7 +48,7 @@ def moment(**changes):
                     name,
                     workers=workers,
                     busy_s=busy * at,
-                    wait_input_s=(1 - busy) * at,
+                    wait_input_s=0.0 if name == "shuffle" else (1 - busy) * at,
                     wait_output_s=0.0,
                 )
                 for name, busy, workers in stages
