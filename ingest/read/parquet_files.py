@@ -724,11 +724,12 @@ def table_of(
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable, ForeignDelta
 
+        name = os.fspath(source)
         try:
-            source = FeatureTable.open(source, version, allow_code=allow_code)
+            source = FeatureTable.open(name, version, allow_code=allow_code)
             version = None
         except ForeignDelta:  # in a store, where only the log tells
-            if "://" not in plain_path(os.fspath(source)):
+            if "://" not in plain_path(name):
                 raise
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(
