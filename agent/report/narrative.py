@@ -241,7 +241,7 @@ def _whole_run(rate: float | None, stall: float | None) -> list[str]:
     if rate is None or stall is None:
         return []
     waits = f"{percent(stall)} of the trainer's time spent waiting for input"
-    return [f"Whole run: {count(rate)} rows/s with {waits}."]
+    return [f"Whole run: {count(rate)} rows/s, {waits}."]
 
 
 def started(loader: Sequence[Line]) -> Sequence[Line]:

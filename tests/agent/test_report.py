@@ -462,7 +462,7 @@ def test_two_periods_are_never_given_without_their_names(tmp_path):
     run = Run.read(run.path)
     lines = narrative.last_lines(narrative.summary(run))
     assert_names(lines[0], "1 k rows/s", "25 %", "in the last third of the run")
-    assert lines[1].startswith("Whole run: 900 rows/s with 40 %")
+    assert lines[1].startswith("Whole run: 900 rows/s, 40 %")
     told = narrative.tell(run)
     assert "In the last third of the run, the input was the bottleneck" in told
     assert "from its last looks alone: the trainer is the bottleneck (13.2 %)" in told
