@@ -375,10 +375,12 @@ class _JobRun:
         table = self.spec.table
         for text in empty_splits(table, rows):
             self.progress.say(f"warning: {text}")
-        more, train = sum(rows.values()) - sum(before.values()), table.training
-        if before and more > 0 and table.split_time and rows.get(train) == before.get(train):
-            bounds = zip(table.split, table.split_from, strict=True)
-            begins = ", ".join(f"{name} from {bound:.15g}" for name, bound in bounds)
+        # The split of rows without a label has no bound. It comes last.
+        bounds = dict(zip(table.split, table.split_from, strict=False))
+        more = sum(rows.get(name, 0) - before.get(name, 0) for name in bounds)
+        train = table.training
+        if before and more > 0 and rows.get(train) == before.get(train):
+            begins = ", ".join(f"{name} from {bound:.15g}" for name, bound in bounds.items())
             self.progress.say(
                 f"warning: this version has {more:,} rows more, and no new training row: their {table.split_time!r} "
                 f"is outside of split {train!r} ({begins}). To train on newer rows, raise the bounds in table.split, "

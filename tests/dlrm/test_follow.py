@@ -593,9 +593,12 @@ def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_w
         len(stages) == len(record["own"]["workers"]) == len(record["opening"]["knobs"]["workers"])
     )
     assert chosen[0]["text"], "why its setting was used or not"
-    (followed,) = (one for one in find_incidents(run) if one.what == "schema")
+    incidents = find_incidents(run)
+    (followed,) = (one for one in incidents if one.what == "schema")
     assert_names(followed.text, "version 1", "C17", "I2", "I5")
-    assert any("levels 1 → " in turned for turned in followed.did), followed
+    # On a busy machine the agent may notice dearer rows first, as an incident of its own.
+    turned = [text for one in incidents if one.at >= followed.at for text in one.did]
+    assert any("levels 1 → " in text for text in turned), incidents
     ended = [event["rows"] for event in run.of("epoch")]
     taken_up = follow["epoch"]
     assert len(ended) > taken_up, "an epoch of the new version has ended"
