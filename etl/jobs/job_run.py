@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sluice.common.errors import InputError
 from sluice.common.machine import this_machine
@@ -320,13 +321,19 @@ class _JobRun:
             },
         )
 
+    @cached_property
+    def _base(self) -> FeatureTable | None:
+        """The version before, if there is one."""
+        version = self.job.base.version
+        return None if version is None else FeatureTable.open(self.store.uri, version)
+
     def _compare(self, record: JobRecord) -> None:
         """Refuses a version whose test rows were training rows in the version before. Warns of rows that are appended
         twice."""
         job = self.job
-        if job.parent is None or job.base.version is None:
+        if job.parent is None or self._base is None:
             return
-        before = SplitRows.of(FeatureTable.open(self.store.uri, job.base.version).records.values())
+        before = SplitRows.of(self._base.records.values())
         now = SplitRows.of([record])
         if job.mode == "append":
             self._warn_of_repeated_rows(before, now, record.rows)
@@ -367,9 +374,8 @@ class _JobRun:
     def _warn_of_splits(self, record: JobRecord) -> None:
         """Warns of splits without rows, and if no new row is a training row. An append's splits may have rows of
         earlier jobs."""
-        rows, before = _rows_by_split(record.files), dict[str, int]()
-        if self.job.base.version is not None:
-            before = _rows_by_split(FeatureTable.open(self.store.uri, self.job.base.version).files)
+        rows = _rows_by_split(record.files)
+        before = _rows_by_split(self._base.files) if self._base else {}
         if self.job.mode == "append":
             rows = {name: rows.get(name, 0) + before.get(name, 0) for name in {**before, **rows}}
         table = self.spec.table
