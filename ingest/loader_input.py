@@ -143,7 +143,7 @@ def open_input(
         files=files,
         layout=digest([layout, asdict(history)]) if history else layout,
         operators=operators,
-        columns=columns.with_history(history) if history else columns,
+        columns=histories.columns if histories else columns,
         history=history,
         groups=groups,
         rows=rows,

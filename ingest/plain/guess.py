@@ -405,10 +405,10 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
     return TextTimes(formats, seconds, rejected)
 
 
-def share_of_values(count: int, all: int, example: str) -> str:
+def share_of_values(count: int, total: int, example: str) -> str:
     """Returns how many sampled values there are of a kind, with an example."""
     quoted = json.dumps(example[:_QUOTED], ensure_ascii=False)
-    return f"{count:,} of {all:,} sampled values, such as {quoted}"
+    return f"{count:,} of {total:,} sampled values, such as {quoted}"
 
 
 def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:

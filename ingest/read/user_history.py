@@ -94,15 +94,15 @@ class UserHistories:
     def __init__(
         self, history: History, columns: Columns, made: MadeColumns | OperatorColumns | None
     ):
-        """`columns` are the loaded columns. `made` makes those with a history from the stored ones. None: they are
-        read as they are stored."""
+        """`columns` are those of a batch, with the histories. `made` makes the columns that have a history from the
+        stored ones. None: they are read as they are stored."""
         self.history = history
+        self.columns = columns
         self._made = made
         self._fill = columns.fill
         self._loaded = columns.names
         self._kinds: dict[str, Any] = {
-            name: np.float32 if name in columns.floats else columns.id_kind(name)
-            for name in history.columns
+            name: columns.value_kind(history_name(name)) for name in history.columns
         }
         self.by, self.time = history.by, history.time
         self.sources = tuple(
@@ -248,13 +248,13 @@ def histories_of(
             f"history: {spec.name} puts the rows of one {history.by} into several splits by a hash, so a row "
             f'would see rows of another split. Write split_by = "{history.by}" or split_time = "{history.time}"'
         )
-    columns.with_history(history)  # refuses columns that cannot have a history
+    with_histories = columns.with_history(history)
     made: MadeColumns | OperatorColumns | None = (
         table.made(split, history.columns)
         if isinstance(table, ParquetFiles)
         else operators.made(columns, history.columns)
     )
-    return UserHistories(history, columns, made)
+    return UserHistories(history, with_histories, made)
 
 
 @dataclass(frozen=True, slots=True)

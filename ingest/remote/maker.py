@@ -113,8 +113,8 @@ class UnitMaker:
             located=located_of(source),
             history=histories,
         )
-        if history is not None:
-            columns = columns.with_history(history)
+        if histories is not None:
+            columns = histories.columns
         # Petastorm's reader gives the same rows, and takes 0.3 s to import.
         rows = ArrowSource(groups)
         self._plan = plan = RowsPlan(

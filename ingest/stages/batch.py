@@ -117,8 +117,8 @@ class Ready:
     charge: Charge
 
 
-def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
-    """Returns the most batches that a series may have."""
+def most_steps(plan: RowsPlan, ranks: int, row_bytes: int = 0) -> int:
+    """Returns the most batches that a series may have: SERIES_ROWS rows or SERIES_BYTES, whichever is less."""
     rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
     return max(1, rows * ranks // plan.batch_size)
 
@@ -144,7 +144,7 @@ def cuts(
     some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a block."""
     each = plan.stream_rows
     chunk_size = chunk_steps(plan, ranks)
-    longest = max(1, SERIES_ROWS * ranks // plan.batch_size)
+    longest = most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
     # For each stream: its blocks with the first row of each that is not yet cut, the number of rows in these blocks,
     # and the number of rows that are not yet cut in this epoch.

@@ -174,9 +174,8 @@ def scatter(  # noqa: PLR0917
 
     sources[c, p]: address of column c in piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of
     column c in the first batch of chunk k. strides[c]: bytes from one batch to the next."""
-    values = np.empty(
-        ends[-1], np.int32
-    )  # the values of one column, which stay in the core's cache
+    # The values of one column, which stay in the core's cache.
+    values = np.empty(ends[-1], np.int32)
     as_floats = values.view(np.float32)
     address = np.uint64(values.ctypes.data)
     _scatter_columns(
