@@ -253,7 +253,8 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     for where in (text, narrative.tell(run)):
         assert outcome["headline"] in where
         assert one["sentence"] in where
-    assert "before the faults</dt>" in text
+    assert "last third before the first fault</dt>" in text
+    assert "last third before the first fault" in narrative.tell(run)
     assert ">400<small>200 before tuning" in text
     assert ">10 %<small>50 % before tuning" in text
     assert "of all 2 ranks" in text

@@ -80,3 +80,13 @@ def test_a_crash_is_not_one_of_workers_that_start_up_or_of_a_trainer_that_is_fed
     assert not _attempt("switch").crashed(3, _seen(10))
     assert _attempt("switch").crashed(6, _seen(10))
     assert not _attempt("release").crashed(3, _seen(10))
+
+
+def test_a_change_explains_dearer_rows_of_what_it_changed_and_at_first_of_others():
+    before = Knobs(workers={"read": 1, "lookup": 2}, backend={"lookup": "process"})
+    trial = dataclasses.replace(_attempt(), before=before)
+    grown = before.with_workers(read=4)
+    assert trial.explains("read", grown, 9)
+    assert [trial.explains("lookup", grown, age) for age in (2, 3)] == [True, False]
+    moved = dataclasses.replace(grown, backend={})
+    assert trial.explains("lookup", moved, 9)

@@ -258,6 +258,7 @@ def change(
         window=(),
         trial=trial,
         demands=(),
+        changed=frozenset(),
         unexplained=frozenset(),
     )
     return knobs, changed, reason

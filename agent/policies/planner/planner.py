@@ -121,6 +121,9 @@ class Planner(Policy):
         state = _take_in(state, snapshot, latest)
         drifted = sum(cost.drifts for cost in state.services.values()) > drifts
         settings = state.settings
+        doubtful = [] if state.trial is None else _doubtful_stages(state, latest, state.trial)
+        if doubtful:
+            return state.knobs, state, Reason(text=_doubt(doubtful))
         if state.trial is not None and state.trial.crashed(state.age, latest):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
@@ -149,7 +152,7 @@ class Planner(Policy):
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
-        if trial is None and any(cost.doubtful for cost in state.services.values()):
+        if _unexplained_doubts(state, trial):
             return self.settings.doubt_look_s
         if trial is not None:
             soon = trial.planner_choice is not None
@@ -207,10 +210,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     if state.age > state.settings.own_effect_ticks:
         changed, unexplained = moved | state.unexplained, frozenset[str]()
     else:
-        judged = state.trial is None
-        changed = {
-            n for n in moved if judged and _by_itself(state.services[n], learned.services[n])
-        }
+        changed = {n for n in moved if _by_itself(state, state.services[n], learned.services[n])}
         unexplained = state.unexplained | moved - changed
     well_known = {
         n: learned.services[n].known_well(stage.workers)
@@ -220,8 +220,10 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     learned = replace(learned, services={**learned.services, **well_known}, unexplained=unexplained)
     if snapshot.cpu_quota != state.last.cpu_quota:
         learned = replace(_begun_again(learned, state.services), failures=0)
+    elif _lost_worker(state, snapshot):
+        learned = replace(learned, trial=None, window=())
     elif changed:
-        learned = _begun_again(learned, changed)
+        learned = replace(_begun_again(learned, changed), changed=state.changed | changed)
         if all(state.services[name].surprise for name in changed):
             # The looks since the costs were first doubted show the new workload.
             learned = replace(learned, window=state.window[-1:])
@@ -232,6 +234,22 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
         tick=state.tick + passed,
         age=state.age + passed,
         window=seen(learned.window, snapshot, state.tick + passed, state.settings),
+    )
+
+
+def _lost_worker(state: PlannerState, snapshot: Snapshot) -> bool:
+    """Returns whether a worker process died during a trial that started none. The rate is low until its successor
+    works, so the trial ends without a verdict."""
+    trial = state.trial
+    return (
+        trial is not None
+        and state.last is not None
+        and snapshot.restarts > state.last.restarts
+        and all(
+            trial.leaves_alone(name, state.knobs)
+            for name, backend in state.knobs.backend.items()
+            if backend == "process"
+        )
     )
 
 
@@ -246,7 +264,6 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
         release_looks=state.settings.release_ticks,
         trial=None,
         window=(),
-        demands=(),
     )
 
 
@@ -296,9 +313,15 @@ def _moved(state: PlannerState, learned: PlannerState, name: str, stage: StageRa
     return moved and stage.busy >= state.settings.min_busy_share * stage.workers
 
 
-def _by_itself(before: StageCost, now: StageCost) -> bool:
-    """Returns whether costs changed in a way that a change of knobs does not explain: by a leap, or slowly."""
-    return now.leaps > before.leaps or now.trends > before.trends
+def _by_itself(state: PlannerState, before: StageCost, now: StageCost) -> bool:
+    """Returns whether costs changed in a way that a change of knobs does not explain: by a leap, or slowly.
+
+    While a change is on trial, only a leap that the change cannot explain counts. The trial then ends without a
+    verdict, because the rate would show the new cost and not the effect of the change."""
+    leaped = now.leaps > before.leaps
+    if state.trial is not None:
+        return leaped and not state.trial.explains(before.name, state.knobs, state.age)
+    return leaped or now.trends > before.trends
 
 
 def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
@@ -473,14 +496,15 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         if switch is not None:
             return switch
     if doubtful := _doubtful_stages(state, recent):
-        text = f"the cost of a row rose in {' and in '.join(doubtful)}: waiting to see if it stays"
-        return state.knobs, state, outlook.reason(text)
+        return state.knobs, state, outlook.reason(_doubt(doubtful))
     if state.tick < state.quiet_until:
         text = "waiting before the next try, as the last one failed"
         return state.knobs, state, outlook.reason(text)
     cause = why(outlook.bottleneck, forecast, recent)
     if input_bound and (faster := _go_faster(state, outlook, cause)) is not None:
         return faster
+    if _is_draining(state, outlook) and (grown := _grow(state, outlook, cause)) is not None:
+        return grown
     if outlook.bottleneck not in ("consumer", "cores"):
         calm = outlook.reason(f"{cause}, and nothing better is known")
         if not forecast.remote_stages:
@@ -492,6 +516,21 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         }
         return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
     return release(state, forecast, recent, outlook.ranges, outlook.reason(cause))
+
+
+def _is_draining(state: PlannerState, outlook: _Outlook) -> bool:
+    """Returns whether a stage that became dearer by itself makes clearly fewer rows than the trainer takes.
+
+    The trainer waits once the buffers are empty. Workers are added before that, while its own rate is still seen, if
+    they cost no other host's cores and a core here is free."""
+    recent, ratio = outlook.recent, state.settings.min_gain_ratio
+    stage = recent.stages.get(outlook.bottleneck)
+    if stage is None or outlook.bottleneck not in state.changed:
+        return False
+    if outlook.forecast.remote_stages or recent.saturated(state.settings.saturated_share):
+        return False
+    made = stage.rows_per_s
+    return outlook.rate / ratio <= made and max(made, outlook.rate) < recent.rows_per_s / ratio
 
 
 def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
@@ -531,15 +570,29 @@ def _save_memory(state: PlannerState, outlook: _Outlook) -> Decision | None:
     )
 
 
-def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
-    """Returns the busy stages whose costs may be changing now."""
+def _doubtful_stages(
+    state: PlannerState, recent: PipelineRates, trial: TrialChange | None = None
+) -> list[str]:
+    """Returns the busy stages whose costs may be changing now, except those that `trial` explains."""
+    return [
+        n
+        for n in _unexplained_doubts(state, trial)
+        if n in recent.stages
+        and recent.stages[n].busy >= state.settings.min_busy_share * state.knobs.workers[n]
+    ]
+
+
+def _unexplained_doubts(state: PlannerState, trial: TrialChange | None) -> list[str]:
+    """Returns the stages whose costs may be changing now, except those that `trial` explains."""
     return [
         n
         for n, cost in state.services.items()
-        if cost.doubtful
-        and n in recent.stages
-        and recent.stages[n].busy >= state.settings.min_busy_share * state.knobs.workers[n]
+        if cost.doubtful and (trial is None or not trial.explains(n, state.knobs, state.age))
     ]
+
+
+def _doubt(doubtful: list[str]) -> str:
+    return f"the cost of a row rose in {' and in '.join(doubtful)}: waiting to see if it stays"
 
 
 def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:

@@ -111,6 +111,8 @@ class PlannerState:
     )  # stages at so many workers, or on a back end
     unexplained: frozenset[str] = frozenset()
     """Stages whose costs changed soon after the last change of knobs, which may have been the cause."""
+    changed: frozenset[str] = frozenset()
+    """Stages whose costs have changed by themselves since the last change of knobs."""
     too_few: tuple[int, float] = (0, 0.0)
     """A number of workers in all that brought fewer rows while other programs used the cores, and how many times slower
     the cores were."""

@@ -33,6 +33,21 @@ class TrialChange:
     def rises(self) -> bool:
         return self.kind in ("opening", "own", "grow", "probe", "switch", "fuse", "split")
 
+    def leaves_alone(self, stage: str, knobs: Knobs) -> bool:
+        """Returns whether the change, to these knobs, left the workers of this stage as they were."""
+        return all(
+            getattr(self.before, name).get(stage) == getattr(knobs, name).get(stage)
+            for name in ("workers", "backend")
+        ) and (stage in self.before.fused) == (stage in knobs.fused)
+
+    def explains(self, stage: str, knobs: Knobs, age: float) -> bool:
+        """Returns whether the change, to these knobs, may have made a stage dearer after so many ticks.
+
+        The stage has other workers, or the new workers of others have just begun to share the lock with it."""
+        return (
+            not self.leaves_alone(stage, knobs) or age <= self.start_up + self.settings.settle_ticks
+        )
+
     @property
     def hoped(self) -> float:
         return self.predicted / self.rows_per_s

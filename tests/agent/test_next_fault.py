@@ -1,0 +1,118 @@
+"""What the planner does when a stage becomes dearer: it answers before the trainer waits, and judges no change by the
+next fault. All pipelines are drawn and simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from sluice.agent.policies import make
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+
+SEEDS = range(8)
+FAULT_AT = 20
+
+
+def _pipeline(seed: int, buffers: float) -> Scenario:
+    """A store and a lookup that wait, and a trainer that takes most of what two to four workers bring."""
+    draw = random.Random(seed)
+    wanted = draw.uniform(4000, 16000)
+    stages = (
+        SimStage(
+            name="read",
+            cost_s=draw.uniform(1.2, 3.6) * 512 / wanted,
+            cpu=0.05,
+            rows_per_item=512,
+            workers=64,
+            workers_a_core=0,
+            buffer_items=buffers,
+        ),
+        SimStage(
+            name="lookup",
+            cost_s=draw.uniform(1.2, 3.6) * 1024 / wanted,
+            cpu=0.02,
+            workers=64,
+            workers_a_core=0,
+            buffer_items=buffers,
+        ),
+        SimStage(name="collate", cost_s=0.001, workers=1, workers_a_core=0),
+    )
+    return Scenario(
+        name=f"drawn {seed}",
+        seconds=60,
+        stages=stages,
+        machine=SimMachine(cores=8),
+        consumer=Consumer(batch_rows=1024, step_s=1024 / wanted),
+    )
+
+
+def _slow(scenario: Scenario, name: str, times: float, at: float) -> Scenario:
+    stage = next(one for one in scenario.stages if one.name == name)
+    fault = ScheduledChange(at=at, key=f"stages.{name}.cost_s", value=times * stage.cost_s)
+    return dataclasses.replace(scenario, changes=(*scenario.changes, fault))
+
+
+def _decisions(scenario: Scenario, seed: int):
+    """All changes since the first fault: (snapshot, knobs before, knobs, reason), and the end's knobs."""
+    found, before = [], [scenario.first_knobs]
+
+    def note(snapshot, knobs, reason):
+        if knobs != before[0] and snapshot.at > FAULT_AT:
+            found.append((snapshot, before[0], knobs, reason))
+        before[0] = knobs
+
+    outcome = run(scenario, make("planner"), seed=seed, observe=note)
+    return found, outcome
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["read", "lookup"])
+def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
+    times = random.Random(seed).uniform(2, 4)
+    scenario = _slow(_pipeline(seed, buffers=40), name, times, FAULT_AT)
+    (_, before, knobs, reason), *_ = _decisions(scenario, seed)[0]
+    assert knobs.workers[name] > before.workers[name]
+    assert reason.details["stall"] == 0
+    trainer = scenario.consumer.batch_rows / scenario.consumer.step_s
+    assert reason.details["demand_rows_per_s"] == pytest.approx(trainer, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("names", [("read", "lookup"), ("lookup", "read")])
+def test_a_change_that_meets_the_next_fault_is_neither_undone_nor_forbidden(seed, names):
+    first, second = names
+    draw = random.Random(seed)
+    one = _slow(_pipeline(seed, buffers=2), first, draw.uniform(2, 4), FAULT_AT)
+    (answer, _, grown, _), *_ = _decisions(one, seed)[0]
+    both = _slow(one, second, draw.uniform(2, 4), answer.at + draw.uniform(2.0, 4.0))
+    found, outcome = _decisions(both, seed)
+    for _, before, knobs, _ in found:
+        assert (
+            knobs.workers[first] >= before.workers[first]
+            or before.workers[first] > grown.workers[first]
+        )
+    trainer = both.consumer.batch_rows / both.consumer.step_s
+    assert outcome.rates[-1] > 0.95 * trainer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("died", [0, 1])
+def test_a_worker_process_that_dies_ends_a_trial_that_started_none(seed, died):
+    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "read", 3, FAULT_AT)
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
+    state = policy.initial(scenario.limits, simulator.knobs)
+    while state.trial is None:
+        knobs, state, _ = policy.decide(simulator.snapshot(), state)
+        simulator.apply(knobs)
+        simulator.advance(1)
+    failures = state.failures
+    snapshot = dataclasses.replace(simulator.snapshot(), restarts=died)
+    knobs, state, _ = policy.decide(snapshot, state)
+    assert (state.trial is None) == bool(died)
+    assert (knobs, state.failures) == (simulator.knobs, failures)
