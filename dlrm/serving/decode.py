@@ -23,7 +23,9 @@ import pyarrow.json
 from sluice.common.suggest import nearest
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
+from sluice.etl.apply.number_texts import NumberTexts
 from sluice.etl.apply.parse import WRONG, fits
+from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
@@ -89,6 +91,13 @@ class Decoder:
         """The type of each raw feature that a request should have."""
         self._known = spec.input.columns
         self._times = spec.input.times
+        self._texts = NumberTexts(spec.input)
+        self._may_be_texts = {
+            name
+            for name, kind in self.kinds.items()
+            if name in self._times or (spec.input.number_texts and kind in NUMBERS)
+        }
+        """The numbers that a request may write as texts, as the input does."""
         self._plain_kinds = {n: kind for n, kind in self.kinds.items() if n not in self._times}
         self._fingerprint = fingerprint
         self._row_limit = most_rows
@@ -205,12 +214,13 @@ class Decoder:
             if kind == "text" and self._empty_is_none and "" in values:
                 values = [value or None for value in values]
             try:
-                if name in self._times:
-                    texts = [value or None if isinstance(value, str) else None for value in values]
+                if name in self._may_be_texts:
+                    empty = None if name in self._times else ""
+                    texts = [value or empty if isinstance(value, str) else None for value in values]
                     values = [None if isinstance(value, str) else value for value in values]
                     arrays[name] = pc.coalesce(
                         _make_array(values, kind),
-                        self._parse_times(name, pa.array(texts, pa.string())),
+                        self._read_texts(name, pa.array(texts, pa.string())),
                     )
                 else:
                     arrays[name] = _make_array(values, kind)
@@ -219,8 +229,20 @@ class Decoder:
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
         return arrays
 
+    def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
+        """Parses numbers and times that are written as in the input, as the ETL job does."""
+        if name in self._times:
+            return self._parse_times(name, self._texts.drop_missing(texts))
+        found, bad = self._texts.convert(texts, self.kinds[name])
+        if bad:
+            raise Refusal(
+                422,
+                f"rows[{bad[0]}]: feature {name!r} is {texts[bad[0]].as_py()[:60]!r}, {WRONG[self.kinds[name]]}; "
+                "write it as the spec's input does, or without quotes",
+            )
+        return found
+
     def _parse_times(self, name: str, texts: pa.Array) -> pa.Array:
-        """Parses times that are written in the input's format, as the ETL job does."""
         found = self._times[name].apply(texts, None)
         row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(found)), True).as_py()
         if row >= 0:
@@ -278,7 +300,9 @@ class Decoder:
                 kind = self.kinds.get(name)
                 if kind is None:
                     self._check_known(name)
-                elif not (fits(value, kind) or (name in self._times and fits(value, "text"))):
+                elif not (
+                    fits(value, kind) or (name in self._may_be_texts and fits(value, "text"))
+                ):
                     shown = json.dumps(value, ensure_ascii=False)[:60]
                     is_number = kind == "text" and isinstance(value, int | float)
                     hint = f'; write "{shown}"' if is_number else ""
@@ -331,8 +355,8 @@ class Decoder:
             if lost is not None and lost.any():
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}")
             return array
-        if name in self._times and pa.types.is_string(values.type):
-            return self._parse_times(name, values.combine_chunks())
+        if name in self._may_be_texts and pa.types.is_string(values.type):
+            return self._read_texts(name, values.combine_chunks())
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:

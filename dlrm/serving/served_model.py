@@ -80,17 +80,8 @@ class Servable:
         function that `allow_code` (names of modules) does not cover."""
         path, meta = find_checkpoint(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
-        if config.transform_spec:
-            raise CheckpointError(
-                f"{run}: was trained with --transform-spec {config.transform_spec}, which changes "
-                "row groups of files. A server reads no files, so its features would be others: make "
-                "them by the table's spec or by --transform"
-            )
-        if config.spec:
-            raise CheckpointError(
-                f"{run}: was trained on {config.data} by --spec. A server needs a feature table: make one with "
-                "`sluice etl --spec`, and train on that"
-            )
+        if config.why_not_served:
+            raise CheckpointError(f"{run}: {config.why_not_served}")
         table = FeatureTable.open(
             config.data, meta.version, allow_code=allow_code, transforms=config.transforms
         )

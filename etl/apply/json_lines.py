@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.etl.apply.lines import Flags, find_irregular, join_lines, strip_end
-from sluice.etl.spec.nested_columns import flattened
+from sluice.etl.apply.number_texts import NumberTexts
+from sluice.etl.spec.input_section import NUMBERS
+from sluice.etl.spec.nested_columns import flattened, join_chunks
 
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
@@ -52,12 +54,18 @@ class JsonObjects:
     - If a name occurs twice, the last one counts.
     - A column with a dotted name is a part of an object, unless a line has a member with this full name.
     - As numbers, true and false are 1 and 0.
-    - In a list of texts, a whole number becomes the text of its digits."""
+    - In a list of texts, a whole number becomes the text of its digits.
+    - With `texts`, a number may be a text."""
 
     def __init__(
-        self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]
+        self,
+        schema: pa.Schema,
+        kinds: Mapping[str, str],
+        wrong: Mapping[str, str],
+        texts: NumberTexts | None = None,
     ) -> None:
         self._schema, self._kinds = schema, kinds
+        self._texts = texts
         self._wrong = {**wrong, "text": f"{wrong['text']} in quotes"}
         self._parts = {
             name: name.split(".")
@@ -65,8 +73,8 @@ class JsonObjects:
             if _outer(name) and not _outer(name) & kinds.keys()
         }
         self._written_as: dict[str, pa.DataType] = {}
-        """The columns that the last lines wrote as another type: true or false for numbers, whole numbers for texts of
-        lists. The next lines probably do the same."""
+        """The columns that the last lines wrote as another type: true, false or texts for numbers, whole numbers for
+        texts of lists. The next lines probably do the same."""
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be read alone."""
@@ -76,6 +84,9 @@ class JsonObjects:
             found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(
                 zero_copy_only=False
             )
+        if self._texts and self._texts.quoted_missing:
+            missing = pc.match_substring_regex(lines, self._texts.quoted_missing)
+            found |= missing.to_numpy(zero_copy_only=False)
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
@@ -90,7 +101,7 @@ class JsonObjects:
                 name: kind
                 for line in lines[:_LOOKED_AT].to_pylist()
                 for name, value in self._values(line).items()
-                if (kind := _written_as(value, self._kinds[name])) is not None
+                if (kind := self._written_kind(value, self._kinds[name])) is not None
             }
             if found == self._written_as:
                 raise
@@ -114,7 +125,15 @@ class JsonObjects:
         )
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
-        read = flattened(table).select(self._schema.names).cast(self._schema)
+        read = flattened(table).select(self._schema.names)
+        for place, (name, kind) in enumerate(self._kinds.items()):
+            if kind in NUMBERS and pa.types.is_string(read[name].type):
+                assert self._texts
+                numbers, bad = self._texts.convert(join_chunks(read[name]), kind)
+                if bad:
+                    raise pa.ArrowInvalid(f"{name} has a text that is no number")
+                read = read.set_column(place, name, numbers)
+        read = read.cast(self._schema)
         # Arrow reads some numbers that are a little too large as infinite.
         if has_infinity(read):
             raise pa.ArrowInvalid("a number is too large")
@@ -151,10 +170,24 @@ class JsonObjects:
             return "not a JSON object"
         if not isinstance(value, dict):
             return "not a JSON object"
+        found = {}
         for name, kind in self._kinds.items():
-            if not fits(self._value(value, name), kind):
+            member = self._value(value, name)
+            try:
+                if self._texts and kind in NUMBERS and isinstance(member, str):
+                    found[name] = self._texts.number(member, kind)
+                    continue
+            except ValueError:
+                pass
+            if not fits(member, kind):
                 return f"{name}: {self._wrong[kind]}"
-        return {name: as_kind(self._value(value, name), kind) for name, kind in self._kinds.items()}
+            found[name] = as_kind(member, kind)
+        return found
+
+    def _written_kind(self, value: Any, kind: str) -> pa.DataType | None:
+        if self._texts and kind in NUMBERS and isinstance(value, str):
+            return pa.string()
+        return _written_as(value, kind)
 
 
 def _outer(name: str) -> set[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +14,14 @@ import pyarrow.compute as pc
 from sluice.etl.apply.json_lines import JsonObjects, fits, has_infinity
 from sluice.etl.apply.lines import FIELDS, Delimited, merge_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
+from sluice.etl.apply.number_texts import NumberTexts, find_false
 from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
-__all__ = ["ADDED_COLUMNS", "INFINITY", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
+__all__ = ["ADDED_COLUMNS", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
 WRONG = {
@@ -36,16 +35,6 @@ NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
 ADDED_COLUMNS = ("_bad", "_file", "_from", "_at", *TIES)
 """Columns that Spark's reader adds to those of the input: what is wrong with a row, and where it comes from."""
-_SPACE = " \t"
-"""The characters that may surround a number."""
-_PLAIN = {
-    "int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$",
-    "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
-    "text": r"^[\x00-\x7f]*$",
-}
-"""For each type, a pattern of cells that certainly convert to it."""
-INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
-"""A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,10 @@ class InputParser:
             optional=len(spec.input.optional),
             decimal=spec.input.decimal,
         )
-        self._objects = JsonObjects(self.schema, self.types, WRONG)
+        self._texts = NumberTexts(spec.input)
+        self._objects = JsonObjects(
+            self.schema, self.types, WRONG, self._texts if spec.input.number_texts else None
+        )
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
@@ -117,7 +109,7 @@ class InputParser:
     def _parse_delimited(self, lines: pa.Array) -> Parsed:
         """Parses lines of csv or tsv. Arrow parses them together unless a line or a cell needs a closer look."""
         irregular = self._delimited.find_irregular(lines)
-        if not irregular.any():
+        if not irregular.any() and not self._texts.are_special:
             try:
                 table, rejected = self._delimited.read(lines)
             except pa.ArrowInvalid:
@@ -134,7 +126,7 @@ class InputParser:
         """Parses rows that the reader has cut into cells. If a row has too few or too many cells, its `_broken` is not
         null."""
         complete = pc.is_null(batch["_broken"])
-        rejected = [(row, FIELDS) for row in _find_false(complete)]
+        rejected = [(row, FIELDS) for row in find_false(complete)]
         cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(complete)
         return self._parse_cells(cells, rejected, batch.num_rows)
 
@@ -144,11 +136,7 @@ class InputParser:
         numbers = np.setdiff1d(np.arange(count), [number for number, _ in rejected])
         columns, reasons = {}, dict[int, str]()
         for name, kind in self.types.items():
-            cells = join_chunks(table[name])
-            if kind == "float" and self._spec.input.decimal == ",":
-                # The decimal mark is the comma, so a number with a point must fail.
-                cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".")
-            columns[name], bad = _convert_cells(cells, kind)
+            columns[name], bad = self._texts.convert(join_chunks(table[name]), kind)
             for row in bad:
                 reasons.setdefault(row, f"{name}: {self._wrong[kind]}")
         good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
@@ -230,6 +218,7 @@ class InputParser:
             texts = parsed.columns[name]
             # After joins and histories, the times are numbers already.
             if pa.types.is_string(texts.type):
+                texts = self._texts.drop_missing(texts)
                 found = op.apply(texts, None)
                 parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
@@ -246,55 +235,10 @@ def _reject(parsed: Parsed, good: pa.Array, reason: str | Callable[[int], str]) 
     )
     rejected = [
         (int(numbers[row]), reason if isinstance(reason, str) else reason(row))
-        for row in _find_false(good)
+        for row in find_false(good)
     ]
     return Parsed(
         {name: values.filter(good) for name, values in parsed.columns.items()},
         parsed.rows - len(rejected),
         parsed.rejected + rejected,
     )
-
-
-def _find_false(flags: pa.Array) -> list[int]:
-    return np.flatnonzero(~flags.to_numpy(zero_copy_only=False)).tolist()
-
-
-def _convert_cells(cells: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
-    """Returns the values of a column, and the rows whose cell cannot be converted: their value is null. Arrow converts
-    all cells together if it can. Otherwise the unusual ones are converted one by one."""
-    try:
-        values = _cast(cells, kind)
-        if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
-            return values, []
-    except pa.ArrowInvalid:
-        pass
-    plain = pc.fill_null(pc.match_substring_regex(cells, _PLAIN[kind]), True)
-    converted, bad = list[Any](), list[int]()
-    for row in _find_false(plain):
-        try:
-            converted.append(_convert_cell(cells[row].as_py(), kind))
-        except ValueError:
-            converted.append(None)
-            bad.append(row)
-    return pc.replace_with_mask(
-        _cast(pc.if_else(plain, cells, None), kind),
-        pc.invert(plain),
-        pa.array(converted, ARROW_TYPES[kind]),
-    ), bad
-
-
-def _cast(cells: pa.Array, kind: str) -> pa.Array:
-    """Converts all cells together. Raises ArrowInvalid if one is not UTF-8 or not of that type."""
-    text = cells.cast(pa.string())
-    return text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
-
-
-def _convert_cell(cell: bytes, kind: str) -> Any:
-    """Converts one cell. Raises a ValueError if it is not of that type, or too large a number."""
-    text = cell.decode()
-    if kind == "text":
-        return text
-    value = pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
-    if kind == "float" and math.isinf(value) and not re.match(INFINITY, text):
-        raise ValueError(f"{text!r} is larger than any number of 64 bits")
-    return value

@@ -31,7 +31,8 @@ from sluice.etl.apply.input_checks import (
     rows_before,
     zstd_fault,
 )
-from sluice.etl.apply.parse import INFINITY, Batches
+from sluice.etl.apply.number_texts import INFINITY
+from sluice.etl.apply.parse import Batches
 from sluice.etl.read.input_paths import InputFile, files_of
 from sluice.etl.read.pieces import OPEN_BYTES, SPARK_ONLY, FileRange, split_into_tasks
 from sluice.etl.read.text_checks import check_text

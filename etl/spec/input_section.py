@@ -10,6 +10,7 @@ from typing import Any
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import operator
+from sluice.etl.spec.input_values import THOUSANDS
 from sluice.etl.spec.toml_keys import (
     SpecError,
     check_keys,
@@ -17,6 +18,7 @@ from sluice.etl.spec.toml_keys import (
     read_column_names,
     read_encoding,
     read_required,
+    read_texts,
     read_value,
 )
 
@@ -24,6 +26,7 @@ TABLES = ("delta", "iceberg")
 WITH_COLUMNS = ("parquet", *TABLES)
 FORMATS = ("tsv", "csv", "json", *WITH_COLUMNS)
 WITH_LISTS = ("json", *WITH_COLUMNS)
+NUMBERS = ("int", "float")
 INPUT_TYPES = {
     "int": "number",
     "float": "number",
@@ -34,7 +37,9 @@ INPUT_TYPES = {
 _FORMATS_OF_KEY = {
     "multiline": ("csv",),
     "optional": ("parquet", "csv", "tsv"),
-    "decimal": ("tsv", "csv"),
+    "decimal": ("tsv", "csv", "json"),
+    "thousands": ("tsv", "csv", "json"),
+    "null_values": ("tsv", "csv", "json"),
     "encoding": ("tsv", "csv", "json"),
     "place": ("tsv", "csv", "json", "parquet"),
 }
@@ -61,7 +66,13 @@ class Input:
     encoding: str = "utf-8"
     """Python's name for the encoding of lines."""
     decimal: str = "."
-    """The decimal mark of numbers in lines: a point or a comma."""
+    """The decimal mark of numbers in texts: a point or a comma."""
+    thousands: str = ""
+    """The mark that may stand between groups of three digits in texts of numbers."""
+    null_values: tuple[str, ...] = ()
+    """The texts that stand for a missing number or time."""
+    number_texts: bool = False
+    """Whether numbers may be texts in JSON and in requests."""
     marks: tuple[str, ...] = ()
     """Columns that an audit adds to those of a file. They do not affect the order of rows."""
     place: str | None = None
@@ -108,6 +119,9 @@ def read_input(raw: dict[str, Any]) -> Input:
         encoding=encoding,
         place=read_value(raw, "place", str, None, "input"),
         decimal=read_value(raw, "decimal", str, ".", "input"),
+        thousands=read_value(raw, "thousands", str, "", "input"),
+        null_values=read_texts(raw, "null_values", (), "input"),
+        number_texts=bool({"decimal", "thousands", "null_values"} & raw.keys()),
     )
     _check_optional(source)
     other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
@@ -116,11 +130,7 @@ def read_input(raw: dict[str, Any]) -> Input:
     place = source.place
     if place is not None and (place in source.columns or not place or place.startswith("_")):
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")
-    if source.decimal not in (".", ",") or source.decimal == delimiter:
-        raise SpecError(
-            f"input.decimal = {source.decimal!r}: must be a point or a comma, and differ from "
-            f"input.delimiter = {delimiter!r}"
-        )
+    _check_texts(source)
     return source
 
 
@@ -204,4 +214,30 @@ def _check_optional(source: Input) -> None:
         raise SpecError(
             f"input.optional = {list(source.optional)}: in {source.format} they must be the last of "
             "input.columns, because lines without them end before them"
+        )
+
+
+def _check_texts(source: Input) -> None:
+    """Checks that the marks of numbers differ, and that no number stands for a missing one."""
+    # Only csv has quotes, in which a mark may be the delimiter.
+    taken = (source.delimiter,) if source.format == "tsv" else ()
+    if source.decimal not in (".", ",") or source.decimal in taken:
+        raise SpecError(
+            f"input.decimal = {source.decimal!r}: must be a point or a comma, and in tsv differ from "
+            f"input.delimiter = {source.delimiter!r}"
+        )
+    taken = (*taken, source.decimal)
+    if source.thousands and (source.thousands not in THOUSANDS or source.thousands in taken):
+        raise SpecError(
+            f"input.thousands = {source.thousands!r}: must be one of {', '.join(map(repr, THOUSANDS))}, and "
+            "differ from the decimal mark, and in tsv from input.delimiter"
+        )
+    for text in source.null_values:
+        try:
+            float(text.replace(source.thousands, "").replace(source.decimal, "."))
+        except ValueError:
+            continue
+        raise SpecError(
+            f"input.null_values: {text!r} is a number, which requests could not tell from others; "
+            "list only texts"
         )

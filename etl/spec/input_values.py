@@ -19,6 +19,8 @@ ARROW_TYPES = {
     "texts": pa.list_(pa.string()),
     "floats": pa.list_(pa.float64()),
 }
+THOUSANDS = (".", ",", " ", "'", "\u00a0", "\u202f")
+"""The marks that may separate thousands in texts of numbers."""
 _SPARK = {
     "int8": "tinyint",
     "int16": "smallint",

@@ -90,7 +90,7 @@ class FileColumns:
 
     def with_constants(self, rows: Rows, wanted: Iterable[str]) -> Rows:
         """Adds those wanted columns that have one value for the whole file."""
-        for name in wanted:
+        for name in wanted if self.constants else ():
             if (one := self.constants.get(name)) is not None:
                 values = pa.repeat(one, rows.num_rows)
                 rows = rows.append_column(pa.field(name, one.type), values)

@@ -52,7 +52,16 @@ class RowSelection:
 
     def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row of a table belongs to the split."""
-        return np.asarray(self._splits(stored) == list(self.spec.table.split).index(self.split))
+        return np.asarray(self._splits(stored) == self._number)
+
+    def up_to(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
+        """Whether each row of a table belongs to the split or to one before it in the spec."""
+        splits = self._splits(stored)
+        return np.asarray((splits >= 0) & (splits <= self._number))
+
+    @property
+    def _number(self) -> int:
+        return list(self.spec.table.split).index(self.split)
 
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns

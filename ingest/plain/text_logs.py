@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
+from sluice.etl.spec.input_values import THOUSANDS
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.ingest.plain.guess import share_of_values, times_of, usual_label
 
@@ -34,6 +35,17 @@ _WHOLE, _POINT, _COMMA = (
         r"-?[0-9]{1,18}(,[0-9]+)?|[nN]a[nN]|NAN",
     )
 )
+_READINGS = {
+    (decimal, thousands): re.compile(
+        rf"[ \t]*[+-]?([0-9]{{1,18}}|[1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+)"
+        rf"({re.escape(decimal)}[0-9]+)?[ \t]*"
+    )
+    for decimal in ".,"
+    for thousands in ("", *THOUSANDS)
+    if thousands != decimal
+}
+"""Decimal mark and mark of thousands → the numbers that are written so."""
+_MISSING = ("N/A", "n/a", "NA", "#N/A", "NULL", "null", "None", "-", "--", "?", "\\N")
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
 _PADDED = re.compile(r"0[0-9]+")
 """A whole number that needs its leading zeros, such as a postcode."""
@@ -56,6 +68,8 @@ class TextSample:
     """The columns of times, with their formats."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
+    ambiguous: Sequence[str] = ()
+    """The columns whose only marks may be for decimals or for thousands."""
     is_complete: bool = True
     """Whether the end of the last file was read."""
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -173,25 +187,21 @@ class TextSample:
             name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}
         )
         label = label or next(clicks, usual_label(names))
-        fitting = {
-            form: {
-                name: column
-                if _is_padded(column)
-                else _without_few(column, form.fullmatch, name == label)
-                for name, column in texts.items()
+        numbers, null_values = _without_missing(texts)
+        (decimal, thousands), ambiguous = _marks(numbers)
+        if thousands:
+            numbers = {
+                name: _without_marks(cells, decimal, thousands) for name, cells in numbers.items()
             }
-            for form in (_COMMA, _POINT)
-        }
-        comma, point = (
-            any(_all(form, column) and not _all(_WHOLE, column) for column in columns.values())
-            for form, columns in fitting.items()
-        )
-        comma &= sign != "," and not point
+        fitting, comma = _fit_marks(numbers, label, ambiguous)
+        comma = decimal == "," if thousands else comma
         keys = {
             **({} if sign == "\t" else {"delimiter": sign}),
             **({"header": True} if header else {}),
             **keys,
             **({"decimal": ","} if comma else {}),
+            **({"thousands": thousands} if thousands else {}),
+            **({"null_values": null_values} if null_values else {}),
         }
         columns = {
             name: _numbers(column, comma)
@@ -201,7 +211,8 @@ class TextSample:
             form="tsv" if sign == "\t" else "csv",
             keys=keys,
             label=label,
-            **_typed(columns, texts, [*rows]),
+            ambiguous=() if comma or thousands else ambiguous,
+            **_typed(columns, numbers, [*rows]),
             **more,
         )
 
@@ -317,6 +328,77 @@ def _is_header(row: Sequence[str]) -> bool:
 
 def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
     return any(cells) and all(cell is None or form.fullmatch(cell) for cell in cells)
+
+
+def _fit_marks(
+    numbers: Mapping[str, Sequence[str | None]], label: str | None, ambiguous: Sequence[str]
+) -> tuple[dict[re.Pattern[str], dict[str, Sequence[str | None]]], bool]:
+    """Returns the columns without a few cells that do not fit, by decimal mark, and whether that mark is a comma."""
+    fitting = {
+        form: {
+            name: column
+            if _is_padded(column)
+            else _without_few(column, form.fullmatch, name == label)
+            for name, column in numbers.items()
+        }
+        for form in (_COMMA, _POINT)
+    }
+    comma, point = (
+        any(
+            _all(form, column) and not _all(_WHOLE, column)
+            for name, column in columns.items()
+            if name not in ambiguous
+        )
+        for form, columns in fitting.items()
+    )
+    return fitting, comma and not point
+
+
+def _without_missing(
+    columns: Mapping[str, Sequence[str | None]],
+) -> tuple[dict[str, Sequence[str | None]], list[str]]:
+    """Returns columns of numbers without their texts for missing values, and these texts."""
+    found, words = dict(columns), set[str]()
+    for name, cells in columns.items():
+        rest = [None if cell in _MISSING else cell for cell in cells]
+        if any(_all(form, rest) for form in (_POINT, *_READINGS.values())):
+            found[name] = rest
+            words |= {*_MISSING}.intersection(cells)
+    return found, sorted(words)
+
+
+def _marks(columns: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, str], list[str]]:
+    """Returns the decimal mark and the mark of thousands, and the columns that may be read in two ways. Such a column
+    decides nothing."""
+    fits = {
+        name: {marks for marks, form in _READINGS.items() if _all(form, cells)}
+        for name, cells in columns.items()
+        if not _is_padded(cells) and not _all(_WHOLE, cells)
+    }
+    ambiguous = [
+        name
+        for name, marks in fits.items()
+        if {(".", ""), (",", ".")} <= marks or {(",", ""), (".", ",")} <= marks
+    ]
+    decimals = {name: {decimal for decimal, _ in marks} for name, marks in fits.items()}
+    sure = set().union(*(one for name, one in decimals.items() if len(one) == 1))
+    decimal = "," if sure == {","} else "."
+    found = set[str]()
+    for name, marks in fits.items():
+        left = {thousands for one, thousands in marks if one == decimal}
+        if len(left) == 1 and (sure or name not in ambiguous):
+            found |= left
+    thousands = found.pop() if len(found) == 1 else ""
+    return (decimal, thousands), [] if sure else ambiguous
+
+
+def _without_marks(
+    cells: Sequence[str | None], decimal: str, thousands: str
+) -> Sequence[str | None]:
+    """Returns a column of numbers without their marks of thousands."""
+    if not _all(_READINGS[decimal, thousands], cells):
+        return cells
+    return [cell and cell.replace(thousands, "") for cell in cells]
 
 
 def _is_padded(cells: Sequence[str | None]) -> bool:

@@ -62,6 +62,7 @@ def spec_text(
         _HEAD_OF_TEXT if sample else _HEAD,
         "[input]",
         f'format = "{form}"',
+        *(_write_marks(sample) if sample else ()),
         *(f"{key} = {json.dumps(value)}" for key, value in (sample.keys if sample else {}).items()),
         f"columns = [{inputs}]",
     ]
@@ -95,6 +96,19 @@ def spec_text(
             proposal, _choose_name(name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _write_marks(sample: TextSample) -> Iterator[str]:
+    """Yields the comments on how numbers are written."""
+    if {"decimal", "thousands"} & sample.keys.keys():
+        yield "# Numbers have these marks in the sample. A job rejects rows with others."
+    if "null_values" in sample.keys:
+        yield "# In columns of numbers, these texts mean that the value is missing."
+    for name in sample.ambiguous:
+        yield (
+            f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
+            "thousands, add decimal and thousands here."
+        )
 
 
 def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:

@@ -27,6 +27,7 @@ def test_every_key_is_documented_and_every_example_reads(repo):
         "split_from",
         "times",
         "marks",
+        "number_texts",
     }
     wanted = {
         *OPERATORS,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -153,13 +156,92 @@ def test_decimal_commas():
             [-14.5, 7.0, None, 1000.0],
             [(0, "F: not a number of 64 bits")],
         )
-    for wrong in (
-        'decimal = "."\ndelimiter = "."',
-        'decimal = ","\ndelimiter = ","',
-        'decimal = "x"',
-    ):
-        with raises(SpecError, "input.decimal = "):
+    for wrong, key in {
+        'decimal = "x"': "decimal = ",
+        'thousands = "x"': "thousands = ",
+        'decimal = ","\nthousands = ","': "thousands = ",
+        'null_values = ["-", "-1.000"]\nthousands = "."\ndecimal = ","': "null_values: '-1.000'",
+        "null_values = [1]": "null_values = ",
+    }.items():
+        with raises(SpecError, f"input.{key}"):
             Spec.parse(text.replace('delimiter = ";"\ndecimal = ","', wrong))
+    for mark in ("decimal", "thousands"):
+        with raises(SpecError, f"input.{mark} = ','"):
+            Spec.parse(
+                (SPEC % "tsv").replace("columns", f'delimiter = ","\n{mark} = ","\ncolumns', 1)
+            )
+
+
+AMOUNTS = {
+    ('decimal = ","\nthousands = "."', "1.234,50"): 1234.5,
+    ('decimal = ","\nthousands = "."', " -1.234.567 "): -1234567.0,
+    ('decimal = ","\nthousands = "."', "3,99"): 3.99,
+    ('decimal = ","\nthousands = "."', "1.5"): None,
+    ('decimal = ","\nthousands = "."', "0.123"): None,
+    ('decimal = ","', "3,99"): 3.99,
+    ('thousands = ","', "1,234.50"): 1234.5,
+    ('thousands = ","', "12,34.50"): None,
+    ('thousands = ","', "1234.50"): 1234.5,
+    ('thousands = " "', "1 234"): 1234.0,
+    ('thousands = "\u202f"\ndecimal = ","', "1\u202f234,5"): 1234.5,
+    ('decimal = "."', "3.99"): 3.99,
+    ('null_values = ["N/A", "-", ""]', "N/A"): "missing",
+    ('null_values = ["N/A", "-", ""]', " - "): "missing",
+    ('null_values = ["N/A", "-", ""]', ""): "missing",
+    ('null_values = ["N/A", "-", ""]', "--"): None,
+    ('null_values = ["N/A"]\nthousands = ","', "1e3"): 1000.0,
+    ('null_values = ["N/A"]\nthousands = ","', "inf"): math.inf,
+    ('null_values = ["N/A"]\nthousands = ","', "1e400"): None,
+}
+"""The keys of an input and a text, with the number that it is. None: it is rejected."""
+
+
+@pytest.mark.parametrize(("keys", "cell"), AMOUNTS)
+@pytest.mark.parametrize("form", ["csv", "tsv", "json"])
+def test_amounts_and_texts_for_missing_numbers(form, keys, cell):
+    """All formats read a text as the same number, in lines that Arrow reads together and in those read alone. A text
+    column keeps its texts."""
+    want = AMOUNTS[keys, cell]
+    spec = Spec.parse((SPEC % form).replace("columns", f"{keys}\ncolumns", 1))
+    line = {
+        "csv": f'1,2,"{cell}",-',
+        "tsv": f"1\t2\t{cell}\t-",
+        "json": json.dumps({"label": 1, "I": 2, "F": cell, "C": "-"}),
+    }[form].encode()
+    alone = {
+        "csv": b'1,,"5"x,',
+        "tsv": b"1\t\t\t\r-",
+        "json": b'{"label": 1, "C": "\\ud83d\\ude00", "F": 2}',
+    }
+    for lines in ([line], [line, alone[form]], [line] * 3):
+        found = InputParser(spec).parse(batch_of(lines))
+        if want is None:
+            there = [row for row, one in enumerate(lines) if one == line]
+            assert {row for row, _ in found.rejected} >= set(there)
+            assert dict(found.rejected)[0] == "F: not a number of 64 bits"
+        else:
+            assert found.columns["F"][0].as_py() == (None if want == "missing" else want)
+            assert found.columns["C"][0].as_py() == "-"
+
+
+def test_texts_for_missing_whole_numbers_and_times():
+    text = (SPEC % "csv").replace(
+        "columns", 'thousands = "."\ndecimal = ","\nnull_values = "-"\ncolumns', 1
+    )
+    text = text.replace('"F:float"', '{name = "F:float", format = "%d.%m.%Y"}')
+    found = InputParser(Spec.parse(text)).parse(
+        batch_of([b"1,1.234,-,x", b"0,-,01.01.1970,-", b"-,1,-,x", b'1,"1,5",-,x'])
+    )
+    assert [column.to_pylist() for column in found.columns.values()] == [
+        [1, 0],
+        [1234, None],
+        [None, 0.0],
+        ["x", "-"],
+    ]
+    assert sorted(found.rejected) == [
+        (2, "label: missing"),
+        (3, "I: not a whole number of 64 bits"),
+    ]
 
 
 def test_lines_of_another_encoding_and_times_in_several_formats():

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.placement import with_placement
 from tests.etl.tables import section
@@ -60,6 +61,10 @@ class Case:
     """The input column that files hold as the text of a time."""
     delimiter: str = ","
     decimal: str = "."
+    thousands: str = ""
+    null_values: list[str] = field(default_factory=list)
+    number_texts: bool = False
+    """Whether some numbers are written as people write them, and as texts in JSON."""
     header: bool = False
 
     def etl(self) -> str:
@@ -128,6 +133,9 @@ class Case:
 
     def _cell(self, name: str, row: int, draw: random.Random) -> str:
         value, kind = self._of_file(name, row), self.inputs[name]
+        amount = self._amount(name, row, value)
+        if amount is not None:
+            return self._quoted(amount, draw)
         if value is None:
             return ""
         if isinstance(value, Misfit):
@@ -140,6 +148,24 @@ class Case:
             )
         return repr(value).replace(".", self.decimal)
 
+    def _amount(self, name: str, row: int, value: Any) -> str | None:
+        """The text of a number or of a missing one, in every third row. None: it is written as always."""
+        if not self.number_texts or self.inputs[name] not in NUMBERS or (row + len(name)) % 3:
+            return None
+        if value is None:
+            return self.null_values[row % len(self.null_values)] if self.null_values else None
+        if not isinstance(value, int | float) or name == self.time:
+            return None
+        sign, text = "-" * (repr(value)[0] == "-"), repr(value).removeprefix("-")
+        whole, point, fraction = text.partition(".")
+        if self.thousands and whole.isdecimal() and "e" not in fraction:
+            whole = f"{int(whole):,}".replace(",", self.thousands)
+        return f"{sign}{whole}{point and self.decimal}{fraction}"
+
+    def _literal(self, name: str, row: int, value: Any, draw: random.Random) -> str:
+        amount = self._amount(name, row, value)
+        return literal(value if amount is None else amount, draw)
+
     def _quoted(self, text: str, draw: random.Random) -> str:
         must = not text or text.startswith('"') or self.delimiter in text
         if self.form == "tsv" or not (must or draw.random() < 0.2):
@@ -148,7 +174,7 @@ class Case:
 
     def _json_line(self, row: int, draw: random.Random) -> str:
         members = [
-            f'"{name}": {literal(self._of_file(name, row), draw)}'
+            f'"{name}": {self._literal(name, row, self._of_file(name, row), draw)}'
             for name in self.inputs
             if self.rows[name][row] is not None or draw.random() < 0.5
         ]
@@ -202,7 +228,7 @@ class Case:
                 }
             rows = [
                 ", ".join(
-                    f'"{name}": {literal(column[place], draw)}'
+                    f'"{name}": {self._literal(name, numbers[place], column[place], draw)}'
                     for name, column in values.items()
                     if column[place] is not None or draw.random() < 0.5
                 )

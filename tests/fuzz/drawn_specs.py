@@ -16,7 +16,7 @@ from sluice.etl.ops import OPERATORS, Operator
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.chain import follow
 from sluice.etl.spec.columns import operator
-from sluice.etl.spec.input_section import INPUT_TYPES
+from sluice.etl.spec.input_section import INPUT_TYPES, THOUSANDS
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
@@ -333,8 +333,9 @@ _OF_TRANSFORMS = tuple(
 )
 
 
-def drawn(seed: int, folder: Path) -> Case:
-    """The case of that seed; the spec names files of that folder."""
+def drawn(seed: int, folder: Path, *, amounts: bool = False) -> Case:
+    """The case of that seed; the spec names files of that folder. With `amounts`, some numbers are written as people
+    write them."""
     draw = random.Random(seed)
     form = draw.choice(["csv", "tsv", "json", "parquet"])
     inputs = {KEY: "int", LABEL: "int", "at": "int"} | _drawn_inputs(draw, form)
@@ -346,6 +347,8 @@ def drawn(seed: int, folder: Path) -> Case:
             else draw.choice([("\t", "."), ("|", "."), ("\t", ",")])
         )
         case.header = draw.random() < 0.5
+    if amounts:
+        _draw_amounts(random.Random(seed), case)
     if draw.random() < 0.3:
         case.time = "at"
     _draw_rows(draw, case)
@@ -354,6 +357,21 @@ def drawn(seed: int, folder: Path) -> Case:
     _leave(draw, case)
     case.transforms = _drawn_transforms(draw, case)
     return case
+
+
+def _draw_amounts(draw: random.Random, case: Case) -> None:
+    """Draws how numbers are written. It has its own generator, so that the rest of a case stays the same."""
+    if case.form == "parquet":
+        return
+    case.number_texts = case.form != "json" or draw.random() < 0.7
+    if not case.number_texts:
+        return
+    if case.form == "json":
+        case.decimal = draw.choice(".,")
+    others = {case.decimal, *([case.delimiter] if case.form == "tsv" else [])}
+    marks = [mark for mark in THOUSANDS if mark not in others]
+    case.thousands = draw.choice(["", *marks])
+    case.null_values = draw.choice([[], ["N/A"], ["-", "null", "(none)"]])
 
 
 def _drawn_inputs(draw: random.Random, form: str) -> dict[str, str]:
@@ -396,6 +414,8 @@ def _misfit(draw: random.Random, case: Case, name: str, kind: str) -> Any:
         return Misfit("1.5", "1.5")
     if case.form == "json" and (kind not in _MISFITS or draw.random() < 0.5):
         found = draw.choice(JSON_MISFITS[kind])
+        if case.number_texts and found in ('"12"', '"1.5"'):
+            found = "{}"
         return Misfit(found, found)
     return draw.choice(
         [
@@ -446,6 +466,9 @@ def _head(draw: random.Random, case: Case) -> str:
     given: dict[str, Any] = {"format": case.form, "columns": columns}
     if case.form in ("csv", "tsv"):
         given |= {"delimiter": case.delimiter, "header": case.header, "decimal": case.decimal}
+    if case.number_texts:
+        given |= {"decimal": case.decimal, "thousands": case.thousands}
+        given |= {"null_values": case.null_values}
     bounds = {"split_time": "at", "split": {"train": 0, "test": 1_700_001_800}}
     shares = {"split": {"train": 0.6, "test": 0.4}}
     split = draw.choice([shares, shares, {"split": {"all": 1}}, bounds])

@@ -14,6 +14,7 @@ import pytest
 
 from sluice.dlrm.serving import decode
 from sluice.etl import ops
+from sluice.etl.apply import number_texts
 from sluice.etl.ops import OPERATORS, ids, lists, numeric, scaling, text
 from sluice.etl.spec import columns
 from tests.fuzz import four_ways
@@ -158,6 +159,14 @@ MISTAKES = {
         "fits",
         "isinstance(value, int) and -(2**63)",
         "-(2**63)",
+    ),
+    "a decimal comma is no mark": (
+        1,
+        SERVER,
+        number_texts.NumberTexts,
+        "_rewrite",
+        'self._decimal == ","',
+        'self._decimal == "x"',
     ),
     "numbers are stored as float32": (
         1,

@@ -226,3 +226,32 @@ def test_what_is_no_log_is_refused_by_name(tmp_path, content, fact):
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n" * 99)[:-20])
     with raises(UsageError, "b.csv.gz", "damaged"):
         guessed_spec(str(tmp_path / "b.csv.gz"))
+
+
+AMOUNTS = [
+    (";", ["1.234,50", "3,99"], 'decimal = ","\nthousands = "."', 1234.5),
+    (",", ["1,234.50", "3.99"], 'thousands = ","', 1234.5),
+    (",", ["1234,50", "3,99"], 'decimal = ","', 1234.5),
+    (";", ["1.234", "3.999"], "", 1.234),
+]
+
+
+@pytest.mark.parametrize(("sign", "prices", "keys", "number"), AMOUNTS)
+def test_amounts_and_texts_for_missing_numbers(tmp_path, sign, prices, keys, number):
+    """A guess writes the marks that only one reading explains, and names a column with two readings."""
+    quoted = [f'"{price}"' for price in prices]
+    lines = [sign.join(["number", "price", "age", "liked"])] + [
+        sign.join([str(n), quoted[n % 2], "N/A" if n % 3 else str(n % 50), str(n * 5 % 7 % 2)])
+        for n in range(1, 601)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    text = guessed_spec(str(tmp_path / "log.csv"), "liked")
+    spec = Spec.own(text)
+    assert (spec.input.columns["price"], spec.input.null_values) == ("float", ("N/A",))
+    assert keys in text
+    assert ("# price: its mark may be" in text) == (not keys)
+    assert ("thousands = " in text) == ("thousands" in keys)
+    text = text.replace('name = "price"', 'name = "other"\nfrom = "price"')
+    rejected, rows = job(tmp_path, text, str(tmp_path / "log.csv"), "price")
+    assert rejected == {}
+    assert max(row["row"] for row in rows) == pytest.approx(max(number, 3.999 if not keys else 0))

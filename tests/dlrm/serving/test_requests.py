@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from types import SimpleNamespace
 
 import httpx
@@ -146,3 +147,14 @@ def test_another_content_type_is_415(content_type):
     reply = posted(GOOD, content_type)
     assert reply.status_code == 415
     assert_names(reply.json()["error"], "application/json", "application/vnd.apache.arrow.stream")
+
+
+def test_the_page_has_every_status_and_field(repo):
+    code = "".join(path.read_text() for path in (repo / "dlrm/serving").glob("*.py"))
+    page = (repo / "docs/serving.md").read_text()
+    statuses = re.findall(r"\b(?:Refusal|_error_reply|Reply)\(\s*(\d{3}),", code)
+    statuses += re.findall(r"_answer_and_close\(\s*(\d{3}),", code)
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, re.M)
+    assert {status for row in rows for status in row.split(", ")} == set(statuses)
+    fields = Answer(probabilities=[], step=1, version=0).to_dict().keys() | {"rows", "fingerprint"}
+    assert [name for name in fields if f"`{name}`" not in page] == []

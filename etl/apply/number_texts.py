@@ -1,0 +1,113 @@
+"""Reads texts of numbers as the input writes them: `NumberTexts`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.input_values import ARROW_TYPES
+
+_SPACE = " \t"
+"""The characters that may surround a number."""
+_PLAIN = {
+    "int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$",
+    "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
+    "text": r"^[\x00-\x7f]*$",
+}
+"""For each type, a pattern of cells that certainly convert to it."""
+INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
+"""A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
+
+
+class NumberTexts:
+    """Reads the texts of one input by its `decimal`, `thousands` and `null_values`."""
+
+    def __init__(self, source: Input) -> None:
+        self._thousands, self._decimal = source.thousands, source.decimal
+        thousands, decimal = re.escape(source.thousands), re.escape(source.decimal)
+        self._grouped = (
+            rf"^[ \t]*[+-]?[1-9][0-9]{{0,2}}(?:{thousands}[0-9]{{3}})+(?:{decimal}[0-9]*)?[ \t]*$"
+        )
+        missing = "|".join(map(re.escape, source.null_values))
+        self._missing = rf"^[ \t]*(?:{missing})[ \t]*$" if source.null_values else None
+        self.quoted_missing = f'"(?:{missing})"' if source.null_values else None
+        """A pattern of the texts for missing numbers in JSON."""
+        self.are_special = bool(source.thousands or source.null_values)
+        """Whether Arrow's reader of lines cannot read these texts."""
+
+    def drop_missing(self, cells: pa.Array) -> pa.Array:
+        """Returns the cells with null in place of those that stand for a missing value."""
+        if self._missing is None:
+            return cells
+        is_missing = pc.match_substring_regex(cells, self._missing)
+        return pc.if_else(is_missing, pa.scalar(None, cells.type), cells)
+
+    def convert(self, cells: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
+        """Returns the values of a column, and the rows whose cell cannot be converted: their value is null. Arrow
+        converts all cells together if it can. Otherwise the unusual ones are converted one by one."""
+        cells = cells.cast(pa.binary())
+        if kind != "text":
+            cells = self._rewrite(self.drop_missing(cells))
+        try:
+            values = _cast(cells, kind)
+            if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
+                return values, []
+        except pa.ArrowInvalid:
+            pass
+        plain = pc.fill_null(pc.match_substring_regex(cells, _PLAIN[kind]), True)
+        converted, bad = list[Any](), list[int]()
+        for row in find_false(plain):
+            try:
+                converted.append(_convert_cell(cells[row].as_py(), kind))
+            except ValueError:
+                converted.append(None)
+                bad.append(row)
+        return pc.replace_with_mask(
+            _cast(pc.if_else(plain, cells, None), kind),
+            pc.invert(plain),
+            pa.array(converted, ARROW_TYPES[kind]),
+        ), bad
+
+    def number(self, text: str, kind: str) -> Any:
+        """Returns the number in one text, or None. Raises a ValueError if it has none of that type."""
+        values, bad = self.convert(pa.array([text.encode()]), kind)
+        if bad:
+            raise ValueError(f"{text!r} is no {kind}")
+        return values[0].as_py()
+
+    def _rewrite(self, cells: pa.Array) -> pa.Array:
+        """Returns numbers as Arrow reads them. A wrong mark stays wrong."""
+        if self._thousands:
+            is_grouped = pc.match_substring_regex(cells, self._grouped)
+            cells = pc.if_else(is_grouped, pc.replace_substring(cells, self._thousands, ""), cells)
+        if self._decimal == ",":
+            # A number with a point must fail.
+            cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".")
+        return cells
+
+
+def find_false(flags: pa.Array) -> list[int]:
+    return np.flatnonzero(~flags.to_numpy(zero_copy_only=False)).tolist()
+
+
+def _cast(cells: pa.Array, kind: str) -> pa.Array:
+    """Converts all cells together. Raises ArrowInvalid if one is not UTF-8 or not of that type."""
+    text = cells.cast(pa.string())
+    return text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+
+
+def _convert_cell(cell: bytes, kind: str) -> Any:
+    """Converts one cell. Raises a ValueError if it is not of that type, or too large a number."""
+    text = cell.decode()
+    if kind == "text":
+        return text
+    value = pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
+    if kind == "float" and math.isinf(value) and not re.match(INFINITY, text):
+        raise ValueError(f"{text!r} is larger than any number of 64 bits")
+    return value
