@@ -1,15 +1,17 @@
 """Adds the histories of a decoded row group's rows, the last events of their users before their own times:
 `UserHistories`.
 
-Histories are views of the row group's events, and of those that its first user had in earlier row groups. So memory
-holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
+A row sees the events of its own split and of the splits before it in the spec. Histories are views of the row group's
+events, of those that its first user had in earlier row groups, and of those that its users had in other splits' files.
+So memory holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.ingest.choices import History, history_name
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.row_selection import splits_by_key
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
@@ -45,6 +47,7 @@ class GroupRange:
     at: tuple[int, int]
     """Its file, and its number there."""
     where: str
+    rows: int
     low: Any
     high: Any
     first_time: tuple[bool, Any]
@@ -67,38 +70,58 @@ class GroupRange:
                 "needs them: write the file with statistics"
             )
         first = (True, times.min_raw) if times and times.has_min_max else (False, 0)
-        return cls(at, where, users.min, users.max, first)
+        return cls(at, where, group.num_rows, users.min, users.max, first)
 
 
-def preceding_groups(
-    ranges: Iterable[GroupRange], history: History
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """Returns, for each row group whose first user may have rows before it, the row group with these rows. It may be in
-    another file. Raises HistoryError if users of two row groups overlap."""
+def in_order(ranges: Iterable[GroupRange], history: History) -> list[GroupRange]:
+    """Returns row groups in the order of their users. Raises HistoryError if users of two row groups overlap."""
     ordered = sorted(ranges, key=lambda one: (one.low, one.high, one.first_time, one.at))
-    found = {}
     for before, here in pairwise(ordered):
         if before.high > here.low:
             raise HistoryError(
                 f"{before.where}: column {history.by!r} ends with {before.high!r}, and {here.where} begins "
                 f"with {here.low!r}. " + _SORT.format(history)
             )
-        if before.high == here.low:
-            found[here.at] = before.at
-    return found
+    return ordered
+
+
+def preceding_groups(ordered: Iterable[GroupRange]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Returns, for each row group whose first user may have rows before it, the row group with these rows. It may be in
+    another file."""
+    return {here.at: before.at for before, here in pairwise(ordered) if before.high == here.low}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSplit:
+    """The row groups of another split in the order of their users, and how to read the columns of the history."""
+
+    groups: Sequence[GroupRange]
+    read: Callable[[GroupRange], pa.Table]
+
+    def between(self, low: Any, high: Any) -> Sequence[GroupRange]:
+        """Returns the row groups that may have these users."""
+        first = bisect_left(self.groups, low, key=lambda group: group.high)
+        return self.groups[first : bisect_right(self.groups, high, key=lambda group: group.low)]
 
 
 class UserHistories:
     """Makes the history columns of row groups. Many threads can use it."""
 
     def __init__(
-        self, history: History, columns: Columns, made: MadeColumns | OperatorColumns | None
+        self,
+        history: History,
+        columns: Columns,
+        made: MadeColumns | OperatorColumns | None,
+        other_files: Sequence[Sequence[DataFile]] = (),
     ):
         """`columns` are those of a batch, with the histories. `made` makes the columns that have a history from the
-        stored ones. None: they are read as they are stored."""
+        stored ones. None: they are read as they are stored. `other_files` are those of each earlier split with files of
+        its own."""
         self.history = history
+        self.other_files = other_files
+        self._selection = made.selection if made else None
         self.columns = columns
-        self._made = made
+        self.made = made
         self._fill = columns.fill
         self._loaded = columns.names
         self._kinds: dict[str, Any] = {
@@ -126,34 +149,61 @@ class UserHistories:
                     f"{path}: column {name!r} holds {kind}. A history takes {wanted} there"
                 )
 
-    def row_bytes(self, group_rows: float) -> float:
-        """Returns the bytes of a row's view and event, and its share of the events of earlier row groups."""
-        share = 1 + 2 * self.history.last / max(1.0, group_rows)
+    def row_bytes(self, group_rows: float, other_events: float) -> float:
+        """Returns the bytes of a row's view and event, and its share of the events of earlier row groups and of other
+        splits."""
+        share = 1 + 2 * self.history.last / max(1.0, group_rows) + other_events
         return _VIEW + 4 * len(self.fields) * share
 
+    def share_of_others(self, own: Iterable[GroupRange], others: Sequence[OtherSplit]) -> float:
+        """Returns the most events of other splits that a row group keeps for each of its rows."""
+        shares = (
+            min(self.history.last, sum(g.rows for g in other.between(one.low, one.high)) / one.rows)
+            for other in others
+            for one in own
+        )
+        return len(others) * max(shares, default=0.0)
+
     def added(
-        self, stored: pa.Table, earlier: Iterator[tuple[str, pa.Table]], where: str
+        self,
+        stored: pa.Table,
+        earlier: Iterator[tuple[str, pa.Table]],
+        others: Sequence[OtherSplit],
+        where: str,
     ) -> pa.Table:
         """Returns a whole row group with the histories of its rows. `earlier` yields the row groups before it, the
-        nearest first, each with its name."""
+        nearest first, each with its name. `others` are earlier splits with files of their own."""
         rows = stored.num_rows
         if not rows:
             return pa.table(
                 {**_columns(stored), **{f.name: pa.nulls(0, f.type) for f in self.fields}}
             )
         keys = _Keys.of(stored, self.history, where)
-        parts, before_time, size = self._earlier_events(keys, earlier, where)
-        parts.append(self._values(stored, where, 0))
-        at = np.arange(size, size + rows, dtype=np.int32)
-        user_starts = np.maximum.accumulate(np.where(keys.is_new_user, at, 0))
-        moments = np.where(keys.is_new_moment, at, 0)
-        moments[0] = before_time
-        ends = np.maximum.accumulate(moments)
-        starts = np.maximum(user_starts, ends - np.int32(self.history.last))
+        pieces, before_time = self._earlier_events(keys, earlier, where)
+        is_visible = self._visible(stored, where)
+        numbers = np.flatnonzero(is_visible)
+        size = sum(len(piece.users) for piece in pieces)
+        pieces.append(self._events(stored, keys, numbers, where))
+        order: npt.NDArray[np.int64] | slice = slice(None)
+        if others:
+            pieces[:0] = self._events_of(others, keys)
+            users, times = (
+                pa.concat_arrays([getattr(piece, name) for piece in pieces])
+                for name in ("users", "times")
+            )
+            order, starts, ends = _places(users, times, keys, self.history.last)
+        else:
+            at = (size + np.cumsum(is_visible) - is_visible).astype(np.int32)
+            user_starts = np.maximum.accumulate(np.where(keys.is_new_user, at, 0))
+            moments = np.where(keys.is_new_moment, at, 0)
+            moments[0] = before_time
+            ends = np.maximum.accumulate(moments)
+            starts = np.maximum(user_starts, ends - np.int32(self.history.last))
         offsets, sizes = arrow_array(starts), arrow_array(ends - starts)
-        for field, values in zip(self.fields, zip(*parts, strict=True), strict=True):
+        columns = zip(*(piece.values for piece in pieces), strict=True)
+        for field, values in zip(self.fields, columns, strict=True):
             views = pa.ListViewArray.from_arrays(
-                offsets, sizes, arrow_array(np.concatenate(values))
+                offsets, sizes, arrow_array(np.concatenate(values)[order])
             )
             stored = stored.append_column(field, views)
         return stored
@@ -166,47 +216,89 @@ class UserHistories:
             loaded = loaded.append_column(name, stored.column(name))
         return loaded
 
+    def _visible(self, stored: pa.Table, where: str) -> npt.NDArray[np.bool_]:
+        """Whether a row's event may be in histories of this split's rows."""
+        if self._selection is None:
+            return np.ones(stored.num_rows, bool)
+        try:
+            return self._selection.up_to(stored)
+        except ColumnError as error:
+            raise HistoryError(f"{where}: {error}") from error
+
     def _earlier_events(
         self, keys: _Keys, earlier: Iterator[tuple[str, pa.Table]], where: str
-    ) -> tuple[list[list[npt.NDArray[Any]]], int, int]:
+    ) -> tuple[list[_Events], int]:
         """Returns the events of the first row's user in earlier row groups that a row may have in its history, oldest
-        first. Also returns how many of them are before the first row's time, and how many there are.
+        first. Also returns how many of them are before the first row's time.
 
         Later rows can have only the last of the events at that time in their histories."""
         last = self.history.last
         user, time = keys.users[0], keys.times[0]
-        parts: list[list[npt.NDArray[Any]]] = []
+        pieces: list[_Events] = []
         before, ties = 0, 0
         for there, table in earlier:
             others = _Keys.of(table, self.history, there)
-            own = _count(pc.equal(others.users, user))
-            first, end = table.num_rows - own, table.num_rows
-            times = others.times.slice(first)
-            if _count(pc.greater(times, time)):
+            first = table.num_rows - _count(pc.equal(others.users, user))
+            if _count(pc.greater(others.times.slice(first), time)):
                 raise HistoryError(
                     f"{there}: column {self.time!r} of {self.by} {user.as_py()!r} ends with "
-                    f"{times[-1].as_py()!r}, and {where} begins with {time.as_py()!r}. "
+                    f"{others.times[-1].as_py()!r}, and {where} begins with {time.as_py()!r}. "
                     + _SORT.format(self.history)
                 )
-            now = _count(pc.less(times, time))
+            numbers = first + np.flatnonzero(self._visible(table.slice(first), there))
+            now = _count(pc.less(others.times.take(numbers), time))
             old = min(now, last - before)
-            new = min(own - now, last - ties)
-            slices = ((first + now - old, old), (end - new, new))
-            parts[:0] = [
-                [np.array(v) for v in self._values(table.slice(at, rows), there, at)]
-                for at, rows in slices
-                if rows
+            new = min(len(numbers) - now, last - ties)
+            pieces[:0] = [
+                self._events(table, others, some, there).copied()
+                for some in (numbers[now - old : now], numbers[len(numbers) - new :])
+                if len(some)
             ]
             before += old
             ties += new
             if before == last or first:
                 break
-        return parts, before, before + ties
+        return pieces, before
 
-    def _values(self, stored: pa.Table, where: str, first: int) -> list[npt.NDArray[Any]]:
-        """Returns the values of some rows in a batch's types, a column each. `first` is the number of the first row."""
+    def _events_of(self, others: Sequence[OtherSplit], keys: _Keys) -> list[_Events]:
+        """Returns the events of other splits that a row may have in its history. Those of one split are in order."""
+        last = self.history.last
+        pieces: list[_Events] = []
+        for other in others:
+            lacking = np.full(len(keys.users), last)
+            before = len(pieces)
+            for group in reversed(other.between(keys.users[0].as_py(), keys.users[-1].as_py())):
+                may_have = pc.and_(
+                    pc.greater_equal(keys.users, group.low), pc.less_equal(keys.users, group.high)
+                ).to_numpy(zero_copy_only=False)
+                if not (lacking[may_have] > 0).any():
+                    continue
+                table = other.read(group)
+                there = _Keys.of(table, self.history, group.where)
+                _, starts, ends = _places(there.users, there.times, keys, last)
+                lacking -= ends - starts
+                begun = np.bincount(starts, minlength=table.num_rows + 1)
+                ended = np.bincount(ends, minlength=table.num_rows + 1)
+                if len(kept := np.flatnonzero(np.cumsum(begun - ended))):
+                    pieces.insert(before, self._events(table, there, kept, group.where).copied())
+        return pieces
+
+    def _events(
+        self, stored: pa.Table, keys: _Keys, numbers: npt.NDArray[np.int64], where: str
+    ) -> _Events:
+        """Returns the events of the rows with these numbers."""
+        if len(numbers) == stored.num_rows:
+            return _Events(keys.users, keys.times, self._values(stored, where, numbers))
+        some = stored.select(self.sources).take(numbers)
+        users, times = keys.users.take(numbers), keys.times.take(numbers)
+        return _Events(users, times, self._values(some, where, numbers))
+
+    def _values(
+        self, stored: pa.Table, where: str, row_numbers: npt.NDArray[np.int64]
+    ) -> list[npt.NDArray[Any]]:
+        """Returns the values of some rows in a batch's types, a column each."""
         try:
-            table = stored if self._made is None else self._made.table(stored)
+            table = stored if self.made is None else self.made.table(stored)
         except ColumnError as error:
             raise HistoryError(f"{where}: {error}") from error.__cause__
         found = []
@@ -227,7 +319,7 @@ class UserHistories:
                 found.append(numbers(array, kind))
             except ValueRefused as refused:
                 raise HistoryError(
-                    f"{where}, row {first + refused.at}: column {name!r} holds {refused}"
+                    f"{where}, row {row_numbers[refused.at]}: column {name!r} holds {refused}"
                 ) from None
         return found
 
@@ -242,19 +334,33 @@ def histories_of(
     """Returns what makes the histories of a split's rows. Raises an error if they cannot be made."""
     if history is None:
         return None
-    spec = table.spec if isinstance(table, ParquetFiles) else None
-    if spec is not None and splits_by_key(spec) and spec.table.split_by != (history.by,):
-        raise HistoryError(
-            f"history: {spec.name} puts the rows of one {history.by} into several splits by a hash, so a row "
-            f'would see rows of another split. Write split_by = "{history.by}" or split_time = "{history.time}"'
-        )
     with_histories = columns.with_history(history)
     made: MadeColumns | OperatorColumns | None = (
         table.made(split, history.columns)
         if isinstance(table, ParquetFiles)
         else operators.made(columns, history.columns)
     )
-    return UserHistories(history, with_histories, made)
+    other_files: list[Sequence[DataFile]] = []
+    if not isinstance(table, ParquetFiles) and len(table.splits) > 1:
+        rules = table.spec().table
+        # No other split has this user's rows.
+        if rules.split_by != (history.by,) or rules.unlabelled:
+            before = takewhile(lambda name: name != split, rules.split)
+            other_files = [table.files_of(name) for name in before if name in table.splits]
+    return UserHistories(history, with_histories, made, other_files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The users, times and values of some rows. `values` has an array for each column."""
+
+    users: pa.Array
+    times: pa.Array
+    values: list[npt.NDArray[Any]]
+
+    def copied(self) -> _Events:
+        """Returns the same events, without the memory of other rows."""
+        return _Events(self.users, self.times, [np.array(value) for value in self.values])
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +398,23 @@ class _Keys:
         if len(same):
             is_new_user[0] = is_new_moment[0] = False
         return cls(users, times, is_new_user, is_new_moment)
+
+
+def _places(
+    users: pa.Array, times: pa.Array, rows: _Keys, last: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Returns the order of events by user and time, and where each row's history begins and ends in that order."""
+    user, time = (
+        pc.rank(pa.concat_arrays(pair), tiebreaker="dense").to_numpy().astype(np.int64)
+        for pair in ((users, rows.users), (times, rows.times))
+    )
+    first_of_user = user * (len(time) + 1)
+    moments = first_of_user + time
+    order = np.argsort(moments[: len(users)], kind="stable")
+    ordered = moments[order]
+    ends = np.searchsorted(ordered, moments[len(users) :])
+    starts = np.maximum(ends - last, np.searchsorted(ordered, first_of_user[len(users) :]))
+    return order, starts.astype(np.int32), ends.astype(np.int32)
 
 
 def _compared(compare: Any, values: pa.Array) -> npt.NDArray[np.bool_]:

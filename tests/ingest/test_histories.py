@@ -22,9 +22,9 @@ from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.user_history import HistoryError
 from sluice.ingest.stages.transform import Transform
 from tests.etl.jobs import build_table
+from tests.etl.jobs import rows_of as stored_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -266,7 +266,7 @@ def test_torchrec_gets_only_ids(plain):
 SPEC = """
 [input]
 format = "parquet"
-columns = ["user:int", "time:int", "item:int", "duration:float", "label:int", "row:int"]
+columns = ["user:int", "time:int", "item:int", "duration:float", "label:int", "row:int", "part:text"]
 
 [table]
 {split}
@@ -300,9 +300,96 @@ ops = [{{op = "fill", value = 0}}, {{op = "modulus", size = 5000}}]
 name = "time"
 role = "time"
 """
-BY_USER = 'split_by = "user"\nsplit = {train = 0.5, test = 0.5}'
-BY_TIME = 'split_time = "time"\nsplit = {train = 0, test = 40}'
-BY_ROW = 'key = ["row"]\nsplit = {train = 0.5, test = 0.5}'
+PLACED = (
+    'order = "user"\nthen = "time"\norder_step = 1\nfile_rows = {file}\nrow_group_rows = {group}\n'
+)
+NAMES = ("train", "valid", "test")
+SPLITS = {
+    "user": 'split_by = "user"\nsplit = {train = 0.4, valid = 0.3, test = 0.3}',
+    "time": 'split_time = "time"\nsplit = {train = 0, valid = 20, test = 40}',
+    "column": 'split_column = "part"\nsplit = {train = 0.4, valid = 0.3, test = 0.3}',
+    "row": 'key = ["row"]\nsplit = {train = 0.4, valid = 0.3, test = 0.3}',
+}
+
+
+@dataclass
+class OfSplits(Events):
+    """A row sees only events of its own split and of the splits before it."""
+
+    def __post_init__(self):
+        self.parts = np.random.default_rng(len(self.user)).choice([*NAMES, "none"], len(self.user))
+
+    @property
+    def table(self):
+        return Events.table.fget(self).append_column("part", pa.array(self.parts))
+
+    def read_splits(self, source, by_column):
+        """Finds the split of each row by loading each split."""
+        self.split = np.full(len(self.user), -1)
+        for number, name in enumerate(NAMES):
+            if name in source.splits:
+                with open_loader(source, batch_size=BATCH, last="pad", split=name) as loader:
+                    for batch in loader:
+                        rows = batch["row"][batch.weight > 0].numpy() - 2
+                        assert (self.split[rows] == -1).all()
+                        self.split[rows] = number
+        if by_column:
+            assert [NAMES[n] if n >= 0 else "none" for n in self.split] == self.parts.tolist()
+        assert by_column or (self.split >= 0).all()
+        self.places = np.arange(len(self.split))
+
+    def before(self, row, last):
+        users, times = np.array(self.user), np.array(self.time)
+        seen = (users == users[row]) & (times < times[row])
+        seen &= (self.split >= 0) & (self.split <= self.split[row])
+        rows = np.flatnonzero(seen)
+        return rows[np.lexsort((self.places[rows], times[rows]))][-last:].tolist()
+
+
+def check_splits(events, source, last, **options):
+    """Asserts the histories of all splits, also after a resume on another number of ranks. Returns how many rows see
+    another split."""
+    options = {"batch_size": BATCH, "last": "pad", "history": history(last)} | options
+    for number, name in enumerate(NAMES):
+        if name not in source.splits:
+            continue
+        seen = []
+        with open_loader(source, split=name, **options) as loader:
+            steps = iter(loader)
+            several = (events.split == number).sum() > BATCH
+            seen += check(events, last, [next(steps)] if several else [], shift=2)
+            state = json.loads(json.dumps(loader.state_dict()))
+        for rank in range(2):
+            with open_loader(source, split=name, rank=rank, ranks=2, **options) as loader:
+                loader.load_state_dict(state)
+                seen += check(events, last, loader, shift=2)
+        assert sorted(seen) == np.flatnonzero(events.split == number).tolist()
+    split = events.split
+    return sum((split[events.histories(last)[row]] < split[row]).any() for row in events.rows)
+
+
+@settings(max_examples=15, deadline=None)
+@given(drawn_events(), st.sampled_from(sorted(SPLITS)), st.data())
+def test_a_row_of_files_sees_its_split_and_those_before_it(folder, events, split, data):
+    for old in folder.glob("*.parquet"):
+        old.unlink()
+    events = OfSplits(*whole_times(events))
+    events.write(folder, [data.draw(st.integers(1, 30)), len(events.rows)], 2)
+    source = with_split(folder, folder, SPLITS[split])
+    events.read_splits(source, split == "column")
+    last = data.draw(st.sampled_from([1, 3, 40]))
+    window = data.draw(st.sampled_from([1, 7, 50]))
+    others = check_splits(events, source, last, window_rows=window)
+    assert not others or split != "user"
+
+
+def whole_times(events):
+    """Users and times as the spec declares them."""
+    users = {user: number for number, user in enumerate(dict.fromkeys(events.user))}
+    # Times up to 60, as the splits by time expect.
+    moments, numbers = np.unique(events.time, return_inverse=True)
+    times = numbers * 60 // len(moments)
+    return [users[user] for user in events.user], times.tolist()
 
 
 def with_split(plain, path, split):
@@ -310,45 +397,27 @@ def with_split(plain, path, split):
     return ParquetFiles.open(plain, spec=path / "spec.toml")
 
 
-@pytest.mark.parametrize("split", [BY_USER, BY_TIME])
-def test_a_row_of_a_split_sees_all_earlier_events_of_its_user(events, plain, tmp_path, split):
-    source = with_split(plain, tmp_path, split)
-    parts = [set(rows_of(source, events, shift=2, split=name)[0][0]) for name in ("train", "test")]
-    assert all(parts)
-    assert set.union(*parts) == set(events.rows)
-    users = [{events.user[row] for row in part} for part in parts]
-    assert users[0].isdisjoint(users[1]) == (split == BY_USER)
-
-
-def test_a_split_by_rows_is_refused(plain, tmp_path):
-    source = with_split(plain, tmp_path, BY_ROW)
-    with raises(HistoryError, "user", "split_by", "split_time"):
-        open_loader(source, batch_size=80, history=history())
-
-
-class OfSplits(Events):
-    """A row sees only events of its own split."""
-
-    def before(self, row, last):
-        own = self.time[row] < 40
-        return [other for other in super().before(row, 999) if (self.time[other] < 40) == own][
-            -last:
-        ]
-
-
-@pytest.mark.parametrize(("split", "kind"), [(BY_USER, Events), (BY_TIME, OfSplits)])
-def test_a_job_sorts_a_feature_table_for_histories(tmp_path, split, kind):
-    counts = np.random.default_rng(3).integers(1, 90, 25)
+@pytest.mark.parametrize("last", [2, 30])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, split, last):
+    random = np.random.default_rng(3)
+    counts = random.integers(1, 90, 25)
+    # One user has several row groups of each split.
+    counts[7] = 900
     users = np.repeat(np.arange(25), counts).tolist()
-    events = kind(users, np.concatenate([np.arange(n) for n in counts]).tolist())
-    mixed = events.table.take(np.random.default_rng(4).permutation(len(users)))
+    times = np.concatenate([np.sort(random.integers(0, 60, n)) for n in counts]).tolist()
+    events = OfSplits(users, times)
+    mixed = events.table.take(random.permutation(len(users)))
     pq.write_table(mixed, tmp_path / "mixed.parquet")
-    placed = 'order = "user"\nthen = "time"\norder_step = 1\nfile_rows = 300\nrow_group_rows = 64\n'
-    text = (SPEC + USER_AND_TIME).format(split=placed + split)
+    text = (SPEC + USER_AND_TIME).format(split=PLACED.format(file=300, group=64) + SPLITS[split])
     table = build_table(None, tmp_path / "table", tmp_path / "mixed.parquet", text=text)
-    seen = [rows_of(table, events, shift=2, split=name)[0][0] for name in ("train", "test")]
-    assert all(seen)
-    assert sorted([*seen[0], *seen[1]]) == list(events.rows)
+    events.read_splits(table, split == "column")
+    # Events of one moment are in the order of the splits and of their files.
+    files = [row["row"] - 2 for name in NAMES for row in stored_rows(table, name)]
+    events.places[files] = np.arange(len(files))
+    others = check_splits(events, table, last)
+    assert bool(others) == (split != "user")
+    assert check_splits(events, table, last, workers="local:1") == others
 
 
 def refused(path, *facts, table=None, **options):
