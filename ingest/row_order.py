@@ -169,7 +169,7 @@ class Order(NamedFields):
     """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowsPlan:
     """The order of rows for one table version, by the rules of this module's docstring."""
 
@@ -465,11 +465,11 @@ class RowsPlan:
 
     def state(self, position: Position) -> dict[str, Any]:
         """Returns the position as a dict for JSON, with the values that a resumed run must share."""
-        return {"epoch": position.epoch, "step": position.step, **self._identity()}
+        return {"epoch": position.epoch, "step": position.step, **self._identity}
 
     def position(self, state: Mapping[str, Any]) -> Position:
         """Returns the position in `state`. Raises PlanError, with the differences, if it belongs to another plan."""
-        own = self._identity()
+        own = self._identity
         differences = [
             f"{name}: {state.get(name)!r} in the state, {value!r} here"
             for name, value in own.items()
@@ -489,7 +489,9 @@ class RowsPlan:
             raise PlanError(f"step {position.step} is outside an epoch of {self.steps} steps")
         return position if position.step < self.steps else Position(position.epoch + 1, 0)
 
-    def _identity(self) -> dict[str, Any]:
+    @functools.cached_property
+    def _identity(self) -> Mapping[str, Any]:
+        # Some trainers ask for a state after each batch, and a table may have a million row groups.
         return {
             "batch_size": self.batch_size,
             "seed": self.seed,

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.open_file import footer_by, stored_footer
 
 REMEMBERED = ".sluice-footers.json"
+_HELD_BYTES = 4 * 2**20
+"""Stored bytes of the footers that a loader holds. Arrow takes about eleven times as much memory for them."""
 _DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
 
 
@@ -49,6 +52,50 @@ class Footer:
     """For each column that may hold bags, an estimate of the number of its ids in the file."""
     digest: str
     """Digest of the footer's bytes and of the fields above."""
+
+
+class HeldFooters:
+    """The footers of files by number. Those of local files that were used longest ago are dropped, because many files
+    with many columns would take gigabytes. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, pq.FileMetaData] = {}
+        self._droppable: dict[int, int] = {}
+        """The stored bytes of each footer that may be dropped, the one that was used longest ago first."""
+        self._bytes = 0
+        self._digests: dict[int, bytes] = {}
+        """The digests of dropped footers."""
+
+    def get(self, number: int) -> pq.FileMetaData | None:
+        with self._lock:
+            if number in self._droppable:
+                self._droppable[number] = self._droppable.pop(number)
+            return self._held.get(number)
+
+    def hold(self, number: int, footer: pq.FileMetaData, *, droppable: bool) -> None:
+        """Holds a footer. `droppable`: it can be read again for little."""
+        with self._lock:
+            self._held[number] = footer
+            if droppable and number not in self._droppable:
+                self._droppable[number] = footer.serialized_size
+                self._bytes += footer.serialized_size
+            while self._bytes > _HELD_BYTES and len(self._droppable) > 1:
+                oldest = next(iter(self._droppable))
+                self._bytes -= self._droppable.pop(oldest)
+                dropped = self._held.pop(oldest)
+                if oldest not in self._digests:
+                    self._digests[oldest] = _digest_of(dropped)
+
+    def was_other(self, number: int, footer: pq.FileMetaData) -> bool:
+        """Whether a footer that was dropped differs from this one."""
+        with self._lock:
+            before = self._digests.get(number)
+        return before is not None and before != _digest_of(footer)
+
+
+def _digest_of(footer: pq.FileMetaData) -> bytes:
+    return hashlib.sha256(footer_bytes(footer)).digest()
 
 
 def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:

@@ -27,14 +27,16 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.footers import FooterError, HeldFooters, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,
     HistoryError,
+    OtherSplit,
     UserHistories,
+    in_order,
     preceding_groups,
 )
 from sluice.ingest.row_order import Read, drawn_rows
@@ -134,7 +136,7 @@ class RowGroupReader:
         self.columns = tuple(name for name in dict.fromkeys((*columns, *more)) if name)
         self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
-        self._footers: dict[int, pq.FileMetaData] = {}
+        self._footers = HeldFooters()
         self._matched: dict[int, tuple[int, int, int]] = {}
         """For each file, the inode, time and size of the file that matched its footer."""
         self._idle: deque[tuple[int, OpenFile]] = deque()
@@ -188,10 +190,23 @@ class RowGroupReader:
         """The schema of the table that `read` returns."""
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Returns why a file with this schema cannot be loaded with the first file. None: it can."""
-        self._preceding = self._preceding_groups(self._history) if self._history else {}
+        self._by_users: list[GroupRange] = []
+        self._other_readers: list[RowGroupReader] = []
+        """The readers of other splits whose events are in histories."""
+        self._others: list[OtherSplit] = []
+        if history := self._history:
+            self._by_users = self._groups_by_users(history)
+            self._other_readers = [
+                RowGroupReader(files, history.sources, opened=self._opener, made=history.made)
+                for files in history.other_files
+            ]
+            self._others = [reader._as_other(history) for reader in self._other_readers]
+        self._preceding = preceding_groups(self._by_users)
         """The row group that has the events before those of a row group's first user, if there is one."""
         self._checked_schema: pa.Schema | None = None
         """The schema of a row group that has passed `_check_schema`."""
+        self._flat_schema: pa.Schema | None = None
+        """The schema of stored columns without structs."""
 
     def _dictionary_columns(self) -> list[str]:
         """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
@@ -304,7 +319,8 @@ class RowGroupReader:
             self._check_schema(table.schema, where)
             self._checked_schema = table.schema
         if self._history and columns is None:
-            table = self._history.added(table, self._earlier_groups(number, group), where)
+            earlier = self._earlier_groups(number, group)
+            table = self._history.added(table, earlier, self._others, where)
         if self._selection:
             try:
                 table = table.filter(pa.array(self._selection.mask(table)))
@@ -342,7 +358,8 @@ class RowGroupReader:
                     self.packed.keep(entry, file, table)
             wanted = self.columns if columns is None else (*columns, *self._selection_columns)
             table = self._located[number].with_constants(table, dict.fromkeys(wanted))
-            for name in (self._optional - set(table.schema.names)) & set(wanted):
+            lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
+            for name in lacking:
                 table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
         except Exception as error:  # a damaged file can cause any error
             if file is not None:
@@ -364,7 +381,13 @@ class RowGroupReader:
             yield self._where(*at), self._read_stored(*at, self._history.sources)
             at = self._preceding.get(at)
 
-    def _preceding_groups(self, history: UserHistories) -> dict[tuple[int, int], tuple[int, int]]:
+    def _as_other(self, history: UserHistories) -> OtherSplit:
+        def read(group: GroupRange) -> pa.Table:
+            return self._read_stored(*group.at, history.sources)
+
+        return OtherSplit(self._groups_by_users(history), read)
+
+    def _groups_by_users(self, history: UserHistories) -> list[GroupRange]:
         history.check(self.stored, self.files[0].path)
         with ThreadPoolExecutor(16, "sluice-footers") as pool:
             footers = list(pool.map(self._footer, range(len(self.files))))
@@ -381,7 +404,7 @@ class RowGroupReader:
                 for group in range(footer.num_row_groups)
                 if (rows := footer.row_group(group)).num_rows
             ]
-        return preceding_groups(ranges, history.history)
+        return in_order(ranges, history.history)
 
     def _check_schema(self, schema: pa.Schema, where: str) -> None:
         """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
@@ -397,13 +420,22 @@ class RowGroupReader:
         one call until the call returns, so large columns are read separately."""
         located = self._located[number]
         tables = [
-            flattened(located.table(file.read(group, located.stored(some)), ()))
+            self._flattened(located.table(file.read(group, located.stored(some)), ()))
             for some in portions
         ]
         tables = [table for table in tables if table.num_columns] or tables[:1]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
+
+    def _flattened(self, table: pa.Table) -> pa.Table:
+        """Returns the table with the parts of structs as columns. Tables of one schema are looked through once."""
+        if table.schema == self._flat_schema:
+            return table
+        found = flattened(table)
+        if found is table:
+            self._flat_schema = table.schema
+        return found
 
     def _difference(self, schema: pa.Schema) -> str | None:
         """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
@@ -434,6 +466,8 @@ class RowGroupReader:
             file.close()
         if self.packed:
             self.packed.close()
+        for reader in self._other_readers:
+            reader.close()
         self._opener.close()
 
     # Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses it.
@@ -453,17 +487,23 @@ class RowGroupReader:
             if local is None
             else LocalFile(local, footer, dictionaries)
         )
-        self._footers[number] = opened.metadata
-        if isinstance(opened, LocalFile) and footer is not None:
-            self._refuse_replaced(number, opened)
+        if isinstance(opened, LocalFile):
+            self._refuse_replaced(number, opened, footer)
+        self._footers.hold(number, opened.metadata, droppable=local is not None)
         return opened
 
-    def _refuse_replaced(self, number: int, file: LocalFile) -> None:
-        """Raises SourceError if another file has replaced the one whose footer is known. The new file's rows might fit
-        the old footer by chance."""
+    def _refuse_replaced(
+        self, number: int, file: LocalFile, footer: pq.FileMetaData | None
+    ) -> None:
+        """Raises SourceError if another file has replaced the one whose footer is or was held. The new file's rows
+        might fit the old footer by chance."""
         about = file.status()
         known = about.st_ino, about.st_mtime_ns, about.st_size
-        if self._matched.get(number) != known and not file.is_as_described():
+        if self._matched.get(number) != known and (
+            self._footers.was_other(number, file.metadata)
+            if footer is None
+            else not file.is_as_described()
+        ):
             file.close()
             raise SourceError(
                 "another file has taken its place since its footer was read. Write changed files under "
@@ -497,9 +537,13 @@ class RowGroupReader:
         return f"{self.files[file].path}, row group {group}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
-        if file not in self._footers:  # two threads may both read the footer, which is the same
-            self._footers[file] = _read_footer(self.files[file].path, self._opener)[0]
-        return self._footers[file]
+        footer = self._footers.get(file)
+        if footer is None:  # two threads may both read the footer, which is the same
+            path = self.files[file].path
+            footer = _read_footer(path, self._opener)[0]
+            is_local = self._opener.local(path) is not None
+            self._footers.hold(file, footer, droppable=is_local)
+        return footer
 
     def _check_sizes(self) -> None:
         """Raises SourceError if a local file is missing or has another size, before the first batch."""
@@ -522,12 +566,11 @@ class RowGroupReader:
     def _row_groups(self) -> tuple[tuple[int, ...], ...]:
         """Returns the number of rows of each row group, from the table if it lists them, otherwise from the footers."""
         unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
+        read = dict[int, tuple[int, ...]]()
         if unknown:
             with ThreadPoolExecutor(16, "sluice-footers") as pool:
-                list(pool.map(self._footer, unknown))
-        return tuple(
-            file.row_group_rows or self._footer_counts(n) for n, file in enumerate(self.files)
-        )
+                read = dict(zip(unknown, pool.map(self._footer_counts, unknown), strict=True))
+        return tuple(file.row_group_rows or read[n] for n, file in enumerate(self.files))
 
     def _footer_counts(self, file: int) -> tuple[int, ...]:
         footer = self._footer(file)
@@ -562,13 +605,20 @@ class RowGroupReader:
         whole = alone.decoded(rows)
         found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
         if self._history:
-            earlier, _ = self._decoding_of_stored({}, self._history.sources)
-            views = self._history.row_bytes(rows)
-            making = rows * round(views + 2 * _MAKE_ROW_BYTES)
+            others = self._history.share_of_others(self._by_users, self._others)
+            views = self._history.row_bytes(rows, others)
+            making = rows * round(views + 2 * _MAKE_ROW_BYTES * (1 + others))
+            work = [
+                earlier.at_work(count) + 2 * _MAKE_ROW_BYTES * count * bool(others)
+                for earlier, count in (
+                    reader._decoding_of_stored({}, self._history.sources)
+                    for reader in (self, *self._other_readers)
+                )
+            ]
             found = replace(
                 found,
                 row_bytes=found.row_bytes + views,
-                extra_bytes=found.extra_bytes + earlier.at_work(rows) + making,
+                extra_bytes=found.extra_bytes + max(work) + making,
             )
         if self._made is None:
             return found

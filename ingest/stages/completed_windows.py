@@ -37,14 +37,21 @@ class ReadDone:
     windows: list[tuple[int, CompleteWindow]]
 
 
+@dataclass(slots=True)
+class _Incomplete:
+    """A window that lacks rows, with its pieces so far. With each piece, its first row in the window."""
+
+    missing: int
+    pieces: list[tuple[int, WindowPiece]]
+
+
 class CompletedWindows:
     """The windows of a run that are not complete yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: dict[tuple[int, int], list[tuple[int, WindowPiece]]] = {}
-        """The pieces of incomplete windows, by epoch and number of the window. With each, its first row in the
-        window."""
+        self._incomplete: dict[tuple[int, int], _Incomplete] = {}
+        """The incomplete windows, by epoch and number of the window."""
         self._due: tuple[EpochSchedule, int] | None = None
         """The window that the consumer needs next: its schedule and its number there."""
 
@@ -56,14 +63,17 @@ class CompletedWindows:
             for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
                 number = part.window
                 window = schedule.windows[number]
-                pieces = self._pieces.setdefault((schedule.epoch, number), [])
-                pieces.append((part.at, piece))
-                if sum(one.stop - one.start for _, one in pieces) == window.rows:
-                    del self._pieces[schedule.epoch, number]
-                    pieces.sort(key=lambda one: one[0])
-                    complete.append(
-                        (number, Gathering(schedule, window, tuple(one for _, one in pieces)))
-                    )
+                found = self._incomplete.get((schedule.epoch, number))
+                if found is None:
+                    found = _Incomplete(window.rows, [])
+                    self._incomplete[schedule.epoch, number] = found
+                found.pieces.append((part.at, piece))
+                found.missing -= piece.stop - piece.start
+                if not found.missing:
+                    del self._incomplete[schedule.epoch, number]
+                    found.pieces.sort(key=lambda one: one[0])
+                    pieces = tuple(one for _, one in found.pieces)
+                    complete.append((number, Gathering(schedule, window, pieces)))
         return complete
 
     def ahead(self, gathering: Gathering) -> int:

@@ -212,6 +212,15 @@ def test_orders_of_windows_are_fair_and_share_no_pattern():
     assert same < 0.2, "neighbours in one window are as far apart as those in another"
 
 
+def test_row_groups_are_hashed_once_however_many_states_are_taken(monkeypatch):
+    plan = RowsPlan(groups=((8,) * 100,), batch_size=8, streams=1)
+    hashed = []
+    digest = RowsPlan.digest.fget
+    monkeypatch.setattr(RowsPlan, "digest", property(lambda p: hashed.append(0) or digest(p)))
+    states = [plan.state(Position(0, step)) for step in range(10)]
+    assert len({state["plan"] for state in states}) == len(hashed) == 1
+
+
 @on_the_grid
 def test_state_goes_there_and_back(plan):
     for position in (Position(0, 0), Position(3, plan.steps - 1)):

@@ -17,6 +17,7 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
+from sluice.ingest.read import footers as footers_file
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
@@ -78,6 +79,44 @@ def test_a_file_of_other_rows_is_refused(own):
     )
     with raises(SourceError, "row group 0", "256 rows", 255, "replaced"):
         groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
+
+
+def files_of_one_row_group(folder, count):
+    for number in range(count):
+        pq.write_table(pa.table({"label": [number] * 8}), folder / f"part-{number}.parquet")
+    return [
+        DataFile(path=str(folder / f"part-{n}.parquet"), rows=8, bytes=0, row_group_rows=(8,))
+        for n in range(count)
+    ]
+
+
+def read_labels(groups, number):
+    return groups.read(Read(number, 0, 8, (WindowPart(0, 0, 0, 8),)))["label"].to_pylist()
+
+
+def test_as_many_footers_are_held_as_fit_however_many_files_are_read(tmp_path, monkeypatch):
+    files = files_of_one_row_group(tmp_path, 60)
+    held = pq.read_metadata(files[0].path).serialized_size * 10
+    monkeypatch.setattr(footers_file, "_HELD_BYTES", held)
+    groups = RowGroupReader(files, ["label"])
+    for number in [*range(60), *range(60)]:
+        assert read_labels(groups, number) == [number] * 8
+    assert len(groups._footers._held) <= 11
+    groups.close()
+
+
+def test_a_file_that_was_replaced_after_its_footer_was_dropped_is_refused(tmp_path, monkeypatch):
+    files = files_of_one_row_group(tmp_path, 60)
+    monkeypatch.setattr(footers_file, "_HELD_BYTES", 1)
+    groups = RowGroupReader(files, ["label"])
+    for number in range(60):  # more than stay open
+        read_labels(groups, number)
+    pq.write_table(pa.table({"label": [9] * 8, "more": [1] * 8}), tmp_path / "new")
+    os.replace(tmp_path / "new", files[0].path)
+    with raises(SourceError, "part-0.parquet", "another file has taken its place"):
+        read_labels(groups, 0)
+    assert read_labels(groups, 1) == [1] * 8
+    groups.close()
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -14,7 +14,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.row_order import Order, Position, RowsPlan
+from sluice.ingest.row_order import Order, Position, RowsPlan, Window
 from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
@@ -56,6 +56,16 @@ class TestOrder:
         Random(seed).shuffle(order)
         schedule, windows, done = self.finished(plan, order)
         assert [w.window for w in windows.in_order(iter(done))] == list(schedule.windows)
+
+    def test_the_rows_of_a_window_are_added_up_once_however_many_reads_complete_it(
+        self, monkeypatch
+    ):
+        schedule, windows = plan_of(*[1] * 640).schedule(0), CompletedWindows()
+        counted = []
+        add_up = Window.rows.fget
+        monkeypatch.setattr(Window, "rows", property(lambda one: counted.append(0) or add_up(one)))
+        done = [windows.add(decoded(schedule, n)) for n in range(len(schedule.reads))]
+        assert sum(map(len, done)) == len(schedule.windows) == len(counted) < len(done) / 4
 
     def test_a_window_comes_once_with_all_its_pieces_in_their_places(self):
         plan = plan_of(*[10] * 8, shuffle=False)
