@@ -440,6 +440,22 @@ class Config(
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    @property
+    def why_not_served(self) -> str | None:
+        """Why a server refuses a run with these settings, with what to do. None: it does not."""
+        if self.transform_spec:
+            return (
+                f"was trained with --transform-spec {self.transform_spec}, which changes row groups of files. A "
+                "server reads no files, so its features would be others: make them by the table's spec or by "
+                "--transform"
+            )
+        if self.spec:
+            return (
+                f"was trained on {self.data} by --spec. A server needs a feature table: make one with `sluice etl "
+                "--spec`, and train on that"
+            )
+        return None
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""

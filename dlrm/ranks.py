@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from sluice.dlrm.liveness.rank_exit import LostRanks
 from sluice.dlrm.sharding import machine as machines
+from sluice.dlrm.step_threads import THREADS, thread_count
 from sluice.ingest.machine import Machine
 
 _ARRAY = "an array"
@@ -188,8 +189,8 @@ def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) ->
 
 
 @contextmanager
-def world() -> Iterator[Ranks]:
-    """Returns a context in which the process group exists."""
+def world(step_rows: int = 0) -> Iterator[Ranks]:
+    """Returns a context in which the process group exists. `step_rows` is the number of rows of a rank's step."""
     local_rank, local_ranks = (
         int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
     )
@@ -197,9 +198,8 @@ def world() -> Iterator[Ranks]:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)  # before the loader or the group touch a GPU
-    elif "OMP_NUM_THREADS" not in os.environ:
-        # One core is left to the loader: torch's threads spin while they wait, and would take it away.
-        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
+    elif THREADS not in os.environ:
+        torch.set_num_threads(thread_count(os.environ, Machine().cores(), step_rows))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
         store, rank, ranks = _met()

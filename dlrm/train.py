@@ -31,6 +31,8 @@ from sluice.dlrm.liveness.rank_exit import (
     end_with_torchrun,
     tell_torchrun,
 )
+from sluice.dlrm.step_threads import wait_passively
+from sluice.ingest.machine import Machine
 
 _FIRST_SPEAKS_S = 10.0
 
@@ -41,6 +43,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     end_with_torchrun(ending)
     try:
         given = start_options.parse(argv, __doc__)
+        wait_passively(os.environ, Machine().cores())
         from sluice.dlrm.session import start
 
         point = start.start_point(given)

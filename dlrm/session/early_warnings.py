@@ -14,6 +14,8 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
     rows = {split: table.rows_of(split) for split in table.splits}
     spec = table.record.spec if table.records else ""
     warnings = empty_splits(table.spec().table, rows) if spec else []
+    if config.why_not_served:
+        warnings.append(f"`sluice serve` will refuse this run, because it {config.why_not_served}")
     if not rows.keys() & {"validation", "test"}:
         warnings.append(
             "the table has neither a split 'validation' nor 'test', so nothing will say how good the model "

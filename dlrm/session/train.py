@@ -30,7 +30,7 @@ def train(
     `start_on` returns another start, for a table that has changed meanwhile: on a version, or on the newest."""
     activity = Activity(most_s=start.config.stall_after)
     with (
-        world() as ranks,
+        world(start.config.batch_size // start.config.ranks) as ranks,
         StopSignals(ranks.store, ranks.rank) as signals,
         Heartbeat(
             ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks

@@ -16,11 +16,11 @@ TRAIN = (
 ).split()
 
 
-def write(folder: Path):
+def write(folder: Path, rows: int = ROWS):
     """A table in which each row has its number."""
     (folder / "log").mkdir()
     return small_table(
-        folder / "table", rows=ROWS, values=50, files=2, row_group_rows=256, number_rows=True
+        folder / "table", rows=rows, values=50, files=2, row_group_rows=256, number_rows=True
     )
 
 

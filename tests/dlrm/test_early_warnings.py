@@ -45,6 +45,10 @@ def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path)
     assert found[:2] == texts
     assert_names(found[2], "'validation'", "'test'")
     assert len(found) == 3
+    plan = RowsPlan(groups=((40,),), batch_size=8, last="pad")
+    config = Config(data=table.uri, version=0, batch_size=8, spec="features/events.toml")
+    (refused,) = set(early_warnings(config, table, plan)) - set(found)
+    assert_names(refused, "`sluice serve`", "--spec", "sluice etl --spec")
 
 
 BY_TIME = """

@@ -39,7 +39,7 @@ from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests import ports
-from tests.dlrm import clicks_table
+from tests.dlrm import clicks_table, slow_service
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.raises import assert_names, raises
@@ -48,8 +48,10 @@ pytestmark = pytest.mark.slow
 
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
-SERVICE = "sluice.dlrm.squash"
-LOOKED_UP = f'[[transform]]\nname = "levels"\nfunction = "{SERVICE}:levels"\ninputs = ["I1"]\noutputs = ["I1"]\n'
+LOOKED_UP = (
+    f'[[transform]]\nname = "levels"\nfunction = "{slow_service.__name__}:ask_beside_others"\n'
+    'inputs = ["I1"]\noutputs = ["I1"]\n'
+)
 
 
 def columns(*without: str, **more: str) -> dict[str, str]:
@@ -558,7 +560,7 @@ def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_w
             "--epochs",
             1000,
             "--allow-code",
-            SERVICE,
+            slow_service.__name__,
             "--tuning",
             "auto",
             "--knobs",
