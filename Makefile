@@ -101,7 +101,7 @@ wheel: .venv-build/made  ## dist/: the wheel, and the source archive that it is 
 	@.venv-build/bin/twine check --strict dist/*
 
 .PHONY: test-install
-test-install: wheel  ## pip and uv each install that wheel in an empty environment, where it is used: 3 GB each with CUDA
+test-install: wheel  ## pip and uv each install that wheel in an empty environment, where it is used (PYTHON=…): 3 GB each with CUDA
 	@bash .ci/install-wheel
 
 .venv-build/made: requirements-build.lock | setup

@@ -183,6 +183,12 @@ RULES = [
         "return release(state, forecast, recent, outlook.ranges, outlook.reason(cause))",
         "return (state.knobs, state, outlook.reason(cause))",
     ),
+    _in(
+        "_plan",
+        "a dearer stage grows before the trainer waits",
+        "_is_draining(state, outlook)",
+        "False",
+    ),
     _in("_save_memory", "memory is given back", "if not alarm and", "if True or"),
     # How a change is judged.
     _decide("a crash is undone at once", "state.trial.crashed(state.age, latest)", "False"),
@@ -222,6 +228,10 @@ RULES = [
                 "if False:",
             )
         ],
+    ),
+    Rule(
+        "the next fault ends a trial without a verdict",
+        [Edit(TrialChange, "explains", "not self.leaves_alone(stage, knobs) or", "True or")],
     ),
     # What follows from a failure.
     Rule("a pause after a failure", settings={"pause_ticks": 1, "pause_doublings": 1}),

@@ -119,10 +119,15 @@ class Screen:
 
 
 def log_of(columns: Columns) -> Transform:
-    """The race's transform, for ours: in place, all columns at once, as the peers take it."""
-    return Transform(
-        "log", takes_matrix(lambda dense: np.log1p(dense, out=dense)), columns=columns.dense
-    )
+    """The race's transform, for ours: in place, all columns at once, by torch, as the peers take it.
+
+    numpy computes it at the same speed only on processors with AVX-512, and 3 to 12 times slower on others.
+    """
+    return Transform("log", takes_matrix(_take_logarithm), columns=columns.dense)
+
+
+def _take_logarithm(dense: np.ndarray) -> None:
+    torch.from_numpy(dense).log1p_()
 
 
 def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Turn, str]:

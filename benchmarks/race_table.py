@@ -8,11 +8,7 @@ from __future__ import annotations
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 README = ROOT / "README.md"
-ENTRIES = (
-    "2026-11-22 · The race, once torch has one thread in a transform's thread",
-    "2026-11-24 · LanceDB and litData in the race",
-)
-"""The rate of ours is the first one's. Each ratio is of turns in its own run."""
+ENTRY = "2026-11-25 · The race on the code of 0.2.0"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",
@@ -50,8 +46,7 @@ _LOADERS = (
 
 def written(log: str) -> str:
     """Returns the table as Markdown. A ratio is bold where ours is faster."""
-    tables = [table_of(log, entry, "best setting") for entry in ENTRIES]
-    columns, rows = tables[0][0], [row for _, rows in tables for row in rows]
+    columns, rows = table_of(log, ENTRY, "best setting")
     ratio_at = next(n for n, name in enumerate(columns) if name.startswith("ours is as fast"))
     rate_at = columns.index("rows/s")
     ours = next(row for row in rows if row[0] == "ours")

@@ -33,8 +33,9 @@ NOT_TAKEN = {
 }  # 0.13.1 pins setuptools<70, and torch needs a newer one; pip takes 0.12.1
 
 PRELUDE = """
-import contextlib, io, os, sys
+import contextlib, io, os, site, sys
 from importlib import import_module
+site.addsitedir(os.environ["PYTHONPATH"])  # as an installation reads its .pth files: setuptools brings distutils so
 from sluice.__main__ import main
 
 given = sys.argv[1:]
@@ -282,6 +283,9 @@ def test_from_an_import_to_a_first_tuned_batch_nothing_is_loaded_or_started_that
 import sluice
 assert not {"numpy", "pyarrow", "torch", "numba"} & sys.modules.keys()
 assert {name for name in sys.modules if name.startswith("sluice.")} == set()
+assert started == [], started
+import torch
+started.clear()  # torch's builds for GPUs run ldconfig to find their libraries
 from sluice import Loader
 with Loader(given[0], batch_size=512, tuning="auto") as loader:
     batch = next(iter(loader))

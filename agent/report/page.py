@@ -136,7 +136,7 @@ def _verdicts(
 def _tiles(found: RunOutcome, faulted: bool) -> str:
     """Returns the most important figures of the run, each with its name."""
     tiles = []
-    when = "before the faults" if faulted else "settled"
+    when = "last third before the first fault" if faulted else "last third of the run"
 
     def tile(name: str, value: str, small: str = "") -> None:
         tiles.append(
