@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from statistics import fmean, mode
 from typing import Any
 
@@ -220,7 +221,7 @@ def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
 
     `end` is the run's last event, if it is not yet written."""
     if end is not None:
-        run = replace(run, events=(*run.events, {"at": 0.0, "kind": "end", **end}))
+        run = replace(run, events=(*run.events, {"at": inf, "kind": "end", **end}))
     return {
         "headline": sentences(run)[0],
         **asdict(outcome(run)),

@@ -222,6 +222,13 @@ def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
     assert "without a dip" not in one.sentence
 
 
+def test_the_last_lines_of_a_resumed_run_have_its_own_figures(tmp_path):
+    before = {"at": 5.0, "kind": "end", "samples_per_s": 60.0, "stall_fraction": 0.5}
+    run = _run(tmp_path, [before], [100.0] * 20)
+    told = narrative.summary(run, {"samples_per_s": 90.0, "stall_fraction": 0.1})
+    assert (told["rows_per_s_whole"], told["stall_whole"]) == (90.0, 0.1)
+
+
 def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
