@@ -133,7 +133,7 @@ class BenchSession:
                     )
                 )
             left = (
-                f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)"
+                f" ({loader.plan.dropped:,} rows fill no batch, other rows each epoch)"
                 if loader.plan.dropped
                 else ""
             )
@@ -276,11 +276,12 @@ def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
         if epochs is None
         else {"order_hash": found.order_hashes[-1], "order_hashes": found.order_hashes}
     )
+    settled = _SETTLED if found.rows_per_s(_SETTLED) else 1.0
     return {
         "rows_per_s": round(found.rows_per_s()),
-        "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
+        "rows_per_s_settled": round(found.rows_per_s(settled)),
         "stall_fraction": round(found.stall_fraction(), 4),
-        "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4),
+        "stall_fraction_settled": round(found.stall_fraction(settled), 4),
         "first_batch_s": round(found.waits[0], 3),
         "order_hash": found.order_hash,
         "rows": found.rows,

@@ -29,6 +29,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools.bench_outcome import BenchOutcome, consume
+from sluice.tools.bench_session import _figures
 from tests.agent.run_figures import assert_same_figures
 from tests.raises import assert_names, raises
 
@@ -359,6 +360,11 @@ def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
     assert found.stall_fraction() == 3 / 6
     assert found.stall_fraction(0.5) == 1 / 3
     assert BenchOutcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
+
+
+def test_settled_figures_are_those_of_the_whole_time_if_only_one_batch_came_in_its_last_third():
+    told = _figures(BenchOutcome(marks=[(0.0, 10), (1.0, 10), (9.0, 10)], waits=[0, 0, 8.0]), None)
+    assert (told["rows_per_s_settled"], told["stall_fraction_settled"]) == (2, 0.8889)
 
 
 def test_the_rate_of_a_few_batches_that_lay_ready_counts_from_when_the_first_was_asked_for():
