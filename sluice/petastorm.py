@@ -142,8 +142,8 @@ def make_batch_reader(  # noqa: PLR0917
             )
     if isinstance(schema_fields, NGram):
         raise PetastormError(
-            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. Sluice makes sequences "
-            "in a job: declare a [[history]] or a [[lag]] in the spec (docs/features.md), and load its list as a bag"
+            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
+            "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
         )
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
     options = PetastormOptions(

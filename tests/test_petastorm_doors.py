@@ -285,7 +285,7 @@ def test_the_row_api_and_ngrams_are_refused_with_what_to_use(folder):
 
     with raises(PetastormError, "make_reader", "make_batch_reader", "sluice.Loader"):
         make_reader(folder, num_epochs=1)
-    with raises(PetastormError, "NGram", "[[history]]", "docs/features.md"):
+    with raises(PetastormError, "NGram", "history=History", "[[history]]", "docs/features.md"):
         make_batch_reader(folder, schema_fields=NGram({0: ["id"], 1: ["id"]}, 1, "id"))
 
 
