@@ -93,5 +93,7 @@ def _fields(source: ParquetFiles) -> tuple[Field, ...]:
 
 def _files(source: ParquetFiles) -> tuple[DataFile, ...]:
     return tuple(
-        replace(file, split=split) for split in source.splits for file in source.files_of(split)
+        replace(file, split=split)
+        for split in source.splits
+        for file in source.files_of(split, one_of_many=True)
     )

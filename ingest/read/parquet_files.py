@@ -215,8 +215,9 @@ class ParquetFiles:
     def state(self) -> None:
         """Returns None, because no operator has learned anything."""
 
-    def files_of(self, split: str) -> tuple[DataFile, ...]:
-        """Returns the files, with only the rows of this split counted."""
+    def files_of(self, split: str, *, one_of_many: bool = False) -> tuple[DataFile, ...]:
+        """Returns the files, with only the rows of this split counted. Prints how many these are, unless the caller
+        takes this split as `one_of_many`."""
         selection = self._selection(split)
         if selection is None:
             return self.files
@@ -227,10 +228,11 @@ class ParquetFiles:
                 f"{self.uri}: no row lies in the split {split!r}; check table.split of "
                 f"{selection.spec.name}"
             )
-        _print_once(
-            f"{self.uri}: {sum(map(sum, counts)):,} of {sum(f.rows for f in self.files):,} rows are loaded, those of "
-            f"the split {split!r}; split= chooses another ({', '.join(selection.spec.table.split)})"
-        )
+        if not one_of_many:
+            _print_once(
+                f"{self.uri}: {sum(map(sum, counts)):,} of {sum(f.rows for f in self.files):,} rows are loaded, those "
+                f"of the split {split!r}; split= chooses another ({', '.join(selection.spec.table.split)})"
+            )
         if in_none:
             _print_once(
                 f"{self.uri}: {in_none:,} rows lie in no split, because their {selection.sources[0]!r} is missing or "

@@ -94,10 +94,11 @@ def hashes(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_of_another_program_looks_like_a_feature_table(tmp_path, kind):
+def test_a_table_of_another_program_looks_like_a_feature_table(tmp_path, kind, capsys):
     source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
     text = spec_of(source, tmp_path).read_text()
     table = open_table(source, spec=text)
+    assert "split" not in capsys.readouterr().err, "no split was chosen yet"
     sizes = {f.name: f.cardinality for f in table.fields if f.role == "sparse"}
     assert sizes.keys() == {"ad_id", "country", "ts_hour", "ts_weekday"}
     assert all(sizes.values())
