@@ -1,7 +1,7 @@
 """Evaluates a run's newest checkpoint over a whole split of a feature table: exact AUC, NE, logloss, calibration.
 
     sluice evaluate --run-dir DIR --data TABLE
-    torchrun --nproc-per-node=2 -m dlrm.evaluate --run-dir DIR --data TABLE --split validation
+    torchrun --nproc-per-node=2 -m sluice.dlrm.evaluate --run-dir DIR --data TABLE
 
 The table may be another version than the run was trained on, as long as its columns and vocabulary are the same. The
 last line of standard output is one JSON object: auc, ne, logloss, calibration, rows, and what was evaluated.

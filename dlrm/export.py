@@ -1,7 +1,7 @@
 """Exports the dense side of a run's newest checkpoint, for programs without this package, or without Python.
 
-    sluice export run                 run/export/dense.pt2, by torch.export, and export.json, which describes it
-    sluice export run --compile       dense-compiled.pt2, too: machine code, by AOTInductor and a C++ compiler
+    sluice export run              run/export/dense.pt2 by torch.export, described by export.json
+    sluice export run --compile    also dense-compiled.pt2: machine code by AOTInductor and C++
 
 Both programs are compared with the model at several batch sizes. The last line of standard output is one JSON object:
 the files, the largest difference, and the parts that are not exported.

@@ -1,10 +1,10 @@
 """Trains a DLRM on a feature table, its embedding tables spread over all ranks, its input tuned while it runs.
 
-    torchrun --nproc-per-node=2 -m sluice.dlrm.train --data TABLE --run-dir DIR    two ranks on this machine
-    sluice train --data TABLE --run-dir DIR                                        one process
-    sluice train --data TABLE --run-dir DIR --ranks 2 --check    check settings and input, train nothing
-    torchrun --nproc-per-node=1 -m sluice.dlrm.train --run-dir DIR --resume    go on, also on another number of ranks
-    torchrun … -m sluice.dlrm.train --data TABLE --run-dir DIR --resume    begin, or go on: for schedulers
+    sluice train --data TABLE --run-dir DIR                    one process
+    torchrun --nproc-per-node=2 -m sluice.dlrm.train --data TABLE --run-dir DIR     two ranks here
+    sluice train --data TABLE --run-dir DIR --ranks 2 --check  check settings and input
+    sluice train --run-dir DIR --resume                        go on, on any number of ranks
+    torchrun … -m sluice.dlrm.train --data TABLE --run-dir DIR --resume    begin, or go on
 
 The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
 ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint and leaves.

@@ -17,7 +17,7 @@ examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20
   sluice bench data/clicks --tuning auto --knobs read=1 --store-latency-ms 50
   sluice bench data/clicks --udf mine.features:log1p --step-ms 5 --memory-limit 2GiB
-  sluice bench data/clicks --udf mine.udfs:slow --knobs slow.backend=process,slow=2 --inject kill-worker@5s
+  sluice bench data/clicks --udf mine.udfs:slow --knobs slow.backend=process --inject kill-worker@5s
   sluice bench data/clicks --packed 20GiB
   sluice bench "latency:///data/clicks?latency_ms=50&error_rate=0.1"
 """
