@@ -136,9 +136,7 @@ class ParquetFiles:
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
         if unused and not made.is_guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
-            say(
-                f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}"
-            )
+            say(f"{uri}: columns without a role are left out: {', '.join(unused[:20])}{more}")
         fields = []
         for recipe in made.recipes:
             kinds = [stored.kinds[name] for name in recipe.sources]
