@@ -20,6 +20,7 @@ import traceback
 from functools import partial
 from typing import Any, NoReturn
 
+from sluice.common.collector import without_collections
 from sluice.common.errors import UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
@@ -44,7 +45,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     try:
         given = start_options.parse(argv, __doc__)
         wait_passively(os.environ, Machine().cores())
-        from sluice.dlrm.session import start
+        with without_collections():
+            from sluice.dlrm.session import start
 
         point = start.start_point(given)
         if "check" in given:

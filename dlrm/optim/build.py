@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
-from torchrec import optim
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from sluice.dlrm.optim.copied_tables import EPS, CopiedTables
@@ -17,10 +16,10 @@ from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
 
 _TABLES = {
-    "rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": EPS}),
-    "adagrad": (optim.Adagrad, {"eps": EPS}),
-    "adam": (optim.Adam, {"eps": EPS}),
-    "sgd": (optim.SGD, {}),
+    "rowwise_adagrad": {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": EPS},
+    "adagrad": {"optimizer": EmbOptimType.EXACT_ADAGRAD, "eps": EPS},
+    "adam": {"optimizer": EmbOptimType.ADAM, "eps": EPS},
+    "sgd": {"optimizer": EmbOptimType.EXACT_SGD},
 }
 _DENSE = {
     "adam": torch.optim.Adam,
@@ -29,12 +28,11 @@ _DENSE = {
 }
 
 
-def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
-    """Makes the backward pass update the tables' rows, without storing gradients. Call it before sharding.
+def fused_optimiser(config: OptimConfig) -> dict[str, Any]:
+    """Returns TorchRec's settings for tables whose rows the backward pass updates, without storing gradients.
 
     Row-wise Adagrad's state is one number a row: V += mean(g²), and the row moves by lr · g / (√V + eps)."""
-    kind, settings = _TABLES[config.table_optimiser]
-    apply_optimizer_in_backward(kind, tables.parameters(), {"lr": config.lr, **settings})
+    return {**_TABLES[config.table_optimiser], "learning_rate": config.lr}
 
 
 def dense_parameters(model: Any) -> dict[str, nn.Parameter]:

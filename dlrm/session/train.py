@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sluice.agent.report import narrative, page
+from sluice.common.collector import without_collections
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.heartbeat import Heartbeat
@@ -67,7 +68,8 @@ def train(
 def _train_versions(session: TrainingSession) -> dict[str, Any]:
     """Trains until no version follows. Returns the result of the last one."""
     # This import takes seconds. Signals are answered meanwhile.
-    from sluice.dlrm.session.version_run import VersionRun
+    with without_collections():
+        from sluice.dlrm.session.version_run import VersionRun
 
     following: StartPoint | None = session.start
     while following is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +118,11 @@ def shard(
     placement: ModelPlacement,
     world: Ranks,
     *,
+    optimiser: Mapping[str, Any],
     wire: str = "fp32",
 ) -> DistributedModelParallel:
-    """Returns the model with its tables distributed by the placement, and its dense layers copied to every rank."""
+    """Returns the model with its tables distributed by the placement, and its dense layers copied to every rank.
+    `optimiser` has TorchRec's settings for the tables that the backward pass updates."""
     from torchrec import EmbeddingBagCollection
     from torchrec.distributed.fbgemm_qcomm_codec import (
         CommType,
@@ -134,7 +136,7 @@ def shard(
     if wire == "fp16" and world.ranks > 1:
         half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
         codecs = get_qcomm_codecs_registry(half, device=world.device)
-    sharder = _sharder(codecs)
+    sharder = _sharder(codecs, optimiser)
     prefix, tables = next(
         (n, m) for n, m in model.named_modules() if isinstance(m, EmbeddingBagCollection)
     )
@@ -147,7 +149,7 @@ def shard(
     )
 
 
-def _sharder(codecs: Any = None) -> Any:
+def _sharder(codecs: Any = None, optimiser: Mapping[str, Any] | None = None) -> Any:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
@@ -157,7 +159,7 @@ def _sharder(codecs: Any = None) -> Any:
         def sharding_types(self, compute_device_type: str) -> list[str]:
             return ["table_wise", "row_wise", "column_wise", "table_row_wise", "data_parallel"]
 
-    return Sharder(qcomm_codecs_registry=codecs)
+    return Sharder(fused_params=optimiser, qcomm_codecs_registry=codecs)
 
 
 def torchrecs_plan(
@@ -187,7 +189,7 @@ def torchrecs_plan(
             else column_wise(ranks=list(p.ranks), compute_kernel=kernel)
         )
 
-    return construct_module_sharding_plan(
+    plan = construct_module_sharding_plan(
         tables,
         {p.name: generator(p) for p in placement.places},
         sharder=sharder or _sharder(),
@@ -195,3 +197,7 @@ def torchrecs_plan(
         world_size=world.ranks,
         device_type=world.device.type,
     )
+    for p in placement.places:
+        if p.kind == "table_row":  # TorchRec's generator of this kind takes no kernel
+            plan[p.name].compute_kernel = "fused"
+    return plan

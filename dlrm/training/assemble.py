@@ -23,7 +23,7 @@ from sluice.dlrm.optim.build import (
     copied_tables,
     dense_optimiser,
     dense_parameters,
-    fuse_tables,
+    fused_optimiser,
 )
 from sluice.dlrm.optim.copied_tables import CopiedTables
 from sluice.dlrm.optim.torch_tables import replace_tables
@@ -70,8 +70,9 @@ def parts_of(
     """Makes the model with its first weights, sharded over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
     plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
-    fuse_tables(plain.tables, config.optim)
-    model = shard(plain, placement, world, wire=config.wire)
+    model = shard(
+        plain, placement, world, optimiser=fused_optimiser(config.optim), wire=config.wire
+    )
     first_weights(model, config.seed, layout.compressor.starts)
     in_torch = replace_tables(model, config.seed)
     copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)

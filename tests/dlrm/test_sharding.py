@@ -10,8 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.table_compression import ConfigError
-from sluice.dlrm.optim.build import fuse_tables
-from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
+from sluice.dlrm.options import Config, ModelConfig, Table
 from sluice.dlrm.run_plan import traffic_of
 from sluice.dlrm.sharding.apply import asked, describe, placed, summary, torchrecs_plan
 from sluice.dlrm.sharding.machine import TrainingMachine
@@ -136,7 +135,6 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
             for t in tables
         ],
     )
-    fuse_tables(collection, OptimConfig())
     world = SimpleNamespace(ranks=4, local_ranks=2, device=torch.device("cuda"))
     plan = torchrecs_plan(collection, placement, world)
     found = {n: (plan[n].sharding_type, plan[n].compute_kernel) for n in names}
