@@ -34,6 +34,8 @@ class CountSums:
         self._most_rows = budget // _ROW_BYTES
         self._spool = Spool(0)  # uses only the disk
         self._in_memory: dict[int, list[pa.Table]] = defaultdict(list)
+        self._rows: dict[int, int] = defaultdict(int)
+        """The rows in memory of each key."""
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
         self._parts: dict[int, SpooledRows] = defaultdict(lambda: SpooledRows(_PARTS, self._spool))
 
@@ -45,21 +47,22 @@ class CountSums:
     def _add(self, key: int, counts: pa.Table) -> None:
         with self._lock:
             self._in_memory[key].append(counts)
-            if self._rows(key) < self._limit[key]:
+            self._rows[key] += counts.num_rows
+            if self._rows[key] < self._limit[key]:
                 return
             taken = self._in_memory.pop(key)
+            self._rows[key] = 0
         total = sum_by_value(taken)
         with self._lock:
             self._in_memory[key].append(total)
+            self._rows[key] += total.num_rows
             self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * total.num_rows)
-            if sum(map(self._rows, self._in_memory)) <= self._most_rows:
+            if sum(self._rows.values()) <= self._most_rows:
                 return
-            largest = max(self._in_memory, key=self._rows)
+            largest = max(self._rows, key=self._rows.__getitem__)
             taken, parts = self._in_memory.pop(largest), self._parts[largest]
+            self._rows[largest] = 0
         _write_parts(sum_by_value(taken), parts)
-
-    def _rows(self, key: int) -> int:
-        return sum(table.num_rows for table in self._in_memory[key])
 
     def total(self, max_rows: int) -> pa.Table | None:
         """Returns all sums, as rows of (key, value, count). None: more than `max_rows` rows would be kept."""

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,47 +56,43 @@ class Footer:
 
 
 class HeldFooters:
-    """The footers of files by number. Those of local files that were used longest ago are dropped, because many files
-    with many columns would take gigabytes. Threads may share it."""
+    """The footers of files by number, as many of local files as fit. Other footers are read again with their file.
+
+    None is dropped for another one, and the footer of one row group is not held. Otherwise small objects of many ages
+    would scatter the free memory, and a file would cost up to twice as much. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[int, pq.FileMetaData] = {}
-        self._droppable: dict[int, int] = {}
-        """The stored bytes of each footer that may be dropped, the one that was used longest ago first."""
         self._bytes = 0
-        self._digests: dict[int, bytes] = {}
-        """The digests of dropped footers."""
+        """The stored bytes of the held footers that can be read again for little."""
+        self._seen: dict[int, tuple[tuple[int, int, int], bytes]] = {}
+        """For each local file, its inode, time and size, and the digest of its footer."""
 
     def get(self, number: int) -> pq.FileMetaData | None:
+        return self._held.get(number)
+
+    def hold(self, number: int, footer: pq.FileMetaData, *, is_local: bool) -> None:
+        """Holds a footer if it is the first, if its file is in a store, or if it has several row groups and fits."""
         with self._lock:
-            if number in self._droppable:
-                self._droppable[number] = self._droppable.pop(number)
-            return self._held.get(number)
+            size = footer.serialized_size if is_local else 0
+            fits = footer.num_row_groups > 1 and self._bytes + size <= _HELD_BYTES
+            if number not in self._held and (fits or not size or not self._held):
+                self._held[number] = footer
+                self._bytes += size
 
-    def hold(self, number: int, footer: pq.FileMetaData, *, droppable: bool) -> None:
-        """Holds a footer. `droppable`: it can be read again for little."""
+    def is_unchanged(self, number: int, descriptor: int) -> bool:
+        """Whether an open local file is the one that was first seen under this number, or has the same footer."""
+        about = os.fstat(descriptor)
+        known = about.st_ino, about.st_mtime_ns, about.st_size
+        if (before := self._seen.get(number)) is not None and before[0] == known:
+            return True
+        digest = hashlib.sha256(footer_by(partial(os.pread, descriptor), about.st_size)).digest()
         with self._lock:
-            self._held[number] = footer
-            if droppable and number not in self._droppable:
-                self._droppable[number] = footer.serialized_size
-                self._bytes += footer.serialized_size
-            while self._bytes > _HELD_BYTES and len(self._droppable) > 1:
-                oldest = next(iter(self._droppable))
-                self._bytes -= self._droppable.pop(oldest)
-                dropped = self._held.pop(oldest)
-                if oldest not in self._digests:
-                    self._digests[oldest] = _digest_of(dropped)
-
-    def was_other(self, number: int, footer: pq.FileMetaData) -> bool:
-        """Whether a footer that was dropped differs from this one."""
-        with self._lock:
-            before = self._digests.get(number)
-        return before is not None and before != _digest_of(footer)
-
-
-def _digest_of(footer: pq.FileMetaData) -> bytes:
-    return hashlib.sha256(footer_bytes(footer)).digest()
+            if self._seen.get(number, (known, digest))[1] != digest:
+                return False
+            self._seen[number] = known, digest
+        return True
 
 
 def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:

@@ -75,26 +75,17 @@ class LocalFile(OpenFile):
     """A file on this machine. It is not fetched ahead, because handing work to Arrow's threads costs more."""
 
     def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._release = weakref.finalize(self, os.close, self._descriptor)
-        self._described: bool | None = None
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, self.descriptor)
         try:  # opened by descriptor, because another file may replace it at the path
-            super().__init__(f"/dev/fd/{self._descriptor}", metadata, dictionaries, ahead=False)
+            super().__init__(f"/dev/fd/{self.descriptor}", metadata, dictionaries, ahead=False)
         except BaseException:
             self._release()
             raise
 
     def status(self) -> os.stat_result:
         """Returns the status of the open file, even if another file has replaced it at the path."""
-        return os.fstat(self._descriptor)
-
-    def is_as_described(self) -> bool:
-        """Whether the footer in use is the open file's own. The footer may have been read earlier, from a file that was
-        replaced since."""
-        if self._described is None:
-            with pa.OSFile(f"/dev/fd/{self._descriptor}") as again:
-                self._described = bool(pq.read_metadata(again).equals(self.metadata))
-        return self._described
+        return os.fstat(self.descriptor)
 
     def close(self) -> None:
         super().close()

@@ -185,7 +185,7 @@ class PackedRowGroups:
         file has replaced the one that `entry` describes."""
         if not self._may_write or self._cache is None or not isinstance(file, LocalFile):
             return
-        if _state(file.status()) != entry.state or not file.is_as_described():
+        if _state(file.status()) != entry.state:
             self._warn_once(
                 "a file was replaced while it was read, so no packed copy is made of it", ""
             )

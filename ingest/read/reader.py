@@ -48,6 +48,10 @@ from sluice.ingest.stages.table_operators import OperatorColumns
 T = TypeVar("T")
 
 _MOST_OPEN_FILES = 32
+_REPLACED = (
+    "another file has taken its place since its footer was read. Write changed files under new names, and "
+    "start again"
+)
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
 _MAKE_ROW_BYTES = 24
@@ -137,8 +141,6 @@ class RowGroupReader:
         self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers = HeldFooters()
-        self._matched: dict[int, tuple[int, int, int]] = {}
-        """For each file, the inode, time and size of the file that matched its footer."""
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -487,29 +489,13 @@ class RowGroupReader:
             if local is None
             else LocalFile(local, footer, dictionaries)
         )
-        if isinstance(opened, LocalFile):
-            self._refuse_replaced(number, opened, footer)
-        self._footers.hold(number, opened.metadata, droppable=local is not None)
-        return opened
-
-    def _refuse_replaced(
-        self, number: int, file: LocalFile, footer: pq.FileMetaData | None
-    ) -> None:
-        """Raises SourceError if another file has replaced the one whose footer is or was held. The new file's rows
-        might fit the old footer by chance."""
-        about = file.status()
-        known = about.st_ino, about.st_mtime_ns, about.st_size
-        if self._matched.get(number) != known and (
-            self._footers.was_other(number, file.metadata)
-            if footer is None
-            else not file.is_as_described()
+        if isinstance(opened, LocalFile) and not self._footers.is_unchanged(
+            number, opened.descriptor
         ):
-            file.close()
-            raise SourceError(
-                "another file has taken its place since its footer was read. Write changed files under "
-                "new names, and start again"
-            )
-        self._matched[number] = known
+            opened.close()
+            raise SourceError(_REPLACED)
+        self._footers.hold(number, opened.metadata, is_local=local is not None)
+        return opened
 
     def _keep_open(self, number: int, file: OpenFile) -> None:
         try:
@@ -518,14 +504,16 @@ class RowGroupReader:
             file.close()
             return
         with self._lock:
-            self._idle.append((number, file))
-            oldest = (
+            # A file of one row group comes again only in the next epoch, so it leaves first.
+            several = len(self.row_groups[number]) > 1
+            (self._idle.append if several else self._idle.appendleft)((number, file))
+            first = (
                 self._idle.popleft()[1]
                 if self._closed or len(self._idle) > _MOST_OPEN_FILES
                 else None
             )
-        if oldest is not None:
-            oldest.close()
+        if first is not None:
+            first.close()
 
     def describe(self, read: Read) -> str:
         """Returns the file, row group and selection of a read, for messages."""
@@ -540,9 +528,14 @@ class RowGroupReader:
         footer = self._footers.get(file)
         if footer is None:  # two threads may both read the footer, which is the same
             path = self.files[file].path
-            footer = _read_footer(path, self._opener)[0]
             is_local = self._opener.local(path) is not None
-            self._footers.hold(file, footer, droppable=is_local)
+
+            def check(descriptor: int) -> None:
+                if not self._footers.is_unchanged(file, descriptor):
+                    raise SourceError(f"{path}: {_REPLACED}")
+
+            footer = _read_footer(path, self._opener, check)[0]
+            self._footers.hold(file, footer, is_local=is_local)
         return footer
 
     def _check_sizes(self) -> None:
@@ -710,15 +703,19 @@ def first_schema(
     return located[0].schema(stored) if located else stored
 
 
-def _read_footer(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file and its schema."""
+def _read_footer(
+    path: str, opened: FileOpener, check: Callable[[int], None] = lambda _: None
+) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Reads the footer of a file and its schema. Calls `check` with the descriptor of a local file."""
     try:
         source = opened.open(path)
-        try:
+        if isinstance(source, str):
+            with open(source, "rb", buffering=0) as file:
+                found = metadata_of(path, f"/dev/fd/{file.fileno()}")
+                check(file.fileno())
+            return found
+        with source:
             return metadata_of(path, source)
-        finally:
-            if not isinstance(source, str):
-                source.close()
     except FooterError as error:
         raise SourceError(str(error)) from error.__cause__
     except (OSError, pa.ArrowException) as error:

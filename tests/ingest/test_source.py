@@ -81,11 +81,17 @@ def test_a_file_of_other_rows_is_refused(own):
         groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
 
 
-def files_of_one_row_group(folder, count):
+def files_of_row_groups(folder, count, groups=1):
     for number in range(count):
-        pq.write_table(pa.table({"label": [number] * 8}), folder / f"part-{number}.parquet")
+        table = pa.table({"label": [number] * 8 * groups})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=8)
     return [
-        DataFile(path=str(folder / f"part-{n}.parquet"), rows=8, bytes=0, row_group_rows=(8,))
+        DataFile(
+            path=str(folder / f"part-{n}.parquet"),
+            rows=8 * groups,
+            bytes=0,
+            row_group_rows=(8,) * groups,
+        )
         for n in range(count)
     ]
 
@@ -95,27 +101,54 @@ def read_labels(groups, number):
 
 
 def test_as_many_footers_are_held_as_fit_however_many_files_are_read(tmp_path, monkeypatch):
-    files = files_of_one_row_group(tmp_path, 60)
+    files = files_of_row_groups(tmp_path, 60, 2)
     held = pq.read_metadata(files[0].path).serialized_size * 10
     monkeypatch.setattr(footers_file, "_HELD_BYTES", held)
     groups = RowGroupReader(files, ["label"])
     for number in [*range(60), *range(60)]:
         assert read_labels(groups, number) == [number] * 8
-    assert len(groups._footers._held) <= 11
+    assert list(groups._footers._held) == list(range(10))
     groups.close()
 
 
-def test_a_file_that_was_replaced_after_its_footer_was_dropped_is_refused(tmp_path, monkeypatch):
-    files = files_of_one_row_group(tmp_path, 60)
-    monkeypatch.setattr(footers_file, "_HELD_BYTES", 1)
+def test_files_of_one_row_group_do_not_push_each_other_out(tmp_path):
+    files = files_of_row_groups(tmp_path, 60)
+    groups = RowGroupReader(files, ["label"])
+    kept = []
+    for number in [*range(60), *range(60)]:
+        assert read_labels(groups, number) == [number] * 8
+        kept.append({open_number for open_number, _ in groups._idle})
+    assert kept[31] == kept[-1] == set(range(32))
+    assert list(groups._footers._held) == [0]
+    groups.close()
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_the_footer_of_a_file_is_parsed_once_when_it_is_opened(tmp_path, monkeypatch, count):
+    files = files_of_row_groups(tmp_path, count)
+    parsed = []
+    read_metadata = pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda at: parsed.append(at) or read_metadata(at))
+    groups = RowGroupReader(files, ["label"])
+    for number in range(count):
+        read_labels(groups, number)
+    assert (
+        len(parsed) == 1
+    )  # of the first file, for the schema; the others are parsed by opening them
+    groups.close()
+
+
+def test_a_file_that_was_replaced_is_refused_though_its_footer_is_not_held(tmp_path):
+    files = files_of_row_groups(tmp_path, 60)
     groups = RowGroupReader(files, ["label"])
     for number in range(60):  # more than stay open
         read_labels(groups, number)
     pq.write_table(pa.table({"label": [9] * 8, "more": [1] * 8}), tmp_path / "new")
-    os.replace(tmp_path / "new", files[0].path)
-    with raises(SourceError, "part-0.parquet", "another file has taken its place"):
-        read_labels(groups, 0)
-    assert read_labels(groups, 1) == [1] * 8
+    os.replace(tmp_path / "new", files[40].path)
+    with raises(SourceError, "part-40.parquet", "another file has taken its place"):
+        read_labels(groups, 40)
+    os.utime(files[41].path)
+    assert read_labels(groups, 41) == [41] * 8
     groups.close()
 
 
