@@ -19,6 +19,7 @@ from sluice.etl.ops.chain import lacks, reading, step
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.plain.footer_chunks import check_chunks
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.stages.number_types import ValueRefused, numbers
@@ -186,6 +187,7 @@ class _FileLook:
                 next((name for name in _upwards(leaf) if name in self._types), leaf), number
             )
         self._known = set(self._names)
+        check_chunks(self._file.metadata)
         for name in self._names:
             self._facts.setdefault(name, ColumnFacts(self._common.get(name, self._types[name])))
         for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):

@@ -18,7 +18,9 @@ from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
 from sluice.ingest.plain.recipe import typed
+from sluice.ingest.plain.roles import ParquetError
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class RowSelection:
     @property
     def _by_key(self) -> bool:
         return splits_by_key(self.spec) and not self.spec.table.split_by
+
+    @property
+    def _by_time_alone(self) -> bool:
+        return bool(self.spec.table.split_time) and not self.spec.table.unlabelled
 
     def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row of a table belongs to the split."""
@@ -90,6 +96,11 @@ class RowSelection:
 
     def _counts(self, path: str, located: FileColumns) -> list[list[int]]:
         with TableParquet(path, located) as file:
+            if self._by_time_alone:
+                try:
+                    check_chunks(file.metadata)
+                except ThriftError as error:
+                    raise ParquetError(f"{path}: {error}; the file is damaged") from error
             return [
                 self._count(path, file, number) for number in range(file.metadata.num_row_groups)
             ]
@@ -99,8 +110,10 @@ class RowSelection:
         splits_and_none = len(self.spec.table.split) + 1
         group = file.metadata.row_group(number)
         try:
-            by_time_alone = self.spec.table.split_time and not self.spec.table.unlabelled
-            if by_time_alone and (bounds := _bounds(file, number, self.sources[0])) is not None:
+            if (
+                self._by_time_alone
+                and (bounds := _bounds(file, number, self.sources[0])) is not None
+            ):
                 first, last = self._splits(bounds)
                 if first == last:
                     return [group.num_rows if n == first else 0 for n in range(splits_and_none)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""

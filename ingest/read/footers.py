@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
-from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.open_file import footer_by, stored_footer
 
 REMEMBERED = ".sluice-footers.json"

@@ -31,12 +31,12 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.options import table_named
+from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read import cache
-from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 from sluice.ingest.read.remote_files import RemoteFiles

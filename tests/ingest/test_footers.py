@@ -6,17 +6,39 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.dlrm.training.input_checks import BadData, check_footers
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table_columns import FileColumns
+from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+from sluice.ingest.plain.probe import probe
+from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import REMEMBERED, FooterError, footers_of, metadata_of
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from tests.raises import raises
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
+BY_TIME = """
+[input]
+format = "parquet"
+columns = ["label:int", "s:int"]
+[table]
+split_time = "s"
+split = {train = 0, test = 20}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "s"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+"""
 
 
 @pytest.fixture
@@ -187,3 +209,70 @@ def test_a_memory_that_others_may_write_or_that_is_a_link_is_not_looked_at(
     assert reads(folder, monkeypatch) == 2
     assert not path.is_symlink()
     assert elsewhere.read_text() == said, "nothing was written through the link"
+
+
+_EACH_BIT = """
+import pyarrow as pa, pyarrow.parquet as pq
+from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+
+table = pa.table({"a": [1, 2], "b": [1.0, 2.0], "c": ["x", "y"], "d": [[1, 2], []]})
+sink = pa.BufferOutputStream()
+pq.write_table(table, sink)
+good = sink.getvalue().to_pybytes()
+check_chunks(pq.read_metadata(pa.BufferReader(good)))
+refused = read = 0
+for bit in range(8 * (len(good) - 8 - int.from_bytes(good[-8:-4], "little")), 8 * (len(good) - 8)):
+    data = bytearray(good)
+    data[bit // 8] ^= 1 << bit % 8
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(bytes(data)))
+        check_chunks(metadata)
+        for group in range(metadata.num_row_groups):
+            for leaf in range(metadata.num_columns):
+                metadata.row_group(group).column(leaf).statistics
+        read += 1
+    except ThriftError:
+        refused += 1
+    except Exception:  # Arrow refuses most damaged footers by itself
+        pass
+print(refused, read)
+"""
+
+
+def test_no_flipped_bit_ends_the_process_where_statistics_are_read(repo):
+    """Without the check, about a hundredth of the bits did: Arrow cannot raise an error there."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EACH_BIT], cwd=repo, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    refused, read = map(int, done.stdout.split())
+    assert refused > 20
+    assert read > 100, "many bits are of no consequence"
+
+
+@pytest.fixture
+def contradicting(tmp_path):
+    """A file with one flipped bit, by which a column has another type than in the schema."""
+    path = tmp_path / "damaged.parquet"
+    pq.write_table(pa.table({"label": np.arange(30) % 2, "s": np.arange(30)}), path)
+    good = path.read_bytes()
+    for bit in range(8 * (len(good) - 8 - int.from_bytes(good[-8:-4], "little")), 8 * len(good)):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with suppress(pa.ArrowException, OSError):
+            try:
+                check_chunks(pq.read_metadata(pa.BufferReader(bytes(data))))
+            except ThriftError:
+                path.write_bytes(data)
+                return path
+    raise AssertionError("no bit does that")
+
+
+def test_a_footer_that_contradicts_itself_is_refused_by_loader_split_and_training(contradicting):
+    files, message = {str(contradicting): FileColumns()}, "contradicts the schema"
+    with raises(ParquetError, "damaged.parquet", message, "damaged"):
+        probe(files, ["s"])
+    with raises(ParquetError, "damaged.parquet", message, "damaged"):
+        RowSelection(Spec.parse(BY_TIME), "train").counts(files)
+    with raises(BadData, "damaged.parquet", message, "make it again"):
+        check_footers([str(contradicting)], {"s": 30}, "label")

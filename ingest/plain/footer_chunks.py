@@ -1,4 +1,4 @@
-"""Parses the column chunks of a row group from the bytes of a Parquet footer: `chunks_of_group`.
+"""Parses the column chunks of row groups from the bytes of a Parquet footer: `chunks_of_group`, `check_chunks`.
 
 The bytes are in Thrift's compact protocol. Arrow's own function (Arrow 26) ends the whole process if sizes in a
 damaged footer contradict each other, so this module parses the bytes itself.
@@ -6,6 +6,8 @@ damaged footer contradict each other, so this module parses the bytes itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +29,31 @@ _MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
 _ROW_GROUPS = 4
 _COLUMNS = 1
 _META_DATA = 3
+_TYPE = 1
 _VALUES = 5
 _PLAIN = 6
 _STORED = 7
 _DATA_PAGE = 9
 _DICTIONARY_PAGE = 11
+_SIZES = 16
+_TEXT_BYTES = 1
+_REPETITIONS = 2
+_DEFINITIONS = 3
+_PHYSICAL = dict(
+    enumerate(
+        (
+            "BOOLEAN",
+            "INT32",
+            "INT64",
+            "INT96",
+            "FLOAT",
+            "DOUBLE",
+            "BYTE_ARRAY",
+            "FIXED_LEN_BYTE_ARRAY",
+        )
+    )
+)
+"""The physical types by their numbers in parquet.thrift."""
 
 
 class ThriftError(ValueError):
@@ -56,24 +78,60 @@ class StoredChunk:
 def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
     """Returns the chunk of each leaf column, in the order of the schema. `file` must end like a Parquet file: a footer,
     its length, and `PAR1`. Raises ThriftError if the footer cannot be parsed."""
+    with _as_thrift_error():
+        for at, columns in enumerate(_column_metadata(file)):
+            if at == group:
+                return [_chunk(column) for column in columns]
+    raise ThriftError(f"there is no row group {group}")
+
+
+def check_chunks(metadata: Any) -> None:
+    """Raises ThriftError if a column chunk of a footer contradicts the schema.
+
+    Call it before `metadata.row_group(…).column(…)`. Arrow (26) ends the whole process at such a chunk."""
+    leaves = [metadata.schema.column(leaf) for leaf in range(metadata.num_columns)]
+    with _as_thrift_error():
+        for group, columns in enumerate(_column_metadata(footer_bytes(metadata))):
+            for number, leaf in enumerate(leaves):
+                if not _fits(columns[number], leaf):
+                    raise ThriftError(
+                        f"column {leaf.path!r} of row group {group} contradicts the schema"
+                    )
+
+
+def _fits(column: dict[int, Any], leaf: Any) -> bool:
+    """Returns whether the metadata of a chunk fits its column of the schema, as Arrow demands it."""
+    sizes = column.get(_SIZES, {})
+    levels = {_REPETITIONS: leaf.max_repetition_level, _DEFINITIONS: leaf.max_definition_level}
+    return (
+        _PHYSICAL.get(column[_TYPE]) == leaf.physical_type
+        and (_TEXT_BYTES not in sizes or leaf.physical_type == "BYTE_ARRAY")
+        and all(len(sizes.get(name, ())) in (0, most + 1) for name, most in levels.items())
+    )
+
+
+def _column_metadata(file: bytes) -> Iterator[list[dict[int, Any]]]:
+    """Yields the metadata of the column chunks of each row group."""
     begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC : -_MAGIC], "little")
     if begin < 0:
         raise ThriftError("a footer longer than the file")
+    reader = _Reader(file, begin)
+    for number, kind in reader.fields():
+        if number != _ROW_GROUPS:
+            reader.value(kind, 0)
+            continue
+        for _, element in reader.elements():
+            value = reader.value(element, 0)
+            yield [column[_META_DATA] for column in value[_COLUMNS]]
+
+
+@contextmanager
+def _as_thrift_error() -> Iterator[None]:
+    """Returns a context that raises ThriftError where the parsed values lack something."""
     try:
-        reader = _Reader(file, begin)
-        for number, kind in reader.fields():
-            if number == _ROW_GROUPS:
-                for at, (_, element) in enumerate(reader.elements()):
-                    value = reader.value(element, 0)
-                    if at == group:
-                        return [_chunk(column[_META_DATA]) for column in value[_COLUMNS]]
-            else:
-                reader.value(kind, 0)
+        yield
     except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ThriftError(
-            f"the footer ends within row group {group} ({type(error).__name__})"
-        ) from error
-    raise ThriftError(f"there is no row group {group}")
+        raise ThriftError(f"the footer lacks values ({type(error).__name__})") from error
 
 
 def footer_bytes(metadata: Any) -> bytes:
