@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Returns a context without garbage collections. Later collections skip all objects that exist at its end.
+    """Returns a context without garbage collections.
 
-    Use it for imports before a long run. Modules live as long as the program, but collections during and after their
-    import would visit their objects again and again."""
+    Use it for imports before a long run. Modules live as long as the program, but collections during their import would
+    visit their objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if enabled:
             gc.enable()
