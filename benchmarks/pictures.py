@@ -75,7 +75,7 @@ PICTURES = (
     Picture(
         file="peers",
         title="Rows a second, each loader at the best of its settings (more is better)",
-        entry="2026-11-25 · The race on the code of 0.2.0",
+        entry="2026-11-25 · The race at full speed, on the code of 0.2.0",
         table="best setting",
         series=(
             Series(name="million rows/s; each line is ten times the one before", column="rows/s"),
