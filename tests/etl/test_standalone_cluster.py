@@ -25,9 +25,10 @@ sleep 600
 """
 # It looks up every now and then: an interrupt just before a read that blocks is seen when that returns.
 _OWNER = """
-import select, sys
+import select, signal, sys
 from pathlib import Path
 from tests.etl.test_standalone_cluster import of_scripts
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' shell may ignore it
 with of_scripts(Path(sys.argv[1])) as cluster:
     cluster.add_worker()
     print("up", flush=True)
