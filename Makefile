@@ -25,7 +25,7 @@ demo-cluster: setup  ## the same on a Spark cluster of a master and two workers,
 demo-schema: setup  ## a table gets new columns while 2 ranks train: with the agent, and frozen at the change, on one page
 	@$(PY) -m dlrm.demo.schema_change --out demo-schema-out
 
-test: setup  ## all tests, in three processes side by side
+test: setup  ## all tests, in four processes side by side
 	@$(PY) -m tests $(PYTEST_ARGS)
 
 .PHONY: quick
