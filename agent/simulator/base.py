@@ -344,7 +344,9 @@ class SimulatedPipeline:
         if not self._starting and not self._moving:
             return 0.0
         now = self.now + 1e-9
-        free = self.truth.machine.memory_limit - self.memory
+        # The first process of a stage always starts, so its memory is not free for the others.
+        first = sum(self.truth.stages[i].process_bytes for i in self._moving)
+        free = self.truth.machine.memory_limit - self.memory - first
         moved = [i for i, (at, _) in self._moving.items() if at <= now]
         for i in moved:
             free -= self._move(i, free)
@@ -370,7 +372,7 @@ class SimulatedPipeline:
         return moving + [entry[0] for entry in self._starting]
 
     def _move(self, i: int, free: float) -> float:
-        """Moves a stage to its processes, and returns the memory that they take of what is free.
+        """Moves a stage to its processes, and returns the memory that all but the first take of what is free.
 
         Memory may be too small for all processes that start. If none of this stage was measured either, only its first
         process has started now. The others start after it."""
@@ -381,10 +383,11 @@ class SimulatedPipeline:
         if count > 1 and doubtful and not self._process_bytes[i]:
             self._process_bytes[i] = max(1, math.ceil(stage.process_bytes))
             self._moving[i] = (self.now + stage.process_start_s, count)
-            return stage.process_bytes
+            return 0.0
+        more = min(count - 1, self._fitting(i, free))
         self.backends[i] = "process"
-        self.ready[i] = min(count, max(1.0, self._fitting(i, free)))
-        return self.ready[i] * stage.process_bytes
+        self.ready[i] = 1 + more
+        return more * stage.process_bytes
 
     def _fitting(self, i: int, free: float) -> float:
         """Returns how many more processes of a stage start, as the last one must leave memory for another."""

@@ -200,6 +200,36 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
     assert bare.snapshot().rows == rows, "a killed run delivers nothing more"
 
 
+@pytest.mark.parametrize("number", range(20))
+def test_processes_of_several_stages_start_only_in_memory_that_is_left_by_the_first_of_each(number):
+    draw = random.Random(number)
+    size = draw.randint(50, 600) * 2**20
+    count = draw.randint(2, 8)
+    parts = stages(
+        *[0.01] * count,
+        item_bytes=2**16,
+        backends=("thread", "process"),
+        process_bytes=float(size),
+        process_start_s=draw.choice([0.5, 1.5]),
+    )
+    machine = SimMachine(
+        cores=16,
+        base_bytes=512 * 2**20,
+        memory_limit=512 * 2**20 + size * (count + draw.uniform(1, 12)),
+    )
+    pipeline = simulator(parts, [1] * count, machine=machine)
+    names = [stage.name for stage in parts]
+    pipeline.apply(
+        Knobs(
+            workers={name: draw.randint(1, 16) for name in names},
+            backend=dict.fromkeys(names, "process"),
+        )
+    )
+    pipeline.advance(10)
+    assert not pipeline.killed
+    assert all(stage.backend == "process" for stage in pipeline.snapshot().stages)
+
+
 @pytest.mark.parametrize(
     ("split", "number"),
     [("hidden", 17018), ("hidden", 17102), *(("held out", n) for n in range(12))],
