@@ -300,9 +300,13 @@ class RowsPlan:
             reader=rank // parts,
             readers=ranks // parts,
             part=rank % parts,
-            rows=self.batch_size // ranks,
+            rows=self.rank_rows(ranks),
             parts=parts,
         )
+
+    def rank_rows(self, ranks: int) -> int:
+        """Returns the rows of a batch that each rank gets."""
+        return self.batch_size // ranks
 
     def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
         """Returns the streams that a rank reads."""

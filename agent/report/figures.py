@@ -10,7 +10,13 @@ from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
 from sluice.agent.report.incidents import GOOD_RESULTS, Incident
-from sluice.agent.report.narrative import SMALL_STALL, DecisionEffect, RunOutcome, mean
+from sluice.agent.report.narrative import (
+    SMALL_STALL,
+    DecisionEffect,
+    RunOutcome,
+    judged_part,
+    mean,
+)
 from sluice.agent.report.run_folder import Line, Run
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
@@ -56,7 +62,7 @@ def overview(run: Run, figures: RunOutcome) -> list[Panel]:
     rate = figures.rows_per_s_first
     before = Series(name="before tuning", points=[])
     if figures.changes_faster and rate is not None:
-        knobs = run.of("decision")[0].get("before") or {}
+        knobs = judged_part(run).of("decision")[0].get("before") or {}
         one_each = set(knobs.get("workers", {}).values()) == {1}
         before = Series(
             name="with one worker a stage" if one_each else "before tuning",
@@ -89,7 +95,7 @@ class _Stage(NamedTuple):
     shares: Points
     """The share of its workers' time at useful work."""
     busy: float | None
-    """The mean of `shares` in the settled part of the run. None: not measured."""
+    """The mean of `shares` in the last third of the judged part. None: not measured."""
 
 
 def stages(run: Run, figures: RunOutcome) -> str:
@@ -121,7 +127,7 @@ def _stage(run: Run, workers: Series) -> _Stage:
     """Returns the figures of a stage over time."""
     name = workers.name
     loader = run.of("loader")
-    looks = run.looks()
+    looks = judged_part(run).looks()
     shares = [
         (at, min(1.0, value / n))
         for (at, value), (_, n) in zip(

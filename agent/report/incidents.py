@@ -117,10 +117,10 @@ class Incident:
 
 
 def find_incidents(run: Run) -> list[Incident]:
-    """Returns all incidents in order. Each lasts until the next one."""
+    """Returns all incidents in order. Each lasts until the next one, or until the run is resumed."""
     read = (cause for cause in map(_read_cause, run.events) if cause is not None)
     merged = _merge_detections(sorted(read, key=lambda cause: cause["at"]))
-    times = [cause["at"] for cause in merged]
+    times = [cause["at"] for cause in (*merged, *run.of("start"))]
     return [
         _measure_incident(
             run,

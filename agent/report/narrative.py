@@ -78,10 +78,11 @@ def changes(run: Run) -> list[DecisionEffect]:
 class RunOutcome:
     """The figures of a run, each None if it was not measured. The page, `explain` and the last lines use them.
 
-    Settled figures are those of the undisturbed part of the run, up to the first injected fault."""
+    Rates and stalls of the loader are those of one part of a resumed run (`judged_part`). Settled figures are those up
+    to the first injected fault."""
 
     rows_per_s_first: float | None = None
-    """The rate just before the first decision. Without a decision: of the whole run. All rates skip the start."""
+    """The rate just before the first decision. Without a decision: of the whole part. All rates skip the start."""
     rows_per_s_settled: float | None = None
     """The rate in the last third of the loader's time. None if the run is too short."""
     stall_first: float | None = None
@@ -103,7 +104,7 @@ class RunOutcome:
     settled rate. `stall_last` is its stall."""
     stall_last: float | None = None
     rows_per_s_whole: float | None = None
-    """The rate of the whole run, as the consumer counted it. `stall_whole` is its stall."""
+    """The rate of the whole run, or since its last resume, as the consumer counted it. `stall_whole` is its stall."""
     stall_whole: float | None = None
     looks: int = 0
     """How many times the loader was measured."""
@@ -128,7 +129,7 @@ def outcome(run: Run) -> RunOutcome:
     of_rank = counted if run.ranks == 1 else {}
     memory = [m.get("memory_used") for m in looks] + [of_rank.get("peak_bytes")]
     return RunOutcome(
-        **_rates(run, decisions),
+        **_rates(judged_part(run)),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"),
         looks=len(looks),
@@ -155,8 +156,22 @@ def outcome(run: Run) -> RunOutcome:
     )
 
 
-def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
+def judged_part(run: Run) -> Run:
+    """Returns the part of a resumed run that its rates are of: the newest one that is long enough to judge."""
+    return max(
+        reversed(run.parts()), key=lambda part: min(len(started(part.looks())), _FEWEST_LOOKS)
+    )
+
+
+def settled_period(part: Run) -> str:
+    """Returns the name of the period of the settled figures."""
+    faulted = _undisturbed(part)[1] < inf
+    return f"last third{' before the first fault' if faulted else ''} of {part.name}"
+
+
+def _rates(run: Run) -> dict[str, Any]:
     """Returns the fields of `RunOutcome` that come from the rates of the loader."""
+    decisions = run.of("decision")
     faults = fault_times(run)
     loader = started(run.looks())
     calm, first_fault = _undisturbed(run)
@@ -192,9 +207,9 @@ def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
 def _undisturbed(run: Run) -> tuple[list[Line], float]:
     """Returns the looks before the first injected fault, and its time. If they are too few, all looks and infinity."""
     loader = started(run.looks())
-    first_fault = min(fault_times(run), default=float("inf"))
+    first_fault = min(fault_times(run), default=inf)
     if len(calm := [m for m in loader if m["at"] <= first_fault]) < _FEWEST_LOOKS:
-        return list(loader), float("inf")
+        return list(loader), inf
     return calm, first_fault
 
 
@@ -264,8 +279,8 @@ def sentences(run: Run) -> list[str]:
     """Returns the sentences of the verdict."""
     figures = outcome(run)
     many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
-    faulted = _undisturbed(run)[1] < float("inf")
-    last_third = f"the last third {'before the first fault' if faulted else 'of the run'}"
+    part = judged_part(run)
+    last_third = f"the {settled_period(part)}"
     parts = []
     if not figures.looks:
         parts.append(
@@ -292,16 +307,16 @@ def sentences(run: Run) -> list[str]:
             f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
             f"trainer's time spent waiting for input in {last_third}"
             + (
-                f"; {_gain(run, figures.changes_settling, many)}."
+                f"; {_gain(part, figures.changes_settling, many)}."
                 if figures.changes_settling
                 else "; the knobs were not changed"
-                + (" before the first fault." if figures.decisions else ".")
+                + (" before the first fault." if part.of("decision") else ".")
             )
         )
     if figures.stall_last is not None:
-        when = "After the faults" if fault_times(run) else "In the last third of the run"
+        when = "After the faults" if fault_times(part) else f"In the last third of {part.name}"
         parts.append(f"{when}, {_bottleneck(figures.stall_last)}")
-    parts += _late_rank(run) + _slow_rank(run)
+    parts += _late_rank(part) + _slow_rank(part)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         parts.append(f"AUC {figures.auc:.4f}{of}.")

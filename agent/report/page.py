@@ -12,7 +12,15 @@ from string import Template
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import Incident, fault_times, find_incidents
-from sluice.agent.report.narrative import SMALL_STALL, RunOutcome, changes, outcome, sentences
+from sluice.agent.report.narrative import (
+    SMALL_STALL,
+    RunOutcome,
+    changes,
+    judged_part,
+    outcome,
+    sentences,
+    settled_period,
+)
 from sluice.agent.report.run_folder import Run, replace_text
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
@@ -62,15 +70,15 @@ def page(run: Run) -> str:
     incidents = find_incidents(run)
     first, *rest = sentences(run)
     name = run.path.resolve().name
-    faulted = bool(fault_times(run))
+    part = judged_part(run)
     warnings = tuple(dict.fromkeys(str(line["text"]) for line in run.of("warning")))
     return filled(
         title=name,
         name=name,
         headline=first,
         rest=" ".join(rest),
-        verdicts=_verdicts(found, incidents, faulted, len(warnings)),
-        tiles=_tiles(found, faulted),
+        verdicts=_verdicts(found, incidents, bool(fault_times(part)), len(warnings)),
+        tiles=_tiles(found, settled_period(part)),
         faults=_texts("Faults", found.faults) + _texts("Warnings", warnings),
         charts=figures.hero(run, found, story, incidents),
         occasions=tables.incidents_section(incidents),
@@ -133,10 +141,9 @@ def _verdicts(
     return f'<p class="verdicts">{"".join(words)}</p>'
 
 
-def _tiles(found: RunOutcome, faulted: bool) -> str:
+def _tiles(found: RunOutcome, when: str) -> str:
     """Returns the most important figures of the run, each with its name."""
     tiles = []
-    when = "last third before the first fault" if faulted else "last third of the run"
 
     def tile(name: str, value: str, small: str = "") -> None:
         tiles.append(

@@ -18,12 +18,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
+from sluice.agent.report.format import seconds
 from sluice.common.errors import UsageError
 
 LOCK = "lock"
@@ -157,6 +159,8 @@ class Run:
     config: Line
     events: tuple[Line, ...]
     metrics: tuple[Line, ...]
+    name: str = "the run"
+    """What a sentence calls it: the run, or a part of it."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Run:
@@ -191,6 +195,21 @@ class Run:
         """The number of ranks of a training run. It is 1 for any other run."""
         return _ranks(self.config)
 
+    def parts(self) -> list[Run]:
+        """Returns the lines of each start as a run of its own. Each resume begins a new part."""
+        starts = [float(event["at"]) for event in self.of("start")]
+        if len(starts) < 2:
+            return [self]
+        return [
+            replace(
+                self,
+                events=_between(self.events, starts, number),
+                metrics=_between(self.metrics, starts, number),
+                name=f"part {number} of {len(starts)} (from {seconds(start)} on)",
+            )
+            for number, start in enumerate(starts, 1)
+        ]
+
     def looks(self) -> list[Line]:
         """Returns the looks at the loader without those during an evaluation."""
         return [look for look in self.of("loader") if look.get("away", 0.0) <= _AWAY]
@@ -201,6 +220,11 @@ class Run:
             (line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
             key=lambda line: float(line.get("at", 0.0)),
         )
+
+
+def _between(lines: Sequence[Line], starts: Sequence[float], number: int) -> tuple[Line, ...]:
+    """Returns the lines after start `number`. Those before the first start are part of the first."""
+    return tuple(line for line in lines if max(1, bisect(starts, line.get("at", 0.0))) == number)
 
 
 def _ranks(config: Line) -> int:

@@ -14,6 +14,11 @@ CALIBRATED = (0.5, 2.0)
 TELLING = 0.98  # the AUC of one column alone, above which it most likely was written with the label
 TOO_GOOD = 0.999  # the AUC of a model, from which on its features most likely hold the label
 FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
+# The likely cause while no row was trained twice, so that none can be learned by heart
+FIRST_EPOCH = (
+    "a learning rate that is too large, or a validation split unlike the rows that came last: try a third of "
+    "--lr and --dense-lr"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +97,7 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
     causes = (
         "the same rows once more are learned by heart: take fewer --epochs, a --stop-auc, or more data"
         if step > steps_per_epoch
-        else "a learning rate that is too large, or a validation split unlike the rows that came last: try a third of "
-        "--lr and --dense-lr"
+        else FIRST_EPOCH
     )
     return (
         f"step {step}: validation AUC has been falling for {epochs:.2g} epochs, from {aucs[best]:.5f} at step "
@@ -101,7 +105,7 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
     )
 
 
-def bad_predictions(evidence: Evidence) -> list[str]:
+def bad_predictions(evidence: Evidence, steps_per_epoch: int) -> list[str]:
     """Returns warnings about the predictions of a trained model: if they are worse than the mean rate, or predict far
     more or far fewer positives than there are."""
     warnings = []
@@ -109,13 +113,15 @@ def bad_predictions(evidence: Evidence) -> list[str]:
     if evidence.step < FEW_STEPS:
         few = f"{evidence.step} steps are too few: take a smaller --batch-size, or more --epochs"
     if evidence.ne is not None and not evidence.ne <= 1:
-        by_heart = (
+        cause = (
             "training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
             "--dense-lr, or the best checkpoint (`sluice evaluate --best`)"
+            if evidence.step > steps_per_epoch
+            else FIRST_EPOCH
         )
         warnings.append(
             f"NE {evidence.ne:.3f} on validation is above 1: always predicting the mean rate would be "
-            f"better. Likely: {few or '; '.join(_causes(evidence)) or by_heart}"
+            f"better. Likely: {few or '; '.join(_causes(evidence)) or cause}"
         )
     if (
         evidence.calibration is not None

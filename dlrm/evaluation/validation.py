@@ -143,8 +143,9 @@ class Validator:
 
     def conclude(self, meta: CheckpointMeta) -> None:
         """Warns if the trained model's predictions on the validation split are biased."""
-        for text in bad_predictions(self._newest) if self._newest is not None else ():
-            self._warn(meta, text)
+        if self._newest is not None:
+            for text in bad_predictions(self._newest, self.steps_per_epoch):
+                self._warn(meta, text)
 
     def _warn(self, meta: CheckpointMeta, text: str) -> None:
         self.journal.event({"kind": "warning", "step": meta.step, "text": text})

@@ -13,7 +13,7 @@ from sluice.common.errors import UsageError
 from sluice.common.stores import Place
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+from sluice.ingest.plain.footer_chunks import check_file
 
 if TYPE_CHECKING:
     from sluice.dlrm.model.ranker import TableLayout
@@ -46,10 +46,7 @@ def check_footers(paths: Iterable[str], sizes: Mapping[str, int], label: str) ->
     for path in paths:
         with Place.of(path).open() as file:
             footer = pq.ParquetFile(file).metadata
-            try:
-                check_chunks(footer)
-            except ThriftError as error:
-                raise BadData(f"{path}: {error}; the file is damaged, so make it again") from error
+            check_file(path, footer, BadData)
             for group in range(footer.num_row_groups):
                 _check_group(footer.row_group(group), f"{path}, row group {group}", sizes, label)
 

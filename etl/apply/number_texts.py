@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_values import ARROW_TYPES, grouped_digits
 
 _SPACE = " \t"
 """The characters that may surround a number."""
@@ -30,10 +30,8 @@ class NumberTexts:
 
     def __init__(self, source: Input) -> None:
         self._thousands, self._decimal = source.thousands, source.decimal
-        thousands, decimal = re.escape(source.thousands), re.escape(source.decimal)
-        self._grouped = (
-            rf"^[ \t]*[+-]?[1-9][0-9]{{0,2}}(?:{thousands}[0-9]{{3}})+(?:{decimal}[0-9]*)?[ \t]*$"
-        )
+        fraction = rf"(?:{re.escape(source.decimal)}[0-9]*)?"
+        self._grouped = rf"^[ \t]*[+-]?{grouped_digits(source.thousands)}{fraction}[ \t]*$"
         missing = "|".join(map(re.escape, source.null_values))
         self._missing = rf"^[ \t]*(?:{missing})[ \t]*$" if source.null_values else None
         self.quoted_missing = f'"(?:{missing})"' if source.null_values else None

@@ -6,6 +6,8 @@ refused.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -47,6 +49,11 @@ _READ = {
 _SECONDS_OF_A_DAY = 86_400
 _EXACT_DIGITS = 15
 """Whole numbers of up to so many digits become floats without rounding."""
+
+
+def grouped_digits(thousands: str) -> str:
+    """Returns a pattern of the digits of a number with marks of thousands."""
+    return rf"[1-9][0-9]{{0,2}}(?:{re.escape(thousands)}[0-9]{{3}})+"
 
 
 def spark_name(kind: pa.DataType) -> str:

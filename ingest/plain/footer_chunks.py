@@ -6,7 +6,7 @@ damaged footer contradict each other, so this module parses the bytes itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +97,14 @@ def check_chunks(metadata: Any) -> None:
                     raise ThriftError(
                         f"column {leaf.path!r} of row group {group} contradicts the schema"
                     )
+
+
+def check_file(path: str, metadata: Any, error: Callable[[str], Exception]) -> None:
+    """Raises an `error` with the file's path if `check_chunks` raises a ThriftError."""
+    try:
+        check_chunks(metadata)
+    except ThriftError as wrong:
+        raise error(f"{path}: {wrong}; the file is damaged, so make it again") from wrong
 
 
 def _fits(column: dict[int, Any], leaf: Any) -> bool:

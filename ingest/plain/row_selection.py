@@ -18,7 +18,7 @@ from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+from sluice.ingest.plain.footer_chunks import check_file
 from sluice.ingest.plain.recipe import typed
 from sluice.ingest.plain.roles import ParquetError
 
@@ -97,10 +97,7 @@ class RowSelection:
     def _counts(self, path: str, located: FileColumns) -> list[list[int]]:
         with TableParquet(path, located) as file:
             if self._by_time_alone:
-                try:
-                    check_chunks(file.metadata)
-                except ThriftError as error:
-                    raise ParquetError(f"{path}: {error}; the file is damaged") from error
+                check_file(path, file.metadata, ParquetError)
             return [
                 self._count(path, file, number) for number in range(file.metadata.num_row_groups)
             ]

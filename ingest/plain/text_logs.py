@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
-from sluice.etl.spec.input_values import THOUSANDS
+from sluice.etl.spec.input_values import THOUSANDS, grouped_digits
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.ingest.plain.guess import share_of_values, times_of, usual_label
 
@@ -37,7 +37,7 @@ _WHOLE, _POINT, _COMMA = (
 )
 _READINGS = {
     (decimal, thousands): re.compile(
-        rf"[ \t]*[+-]?([0-9]{{1,18}}|[1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+)"
+        rf"[ \t]*[+-]?([0-9]{{1,18}}|{grouped_digits(thousands)})"
         rf"({re.escape(decimal)}[0-9]+)?[ \t]*"
     )
     for decimal in ".,"

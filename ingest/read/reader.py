@@ -24,7 +24,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+from sluice.ingest.plain.footer_chunks import check_file
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
@@ -401,12 +401,7 @@ class RowGroupReader:
                     f"{self.files[number].path}: column {min(wrong)!r} is only in the names of folders. A "
                     "history needs it in the files"
                 )
-            try:
-                check_chunks(footer)
-            except ThriftError as error:
-                raise HistoryError(
-                    f"{self.files[number].path}: {error}; the file is damaged"
-                ) from error
+            check_file(self.files[number].path, footer, HistoryError)
             names = located.stored((history.by, history.time))
             ranges += [
                 GroupRange.of((number, group), self._where(number, group), rows, names)

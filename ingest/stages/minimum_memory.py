@@ -74,7 +74,7 @@ def footprint_of(
         plan.widest + together,
     )
     band = rows * len(plan.streams_of(rank, ranks))
-    a_rank = plan.batch_size // ranks
+    a_rank = plan.rank_rows(ranks)
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
     series = steps * a_rank * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.

@@ -190,8 +190,8 @@ class Chunks:
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = chunk_steps(plan, ranks)
-        self._floats = (self.steps, len(columns.floats), plan.batch_size // ranks)
-        self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
+        self._floats = (self.steps, len(columns.floats), plan.rank_rows(ranks))
+        self._ids = (self.steps, len(columns.scalars), plan.rank_rows(ranks))
         self.strides = np.repeat(
             [4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
             [len(columns.floats), len(columns.scalars)],

@@ -63,28 +63,26 @@ class Headroom:
 
     @property
     def gain(self) -> float:
-        """Returns what the consumer would gain at most if it never waited: 0.22 is 22 %."""
+        """Returns what the consumer would gain at most if loading cost it nothing, neither waiting nor cores: 0.22 is
+        22 %."""
         return max(0.0, self.consumer / self.together - 1.0)
 
     @property
     def verdict(self) -> str:
+        slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
         if self.stall < _COUNTS:
-            line = f"consumer-bound: {self.stall:.0%} of each step waits; faster loading brings nothing"
+            what, slowest = "consumer-bound: ", ""
+        elif self._prepare > self._both or self.loading < _KEEPS_UP * self.consumer:
+            what = "input-bound: "
         else:
-            slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
-            bound = self._prepare > self._both or self.loading < _KEEPS_UP * self.consumer
             nearly = "nearly " if self.loading < self.consumer else ""
-            what = (
-                "input-bound: "
-                if bound
-                else f"balanced: loading alone {nearly}keeps up, but together "
-            )
-            best = (
-                f"at best +{self.gain:.0%}"
-                if self.gain < _NO_STEP
-                else "the consumer alone takes next to no time"
-            )
-            line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
+            what = f"balanced: loading alone {nearly}keeps up, but together "
+        best = (
+            f"a faster loader brings at best +{self.gain:.0%}"
+            if self.gain < _NO_STEP
+            else "the consumer alone takes next to no time"
+        )
+        line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
         if self.idle_cores is None:
             return line
         idle = f"{self.idle_cores:.1f}".removesuffix(".0")
@@ -108,7 +106,7 @@ class Headroom:
         slower = min(waits, round(100 * self.together * self._prepare))
         slowed = max(0, 100 - waits - alone)
         computing = f"computing {100 - waits}%" + (
-            f" ({slowed}% more than alone)" if slowed and waits else ""
+            f" ({slowed}% as loading slows it)" if slowed else ""
         )
         return (
             computing

@@ -229,6 +229,36 @@ def test_the_last_lines_of_a_resumed_run_have_its_own_figures(tmp_path):
     assert (told["rows_per_s_whole"], told["stall_whole"]) == (90.0, 0.1)
 
 
+def _resumed(tmp_path, rates, resumes, *events):
+    """A run that was resumed at these times."""
+    starts = [{"at": at, "kind": "start"} for at in (0.0, *resumes)]
+    return _run(tmp_path, [*starts, *events], rates)
+
+
+def test_the_headline_of_a_resumed_run_is_of_its_last_part(tmp_path):
+    run = _resumed(tmp_path, [100.0] * 60 + [50.0] * 6, [60.5], {"at": 10.0, **FAULT})
+    found = narrative.outcome(run)
+    assert (found.rows_per_s_settled, found.rows_per_s_last) == (50.0, 50.0)
+    told = narrative.tell(run)
+    assert_names(told, "50 rows/s", "in the last third of part 2 of 2", "from 1 min on")
+    assert "After the faults" not in told, "the fault was in the part before"
+    assert_names(page.page(run), "Trainer waits, last third of part 2 of 2 (from 1 min on)</dt>")
+
+
+def test_a_part_that_is_too_short_leaves_the_headline_to_the_part_before(tmp_path):
+    run = _resumed(tmp_path, [100.0] * 60 + [50.0] * 6 + [10.0] * 2, [60.5, 66.5])
+    assert narrative.outcome(run).rows_per_s_settled == 50.0
+    assert_names(narrative.verdict(run), "last third of part 2 of 3", "from 1 min on")
+
+
+def test_an_incident_ends_where_the_run_is_resumed(tmp_path):
+    run = _resumed(
+        tmp_path, [100.0] * 20 + [40.0] * 20 + [100.0] * 60, [40.5], {"at": 20.0, **FAULT}
+    )
+    (one,) = find_incidents(run)
+    assert (one.before, one.after) == (100.0, 40.0)
+
+
 def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
@@ -260,7 +290,7 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     for where in (text, narrative.tell(run)):
         assert outcome["headline"] in where
         assert one["sentence"] in where
-    assert "last third before the first fault</dt>" in text
+    assert "last third before the first fault of the run</dt>" in text
     assert "last third before the first fault" in narrative.tell(run)
     assert ">400<small>200 before tuning" in text
     assert ">10 %<small>50 % before tuning" in text

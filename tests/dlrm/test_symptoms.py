@@ -87,8 +87,15 @@ GOOD = replace(LOST, auc=0.78, ne=0.9, calibration=1.02)
     ],
 )
 def test_predictions_that_are_off_are_named_with_a_likely_cause(change, expected):
-    for text, facts in zip(bad_predictions(replace(GOOD, **change)), expected, strict=True):
+    for text, facts in zip(bad_predictions(replace(GOOD, **change), 999), expected, strict=True):
         assert_names(text, *facts)
+
+
+def test_no_advice_on_epochs_when_no_row_was_trained_twice():
+    (text,) = bad_predictions(replace(GOOD, ne=1.01), GOOD.step)
+    assert_names(text, "a third of --lr")
+    assert "by heart" not in text
+    assert "--epochs" not in text
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def test_the_table_names_the_stalls_of_a_step():
         (95.0, 79.0, 0.21, "balanced: loading alone nearly ", [79, 21, 4, 17]),
         (60.0, 30.0, 0.7, "input-bound: ", [30, 70, 20, 50]),
         (200.0, 99.5, 0.005, "consumer-bound: ", [100]),
+        (200.0, 76.0, 0.0, "consumer-bound: ", [100, 24]),
     ],
 )
 def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shares):
@@ -130,6 +131,15 @@ def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shar
     assert re.findall(r"waiting (\d+)%", lines[-1]) == (
         waits if bound != "consumer-bound: " else []
     )
+
+
+@pytest.mark.parametrize(("together", "gain"), [(100.0, "+0%"), (99.0, "+1%"), (76.0, "+32%")])
+def test_a_step_that_does_not_wait_may_still_be_slowed_by_loading(together, gain):
+    """The verdict and the key `gain` are one figure, so neither says "nothing" where the other has a gain."""
+    found = Headroom(consumer=100.0, loading=200.0, together=together, stall=0.0)
+    assert f"{found.to_dict()['gain']:+.0%}" == gain
+    assert_names(found.verdict, "consumer-bound", gain)
+    assert "nothing" not in found.verdict
 
 
 def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
