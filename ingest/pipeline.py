@@ -52,7 +52,12 @@ from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Block, Chunks, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused
-from sluice.ingest.stages.transform_worker import TransformStage, Worker, function_of
+from sluice.ingest.stages.transform_worker import (
+    ProcessMemory,
+    TransformStage,
+    Worker,
+    function_of,
+)
 from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stats import StageStats
 
@@ -165,7 +170,11 @@ class Pipeline:
             for transform in stage.transforms:
                 function_of(transform)  # raises now if the name cannot be imported
         self._transform_stages: dict[str, list[TransformStage]] = {}
-        self._start_lock = threading.Lock()
+        self._process_memory = ProcessMemory(
+            free=lambda: self._governor.free,
+            stages=lambda: itertools.chain(*self._transform_stages.values()),
+            program_bytes=lambda: self._governor.base,
+        )
         self._restart_budget = RestartBudget()
         self._burden = 1
         self._closing_pools: list[Pool[Any, Any]] = []
@@ -459,9 +468,7 @@ class Pipeline:
                 charge=governor.hold,
                 spent=count_cpu,
                 run_alone=governor.run_alone,
-                free=self._free_for_processes,
-                start_lock=self._start_lock,
-                program_bytes=governor.base,
+                memory=self._process_memory,
                 burden=self._burden,
                 remote=self._parts.remote,
             )
@@ -485,11 +492,6 @@ class Pipeline:
             return parts.quarantine.zero_lost_weights(cutter(cut, charge), parts.columns)
 
         return lambda _: cut_known
-
-    def _free_for_processes(self) -> int:
-        """Returns the bytes that further worker processes may take, beside those that start now."""
-        stages = itertools.chain(*self._transform_stages.values())
-        return self._governor.free - sum(stage.unmeasured_bytes for stage in stages)
 
     def _new_governor(self) -> Governor:
         governor = Governor(

@@ -344,7 +344,8 @@ class SimulatedPipeline:
         if not self._starting and not self._moving:
             return 0.0
         now = self.now + 1e-9
-        # The first process of a stage always starts, so its memory is not free for the others.
+        # The first process of a stage starts, so its memory is not free for the others. A real pipeline lets the first
+        # one of a stage wait too where memory is short.
         first = sum(self.truth.stages[i].process_bytes for i in self._moving)
         free = self.truth.machine.memory_limit - self.memory - first
         moved = [i for i, (at, _) in self._moving.items() if at <= now]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -58,6 +58,43 @@ class TooLarge(MemoryError):
     """A batch does not fit into memory, even if nothing else runs."""
 
 
+class ProcessMemory:
+    """The memory for the worker processes of all stages of a pipeline.
+
+    - `free` returns the bytes that are free.
+    - `stages` returns the stages that run.
+    - `program_bytes` returns what this program held before it loaded anything."""
+
+    def __init__(
+        self,
+        free: Callable[[], int],
+        stages: Callable[[], Iterable[TransformStage]],
+        program_bytes: Callable[[], int],
+    ) -> None:
+        self._free = free
+        self._stages = stages
+        self._program_bytes = program_bytes
+        self.lock = threading.Lock()
+        """It is held while a process is added, so that two stages do not take the same bytes."""
+
+    def has_room_for(self, stage: TransformStage) -> bool:
+        """Returns whether another process of a stage may start.
+
+        The very first process may, because none was measured. The first one of each other stage needs free memory for
+        one, and is taken to be as large as the largest that was measured. Any other needs free memory for two. Until
+        one of its stage was measured, it is taken to be as large as this program."""
+        stages = list(self._stages())
+        program_bytes = self._program_bytes()
+        if not any(each.workers() for each in stages):
+            return True
+        unmeasured = sum(len(each.workers()) for each in stages if not each.process_bytes)
+        free = self._free() - unmeasured * program_bytes
+        if stage.workers():
+            return free >= 2 * (stage.process_bytes or program_bytes)
+        largest = max(each.process_bytes for each in stages)
+        return free >= (stage.process_bytes or largest or program_bytes)
+
+
 class TransformStage:
     """One transform in one run of a pipeline. The workers of its pool share it."""
 
@@ -72,18 +109,14 @@ class TransformStage:
         charge: Callable[[int, bool], None],
         spent: Callable[[float, float], None],
         run_alone: Callable[[], AbstractContextManager[int]],
-        free: Callable[[], int],
-        start_lock: threading.Lock,
-        program_bytes: int,
+        memory: ProcessMemory,
         burden: int = 1,
         remote: RemoteWork | None = None,
     ):
         """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
         - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
         - `run_alone` is the governor's context for one holder.
-        - `free` returns the bytes that further processes of any stage may take. `start_lock` is held while a process is
-          added, so that two stages do not take the same bytes.
-        - `program_bytes` is what this program held before it loaded anything.
+        - `memory` is what the worker processes of all stages share.
         - `burden`: how often the function runs for each batch. All calls but the last work on a copy.
         - `remote`: remote workers that can also call the function."""
         self.transform = transform
@@ -105,9 +138,7 @@ class TransformStage:
         """Whether its function has run in a thread, so that a worker without a process may go on in its thread."""
         self._budget = budget
         self._charge = charge
-        self._free = free
-        self._start_lock = start_lock
-        self._program_bytes = program_bytes
+        self._memory = memory
         self._remote = remote
         # The garbage collector may close an abandoned loader's stages while this thread already has the lock.
         self._lock = threading.RLock()
@@ -151,19 +182,10 @@ class TransformStage:
         finally:
             self._charge(-size, False)
 
-    @property
-    def unmeasured_bytes(self) -> int:
-        """The bytes that the processes of this stage may take until one of them was measured."""
-        return 0 if self.process_bytes else len(self._workers) * self._program_bytes
-
     def add_worker(self) -> Worker | None:
-        """Starts another process in the background. None: too little memory is free for it now.
-
-        The first process of a stage always starts. Each other one needs free memory for two of its size. A process is
-        taken to be as large as this program until one was measured."""
-        with self._start_lock:
-            size = self.process_bytes or self._program_bytes
-            if self._workers and self._free() < 2 * size:
+        """Starts another process in the background. None: too little memory is free for it now."""
+        with self._memory.lock:
+            if not self._memory.has_room_for(self):
                 return None
             worker = self.worker()
         worker.start()

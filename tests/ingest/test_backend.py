@@ -22,7 +22,12 @@ from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker, Worker
+from sluice.ingest.stages.transform_worker import (
+    ProcessMemory,
+    TransformStage,
+    TransformWorker,
+    Worker,
+)
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -126,54 +131,90 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         assert loader.worker_restarts == 0
 
 
-def _stage(free, **sizes):
-    stage = TransformStage(
-        Transform("mine", NAME + "shifted"),
-        columns=None,
-        quarantine=None,
-        backend="process",
-        budget=worker.RestartBudget(),
-        charge=lambda size, outside: None,
-        spent=lambda cpu_s, core_wait_s: None,
-        run_alone=None,
-        free=free,
-        start_lock=threading.Lock(),
-        program_bytes=100,
-    )
-    for name, size in sizes.items():
-        setattr(stage, name, size)
-    return stage
+class _Stages:
+    """Stages of transforms that share memory. Each process has its true size, which is known after it has worked."""
+
+    def __init__(self, sizes, total, program_bytes=100):
+        self.sizes = sizes
+        self.total = total
+        memory = ProcessMemory(self._free, lambda: self.stages, lambda: program_bytes)
+        self.stages = [
+            TransformStage(
+                Transform("mine", NAME + "shifted"),
+                columns=None,
+                quarantine=None,
+                backend="process",
+                budget=worker.RestartBudget(),
+                charge=lambda size, outside: None,
+                spent=lambda cpu_s, core_wait_s: None,
+                run_alone=None,
+                memory=memory,
+            )
+            for _ in sizes
+        ]
+
+    def _free(self):
+        return self.total - sum(len(s.workers()) * s.process_bytes for s in self.stages)
+
+    def add(self, number):
+        return self.stages[number].add_worker() is not None
+
+    def measure(self, number):
+        if self.stages[number].workers():
+            self.stages[number].process_bytes = self.sizes[number]
+
+    @property
+    def used(self):
+        pairs = zip(self.stages, self.sizes, strict=True)
+        return sum(len(stage.workers()) * size for stage, size in pairs)
+
+
+@pytest.fixture
+def unstarted(monkeypatch):
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
 
 
 @pytest.mark.parametrize(
-    ("process_bytes", "workers", "free", "may"),
+    ("process_bytes", "workers", "total", "may"),
     [
         (0, 0, 0, True),  # the first is needed to measure one
         (0, 1, 299, False),  # each is taken to be as large as the program, 100 bytes
         (0, 1, 300, True),
         (0, 3, 499, False),
         (0, 3, 500, True),
-        (40, 3, 79, False),
-        (40, 3, 80, True),
+        (40, 3, 199, False),
+        (40, 3, 200, True),
     ],
 )
 def test_another_process_starts_only_while_memory_is_free_for_it(
-    monkeypatch, process_bytes, workers, free, may
+    unstarted, process_bytes, workers, total, may
 ):
-    monkeypatch.setattr(Worker, "start", lambda worker: None)
-    stage = _stage(lambda: free - stage.unmeasured_bytes, process_bytes=process_bytes)
+    stages = _Stages([process_bytes], total)
     for _ in range(workers):
-        stage.worker()
-    assert (stage.add_worker() is not None) is may
+        stages.stages[0].worker()
+    stages.measure(0)
+    assert stages.add(0) is may
 
 
-def test_two_stages_do_not_start_processes_in_the_same_memory(monkeypatch):
-    monkeypatch.setattr(Worker, "start", lambda worker: None)
-    stages = []
-    for _ in range(2):
-        stages.append(_stage(lambda: 450 - sum(stage.unmeasured_bytes for stage in stages)))
-    started = [stage.add_worker() is not None for _ in range(3) for stage in stages]
+def test_two_stages_do_not_start_processes_in_the_same_memory(unstarted):
+    stages = _Stages([100, 100], total=450)
+    started = [stages.add(number) for _ in range(3) for number in range(2)]
     assert started == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_processes_of_many_stages_take_no_more_than_is_free(unstarted, seed):
+    """Only the very first process may take more, because nothing is known before it."""
+    draw = Random(seed)
+    count = draw.randint(2, 8)
+    size = draw.randint(1, 100)
+    stages = _Stages([size] * count, total=draw.randint(0, 1000))
+    for _ in range(200):
+        number = draw.randrange(count)
+        draw.choice([stages.add, stages.measure])(number)
+        assert stages.used <= max(stages.total, size)
+    if stages.total >= 100 * (count + 1):
+        assert all(stage.workers() for stage in stages.stages)
 
 
 def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, monkeypatch):
