@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
-from sluice.ingest.stats import READY, Durations, LoaderStats, Snapshot, StageStats
+from sluice.ingest.stats import (
+    READY,
+    STAGE_COUNTERS,
+    Durations,
+    LoaderStats,
+    Snapshot,
+    StageStats,
+)
 
 if TYPE_CHECKING:
     from sluice.ingest.pipeline import Pipeline
@@ -32,16 +39,6 @@ _PIPELINE_COUNTERS = (
     "cores_idle_s",
     "held_back",
     "held_back_pressure",
-)
-_STAGE_COUNTERS = (
-    "items",
-    "rows",
-    "bytes",
-    "busy_s",
-    "cpu_s",
-    "core_wait_s",
-    "wait_input_s",
-    "wait_output_s",
 )
 _REMOTE_COUNTERS = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
@@ -188,7 +185,7 @@ def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
     counters |= {
         (stage.name, name): getattr(stage, name)
         for stage in snapshot.stages
-        for name in _STAGE_COUNTERS
+        for name in STAGE_COUNTERS
     }
     counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _REMOTE_COUNTERS}
     return {key: value for key, value in counters.items() if value is not None}
@@ -199,7 +196,7 @@ def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
         return ((name, counters[owner, name]) for name in names if (owner, name) in counters)
 
     stages: list[StageStats] = [
-        replace(stage, **dict(of(stage.name, _STAGE_COUNTERS))) for stage in snapshot.stages
+        replace(stage, **dict(of(stage.name, STAGE_COUNTERS))) for stage in snapshot.stages
     ]
     return replace(
         snapshot,

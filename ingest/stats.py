@@ -31,6 +31,17 @@ def _counts(owner: object, *names: str) -> None:
             )
 
 
+STAGE_COUNTERS = (
+    "items",
+    "rows",
+    "bytes",
+    "busy_s",
+    "cpu_s",
+    "core_wait_s",
+    "wait_input_s",
+    "wait_output_s",
+)
+"""The counters of a stage that rise, and that can be added up over loaders."""
 _PARTS = 4
 _DOUBLINGS = 30
 _LEAST_EXPONENT = -19  # the first bucket begins at 2**-20 s, a microsecond
@@ -188,14 +199,7 @@ class StageStats:
     def __post_init__(self) -> None:
         _counts(
             self,
-            "items",
-            "rows",
-            "bytes",
-            "busy_s",
-            "cpu_s",
-            "core_wait_s",
-            "wait_input_s",
-            "wait_output_s",
+            *STAGE_COUNTERS,
             "workers",
             "queue_bytes",
             "queue_limit_bytes",

@@ -21,18 +21,8 @@ from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from sluice.ingest.stats import STAGE_COUNTERS, Snapshot, StageStats
 
-_STAGE_SUMS = (
-    "items",
-    "rows",
-    "bytes",
-    "busy_s",
-    "cpu_s",
-    "core_wait_s",
-    "wait_input_s",
-    "wait_output_s",
-)
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes", "starting")
 _PER_WORKER = {"requests_a_core", "start_s"}
@@ -269,7 +259,7 @@ class HostTunable:
         self, local: Sequence[StageStats], pairs: Sequence[tuple[StageStats, StageStats]]
     ) -> StageStats:
         merged: dict[str, Any] = {key: max(getattr(s, key) for s in local) for key in _LARGEST}
-        for key in _STAGE_SUMS:
+        for key in STAGE_COUNTERS:
             merged[key] = self._sum(local[0].name, key, _rise(pairs, key) / self._ranks[self._host])
         return replace(local[0], **merged)
 

@@ -34,43 +34,40 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hash(Operator):
-    """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
+class _Spread(Operator):
+    """An operator that spreads values over `size` ids by our hash."""
 
-    name = "hash"
-    takes = ("text",)
     gives = "id"
     size: int
     salt: int = 0
 
     def __post_init__(self) -> None:
         within(self, size=(1, MAX_ID - FIRST))
-
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        return ids_of(spread(hash_texts(column, self.salt), self.size), column)
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cross(Operator):
+class Hash(_Spread):
+    """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
+
+    name = "hash"
+    takes = ("text",)
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return ids_of(spread(hash_texts(column, self.salt), self.size), column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cross(_Spread):
     """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
     name = "cross"
     takes = ("row",)
-    gives = "id"
-    size: int
-    salt: int = 0
-
-    def __post_init__(self) -> None:
-        within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return pa.array(spread(hash_rows(column.flatten(), self.salt), self.size))
-
-    def cardinality(self, _state: pa.Table | None) -> int:
-        return FIRST + self.size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,13 +43,25 @@ def _rows(kept: pa.Table) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillMean(Fitted):
-    """Puts the mean of the column's finite values in place of missing ones."""
+class _Fill(Fitted):
+    """Puts the one learned value in place of missing ones."""
 
-    name = "fill_mean"
     takes = ("number",)
     gives = "number"
     indicator: bool = False
+
+    def prepare(self, state: pa.Table) -> float:
+        return float(state[0][0].as_py())
+
+    def apply(self, column: pa.Array, state: float) -> pa.Array:
+        return filled(column, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMean(_Fill):
+    """Puts the mean of the column's finite values in place of missing ones."""
+
+    name = "fill_mean"
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1,))
@@ -57,33 +69,18 @@ class FillMean(Fitted):
     def learn(self, counted: pa.Table) -> pa.Table:
         return pa.table({"mean": [float(_sum_of(counted, 1) / max(1, _rows(counted)))]})
 
-    def prepare(self, state: pa.Table) -> float:
-        return float(state["mean"][0].as_py())
-
-    def apply(self, column: pa.Array, state: float) -> pa.Array:
-        return filled(column, state)
-
 
 @dataclass(frozen=True, kw_only=True)
-class FillMedian(Fitted):
+class FillMedian(_Fill):
     """Puts the (lower) median of the column's finite values in place of missing ones."""
 
     name = "fill_median"
-    takes = ("number",)
-    gives = "number"
-    indicator: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _named(*distribution(finite_of(column)))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         return pa.table({"median": quantiles(counted, [0.5])})
-
-    def prepare(self, state: pa.Table) -> float:
-        return float(state["median"][0].as_py())
-
-    def apply(self, column: pa.Array, state: float) -> pa.Array:
-        return filled(column, state)
 
 
 @dataclass(frozen=True, kw_only=True)
