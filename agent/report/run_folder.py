@@ -182,12 +182,12 @@ class Run:
         events, metrics = (
             tuple(read_lines(path / f"{name}.jsonl")) for name in ("events", "metrics")
         )
-        ranks = _ranks(config)
+        starts = [event for event in events if event.get("kind") == "start"]
         return cls(
             path=path,
             config=config,
-            events=tuple(_of_all(line, ranks) for line in events),
-            metrics=tuple(_of_all(line, ranks) for line in metrics),
+            events=tuple(_of_all(line, config, starts) for line in events),
+            metrics=tuple(_of_all(line, config, starts) for line in metrics),
         )
 
     @property
@@ -232,10 +232,12 @@ def _ranks(config: Line) -> int:
     return ranks if config.get("kind") == "train" and isinstance(ranks, int) else 1
 
 
-def _of_all(line: Line, ranks: int) -> Line:
-    """Returns the line with the rates of all ranks. The agent measures the mean rank, and the trainer counts all."""
-    if ranks == 1 or line.get("kind") not in _OF_ONE_RANK:
+def _of_all(line: Line, config: Line, starts: Sequence[Line]) -> Line:
+    """Returns the line with the rates of all ranks at its time. The agent measures the mean rank."""
+    if line.get("kind") not in _OF_ONE_RANK:
         return line
+    counts = [s["ranks"] for s in starts if "ranks" in s and s["at"] <= line.get("at", 0.0)]
+    ranks = _ranks({**config, "ranks": counts[-1]} if counts else config)
     return {**line, **{name: line[name] * ranks for name in _RATES if line.get(name) is not None}}
 
 

@@ -3,6 +3,7 @@ columns. Reads no files itself."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from urllib.parse import unquote
@@ -101,9 +102,14 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
 
 def refuse_header(file: str, line: str, source: Input) -> None:
     """Raises an InputError if a file's first line differs from the spec's columns."""
-    have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
-    if line.rstrip("\r") in ("", *headers_of(source)):  # an empty file has an empty line
+    line = line.rstrip("\r")
+    have, want = line.split(source.delimiter), list(source.columns)
+    if line in ("", *headers_of(source)):  # an empty file has an empty line
         return
+    if source.format == "csv":
+        names = next(csv.reader([line], delimiter=source.delimiter))
+        if names != want[: len(names)]:  # otherwise only the quotes differ
+            have = names
     if have != want[: len(have)] or len(have) < len(want) - len(source.optional):
         place = next(
             (i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
@@ -114,9 +120,9 @@ def refuse_header(file: str, line: str, source: Input) -> None:
             if "\ufffd" in line  # the decoder writes this character for other bytes
             else "make the file's columns those of input.columns, of which the last may be input.optional"
         )
-        names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
+        shown = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
         raise InputError(
-            f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
+            f"{file}: its header has {shown[0]} in column {place + 1}, where the spec has {shown[1]} (it "
             f"has {len(have)} columns, the spec {len(want)}); {better}"
         )
 

@@ -251,6 +251,14 @@ def test_a_part_that_is_too_short_leaves_the_headline_to_the_part_before(tmp_pat
     assert_names(narrative.verdict(run), "last third of part 2 of 3", "from 1 min on")
 
 
+def test_the_rates_of_a_part_are_those_of_its_own_ranks(tmp_path):
+    config = {"kind": "train", "ranks": 1}
+    starts = [{"at": 0.0, "kind": "start", "ranks": 2}, {"at": 60.5, "kind": "start", "ranks": 1}]
+    run = _run(tmp_path, starts, [100.0] * 62, config)
+    assert {look["rows_per_s"] for look in run.looks()[:60]} == {200.0}
+    assert {look["rows_per_s"] for look in run.looks()[60:]} == {100.0}
+
+
 def test_an_incident_ends_where_the_run_is_resumed(tmp_path):
     run = _resumed(
         tmp_path, [100.0] * 20 + [40.0] * 20 + [100.0] * 60, [40.5], {"at": 20.0, **FAULT}
