@@ -63,7 +63,6 @@ def spec_text(
         "[input]",
         f'format = "{form}"',
         *(_write_marks(sample) if sample else ()),
-        *(f"{key} = {json.dumps(value)}" for key, value in (sample.keys if sample else {}).items()),
         f"columns = [{inputs}]",
     ]
     if any(
@@ -99,11 +98,14 @@ def spec_text(
 
 
 def _write_marks(sample: TextSample) -> Iterator[str]:
-    """Yields the comments on how numbers are written."""
-    if {"decimal", "thousands"} & sample.keys.keys():
-        yield "# Numbers have these marks in the sample. A job rejects rows with others."
-    if "null_values" in sample.keys:
-        yield "# In columns of numbers, these texts mean that the value is missing."
+    """Yields how lines, texts and numbers are written, with comments."""
+    mark = next((key for key in sample.keys if key in ("decimal", "thousands")), None)
+    for key, value in sample.keys.items():
+        if key == mark:
+            yield "# Numbers have these marks in the sample. A job rejects rows with others."
+        if key == "null_values":
+            yield "# In columns of numbers, these texts mean that the value is missing."
+        yield f"{key} = {json.dumps(value)}"
     for name in sample.ambiguous:
         yield (
             f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
