@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
-from sluice.agent.report.incidents import GOOD_RESULTS, Incident
+from sluice.agent.report.incidents import GOOD_RESULTS, SMALL_STALL, Incident
 from sluice.agent.report.narrative import (
-    SMALL_STALL,
     DecisionEffect,
     RunOutcome,
     judged_part,

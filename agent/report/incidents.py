@@ -30,6 +30,8 @@ _MEAN_OF = 3
 """A rate is the mean of this many metrics."""
 NO_STALL = 0.02
 """Up to this share of waiting, the trainer limits the rate."""
+SMALL_STALL = 0.1
+"""Up to this stall, the input is not the bottleneck."""
 _SAME_WAIT = 0.05
 """A peak of waiting that is no higher than this is not mentioned."""
 _WHAT = {
@@ -45,7 +47,7 @@ _WHAT = {
 }
 
 Waits = tuple[float, float, float]
-GOOD_RESULTS = ("recovered", "the input keeps up")
+GOOD_RESULTS = ("recovered", "as fast as before", "the input keeps up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class Incident:
     recovered_s: float | None
     """Seconds until the rate `after` was reached for good. None if the run is too short."""
     result: str = ""
-    """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`. Empty if too little was measured."""
+    """`recovered`, `as fast as before`, `limited by the cores`, `the input keeps up` or `still slow`. Empty if too
+    little was measured."""
 
     @property
     def sentence(self) -> str:
@@ -293,14 +296,14 @@ def _result(
     last: Sequence[Line],
 ) -> str:
     """Returns the result of an incident in a few words. `last` are the looks at which the rate had settled."""
-    if not before or after is None:
+    if not before or after is None or waited is None:
         return ""
     if after >= _AS_BEFORE_SHARE * before:
-        return "recovered"
+        return "recovered" if waited[-1] <= SMALL_STALL else "as fast as before"
     used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
     if quota and used >= _ALL_CORES_SHARE * quota:
         return "limited by the cores"
-    return "the input keeps up" if waited is not None and waited[-1] <= NO_STALL else "still slow"
+    return "the input keeps up" if waited[-1] <= NO_STALL else "still slow"
 
 
 def settled_of(looks: Sequence[Line], since: float) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.incidents import (
     NO_STALL,
+    SMALL_STALL,
     fault_times,
     find_incidents,
     measured_decisions,
@@ -20,8 +21,6 @@ from sluice.agent.report.incidents import (
 from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Line, Run
 
-SMALL_STALL = 0.1
-"""Up to this stall, the input is not the bottleneck."""
 _SAME_SHARE = 0.05
 """A difference of rates up to this share counts as none."""
 FASTER = "faster"

@@ -11,9 +11,8 @@ from string import Template
 
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import Incident, fault_times, find_incidents
+from sluice.agent.report.incidents import SMALL_STALL, Incident, fault_times, find_incidents
 from sluice.agent.report.narrative import (
-    SMALL_STALL,
     RunOutcome,
     changes,
     judged_part,

@@ -32,6 +32,7 @@ _LADDER = (
 )
 TONES = {
     "recovered": "good",
+    "as fast as before": "good",
     "the input keeps up": "good",
     "limited by the cores": "warn",
     "still slow": "bad",

@@ -79,7 +79,7 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
         "waiting 50 %",
         "100 → 90 rows/s",
         "after 6 s",
-        "recovered",
+        "as fast as before",
     )
     assert one.sentence in narrative.tell(run)
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
@@ -128,8 +128,18 @@ def test_a_result_is_that_of_the_last_change_and_not_of_the_time_before_it(tmp_p
     rates = [100.0] * 10 + [20.0] * 14 + [100.0] * 4
     run = _run(tmp_path, _answered(fault, what, seen, at=24.0), rates)
     (one,) = find_incidents(run)
-    assert (one.after, one.result) == (100.0, "recovered")
+    assert (one.after, one.result) == (100.0, "as fast as before")
     assert narrative.outcome(run).rows_per_s_last == 100.0
+
+
+@pytest.mark.parametrize(("rate", "recovers"), [(200.0, True), (100.0, False)])
+def test_an_incident_recovers_only_if_the_page_does_not_name_the_input_as_the_bottleneck(
+    tmp_path, rate, recovers
+):
+    run = _run(tmp_path, [{"at": 10.0, **FAULT}], [rate] * 10 + [50.0] * 6 + [rate] * 14)
+    text = page.page(run)
+    assert ("one disturbance: recovered" in text) is recovers
+    assert ("input is the bottleneck after the faults" in text) is not recovers
 
 
 @pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
@@ -218,7 +228,7 @@ def test_the_start_is_no_part_of_what_was_before_a_change(tmp_path):
 def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
     event = {"at": 10.0, "kind": "occasion", "what": "worker", "text": "a worker was killed"}
     (one,) = find_incidents(_run(tmp_path, [event], [100.0] * 12 + [88.0] + [100.0] * 17, calm=99))
-    assert (one.recovered_s, one.result) == (4.0, "recovered")
+    assert (one.recovered_s, one.result) == (4.0, "as fast as before")
     assert "without a dip" not in one.sentence
 
 
