@@ -263,18 +263,19 @@ class BatchLoader(IterableDataset[Batch]):
                 finally:  # also runs if the consumer stops after the epoch's last batch
                     charge = ready.charge
                     del ready, batch  # a reference would keep the batch's memory from being reused
-                    if not self._pipeline.forked:  # in a fork, a lock may never be released
+                    # In a fork, a lock may never be released.
+                    if not (self._pipeline.ended or self._pipeline.forked):
                         charge.release()
-        except (Closed, SourceError, WorkerClosed) as error:
+        except Exception as error:  # modules are emptied at exit, and only built-in names remain
             # Closing interrupts reads and processes. If that caused the error, the message says so.
-            self._check_current(iteration)
-            if isinstance(error, SourceError):
+            if isinstance(error, (Closed, SourceError, WorkerClosed)):
+                self._check_current(iteration)
+            if not isinstance(error, (Closed, WorkerClosed)):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
-            if iteration == self._iteration:
-                if not sys.is_finalizing():
-                    self._progress.enter("away")
+            if iteration == self._iteration and not self._pipeline.ended:
+                self._progress.enter("away")
                 # The consumer stopped early, so the other batches are not needed.
                 if self._in_epoch:
                     self._ready = None
@@ -562,4 +563,4 @@ def _remote_reads(workers: str, given: LoaderInput) -> Asking:
 def _close_all() -> None:
     """Stops all pipelines, so that a program ends immediately."""
     for pipeline in list(_open_pipelines):
-        pipeline.stop()
+        pipeline.end()

@@ -127,6 +127,8 @@ class Pipeline:
     def __init__(self, parts: PipelineParts, knobs: Knobs | None):
         self._parts = parts
         self._pid = os.getpid()
+        self.ended = False
+        """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
         self._specs = {spec.name: spec for spec in parts.stages}
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(parts.machine.cores()))
@@ -403,6 +405,11 @@ class Pipeline:
         for pool in self.close():
             pool.join(max(0.0, end - time.monotonic()))
         self._buffers.trim()
+
+    def end(self) -> None:
+        """Stops all workers, because the interpreter exits."""
+        self.stop()
+        self.ended = True
 
     def _read_tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
         """Yields the reads of this rank from `position` on, in the order of need."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 
+import psutil
 import pytest
 
 from sluice.ingest.knobs import Knobs
@@ -88,3 +91,36 @@ def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collecto
         assert left == {}
     finally:
         gc.enable()
+
+
+ALIVE_AT_EXIT = """
+import os, sys
+import sluice
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
+transform = Transform("mine", "tests.ingest.remote.functions:halved")
+knobs = Knobs(backend={"mine": "process"})
+for keeper in (os, sluice):  # a module is emptied when others are empty already
+    loader = open_loader(sys.argv[1], batch_size=160, fill=0.0, transforms=[transform], knobs=knobs)
+    keeper.epoch = iter(loader)
+    next(keeper.epoch)
+    print(*loader.worker_pids)
+"""
+
+
+def test_an_epoch_that_is_alive_when_the_interpreter_exits_leaves_no_word_and_no_process(
+    table, repo
+):
+    done = subprocess.run(
+        [sys.executable, "-c", ALIVE_AT_EXIT, table.uri],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) >= 2
+    assert not any(map(psutil.pid_exists, pids))
