@@ -3,9 +3,10 @@
     python -m benchmarks.scale [DIMENSION …] [--rounds 3] [--seconds 2] [--data FOLDER]
 
 Each dimension varies alone around one centre. Every case runs in a process of its own, and the cases take turns.
-Processor time is measured after a start, so it has no opening in it. `decode` is Arrow alone on the
-same files, in one thread, with footers at hand: what no loader can avoid. Figures are medians over the rounds. Ratios
-compare a case with the first case of its dimension, within a round. They are of values, that is of rows times columns.
+Processor time is measured after a start, so it has no opening in it. It is divided by the rows that were read. `decode`
+is Arrow alone on the same files, in one thread, with footers at hand: what no loader can avoid. Figures are medians
+over the rounds. Ratios compare a case with the first case of its dimension, within a round. They are of values, that is
+of rows times columns.
 """
 
 from __future__ import annotations
@@ -116,28 +117,33 @@ def measure(folder: str, seconds: float, epochs: int, arm: str) -> dict[str, Any
     ) as loader:
         opened = time.perf_counter()
         first = 0.0
-        rows, spent_s, first_rows, marks = 0, 0.0, 0, list[tuple[int, float]]()
+        rows, first_rows, marks = 0, 0, list[tuple[int, float]]()
         for batch in batches(loader, epochs):
             now = time.perf_counter()
             if not first:
                 first = now
             rows += batch.rows
-            if batch.step + 1 == len(loader):
-                marks.append((rows, cpu_s()))
+            if epochs and batch.step + 1 == len(loader):
+                marks.append(read_and_spent(loader))
             if not epochs and not first_rows and now >= first + seconds / 2:
-                first_rows, spent_s = rows, cpu_s()
+                first_rows = rows
+                marks.append(read_and_spent(loader))
             if first_rows and now >= first + 1.5 * seconds and rows >= first_rows + 10 * BATCH_SIZE:
+                marks.append(read_and_spent(loader))
                 break
-        if epochs:  # from the first tenth of the epochs on
-            (first_rows, spent_s), (rows, end_s) = marks[epochs // 10 - 1], marks[-1]
-        else:
-            end_s = cpu_s()
+        # Of epochs, the first tenth does not count.
+        (first_rows, spent_s), (rows, end_s) = marks[max(0, epochs // 10 - 1)], marks[-1]
         return {
             "open_s": opened - began,
             "first_batch_s": first - began,
             "ns_a_row": (end_s - spent_s) / (rows - first_rows) * 1e9,
             "peak_mib": (peak_bytes() - before) / MIB,
         }
+
+
+def read_and_spent(loader: Any) -> tuple[int, float]:
+    """Returns the rows that were read, of which some may wait for the consumer, and the processor seconds."""
+    return loader.snapshot().stages[0].rows, cpu_s()
 
 
 def batches(loader: Any, epochs: int) -> Iterator[Any]:

@@ -73,6 +73,11 @@ ops = [{op = "fill_mean"}, {op = "standardise"}]
 """
 _OF_EXECUTORS = {"org.apache.spark.executor.CoarseGrainedExecutorBackend", "pyspark.daemon"}
 _BIN = Path(sys.executable).parent
+# Runs a command, and ends it with all its children when the standard input is closed. That also happens when our
+# process ends, for any reason.
+_UNTIL_CLOSED = (
+    'exec 3<&0; (read -r _ <&3; kill -TERM 0) >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
+)
 
 
 def write_input(folder: Path, rows: int, values: int, files: int) -> None:
@@ -210,6 +215,10 @@ def submit(
 ) -> Submitted:
     """Starts a job of the checkout `root`. `then` are the job's arguments, after those of spark-submit."""
     command = [
+        "sh",
+        "-c",
+        _UNTIL_CLOSED,
+        "job",
         _BIN / "spark-submit",
         "--properties-file",
         root / "spark-defaults.conf",
@@ -229,6 +238,7 @@ def submit(
             [str(word) for word in command],
             cwd=place,
             text=True,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,

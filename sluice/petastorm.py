@@ -135,23 +135,9 @@ def make_batch_reader(  # noqa: PLR0917
     `seed` it is 0. Workers make the arrays, whatever `convert_early_to_numpy` says. `tuning`, `run_dir` and
     `memory_limit` are those of `sluice.Loader`."""
     given = dict(locals())
-    for name, (accepted, instead) in _ACCEPTED.items():
-        if given[name] not in accepted:
-            raise PetastormError(
-                f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
-            )
-    if isinstance(schema_fields, NGram):
-        raise PetastormError(
-            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
-            "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
-        )
+    _check_arguments(given)
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
-    options = PetastormOptions(
-        transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
-    )
-    source = PetastormSource(
-        groups, options, shards={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
-    )
+    source = _source_of(groups, given)
     order = RowGroupOrder(
         groups=source.row_groups,
         seed=seed or 0,
@@ -169,6 +155,29 @@ def make_batch_reader(  # noqa: PLR0917
         run_dir=run_dir,
         memory_limit=memory_limit,
     )
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Raises if an argument of `make_batch_reader` has no meaning here."""
+    for name, (accepted, instead) in _ACCEPTED.items():
+        if given[name] not in accepted:
+            raise PetastormError(
+                f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
+            )
+    if isinstance(given["schema_fields"], NGram):
+        raise PetastormError(
+            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
+            "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
+        )
+
+
+def _source_of(groups: RowGroupReader, given: Mapping[str, Any]) -> PetastormSource:
+    """Returns the rows that the arguments of `make_batch_reader` choose."""
+    options = PetastormOptions(
+        **{name: given[name] for name in ("transform_spec", "predicate", "rowgroup_selector")}
+    )
+    shards = {name: given[name] for name in ("cur_shard", "shard_count", "seed")}
+    return PetastormSource(groups, options, shards=shards)
 
 
 def _open_groups(

@@ -113,8 +113,8 @@ def under_rule(
 ) -> tuple[Spec, Identity | None]:
     """Returns the spec with the rule of its rows, and the table's rule, if the spec has its columns.
 
-    Both rules are the same, unless the spec begins a new rule. A spec begins a new rule if there is no table yet, if it
-    is the first with a key, or if the user accepts that rows change their split."""
+    Both rules are the same, unless the spec begins a new rule. A spec begins a new rule in three
+    cases: there is no table yet, the spec is the first with a key, or the user accepts that rows change their split."""
     rule = parent.identity if parent else None
     if rule is None:
         return spec, None

@@ -26,7 +26,7 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
     """Yields columns that nearly determine the label, with the reason. `label` has 0, 1 or NaN (missing) for each row
     of the sample.
 
-    Scores are learned on one half of the rows and tested on the other, so a column whose values all differ, such as a
+    Scores are learned on one half of the rows and tested on the other. So a column whose values all differ, such as a
     row id, is not reported."""
     known = np.flatnonzero(~np.isnan(label))
     order = np.random.default_rng(0).permutation(known)

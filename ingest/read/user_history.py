@@ -1,9 +1,9 @@
 """Adds the histories of a decoded row group's rows, the last events of their users before their own times:
 `UserHistories`.
 
-A row sees the events of its own split and of the splits before it in the spec. Histories are views of the row group's
-events, of those that its first user had in earlier row groups, and of those that its users had in other splits' files.
-So memory holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
+A row sees the events of its own split and of the splits before it in the spec. Histories are views of events:
+those of the row group, those that its first user had in earlier row groups, and those that its users had in files of
+other splits. So memory holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
 """
 
 from __future__ import annotations
