@@ -51,6 +51,8 @@ class Operator(ABC):
     """The kinds of the columns of a `row`, if it takes only these."""
     may_be_null: ClassVar[bool] = True
     """Whether its result may have nulls."""
+    replaces_missing: ClassVar[bool] = False
+    """Whether it is meant to make a value of a missing one, also in a label."""
     reads: ClassVar[bool] = False
     """Whether it makes null of a value that it cannot read. Each job counts these values: see
     `sluice.etl.apply.unreadable`."""

@@ -3,7 +3,7 @@ that may meet unreadable values (`reading`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,18 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
     # Numbers that are too large become infinite, and infinite less infinite becomes NaN.
     with np.errstate(over="ignore", invalid="ignore"):
         return op.apply(prepare_column(op, values, extras), state)
+
+
+def make_labels(ops: Iterable[Operator], values: pa.Array) -> pa.Array:
+    """Returns the labels that operators make. A missing value stays missing, except in an operator that is meant to
+    replace it. So `one_hot` does not make a negative of a row without a label."""
+    for op in ops:
+        made = step(op, values, None, {})
+        missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
+        values = (
+            made if op.replaces_missing else pc.if_else(missing, pa.scalar(None, made.type), made)
+        )
+    return values
 
 
 def reading(ops: Sequence[Operator]) -> int:

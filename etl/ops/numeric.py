@@ -33,6 +33,7 @@ class Fill(Operator):
     name = "fill"
     takes = ("number",)
     gives = "number"
+    replaces_missing = True
     keeps_order = True
     value: float = 0.0
     indicator: bool = False
@@ -57,6 +58,7 @@ class Missing(Operator):
     name = "missing"
     takes = ("number",)
     gives = "number"
+    replaces_missing = True
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from sluice.common.errors import OperatorError
 from sluice.etl.ops import Fitted
-from sluice.etl.ops.chain import step
+from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.numeric import InverseShare
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
@@ -183,9 +182,7 @@ class Spec:
     def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """Returns the label of each row, after the label's operators."""
         made = next(c for c in self.columns if c.role == "label")
-        return functools.reduce(
-            lambda values, op: step(op, values, None, {}), made.ops, columns[self.label]
-        )
+        return make_labels(made.ops, columns[self.label])
 
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sluice.etl import ops
 from sluice.etl.ops.base import id_kind
+from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -158,6 +159,8 @@ class Making:
             if len(columns) == 1
             else pa.StructArray.from_arrays(columns, list(recipe.sources))
         )
+        if recipe.role == "label":
+            return make_labels(recipe.operators, values).cast(recipe.type([values.type]))
         made = to_batch_type(self._operators(values))
         return made if isinstance(made, pa.Array) else pa.array(made)
 

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.etl.ops import OPERATORS, OperatorError, made, online
-from sluice.etl.ops.chain import follow, step
+from sluice.etl.ops.chain import follow, make_labels, step
 from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
@@ -32,6 +32,7 @@ from sluice.etl.ops.numeric import (
     BoxCox,
     Bucketize,
     Compare,
+    Fill,
     Logit,
     Missing,
     OneHot,
@@ -289,6 +290,35 @@ def test_boxcox_and_logit(values, power):
         else:
             x = min(max(v, 0.01), 0.99)
             assert math.isclose(got, math.log(x / (1 - x)), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(
+    TEXTS,
+    st.lists(
+        st.sampled_from(
+            [
+                Lower(),
+                Map(values=("a",), to=("b",)),
+                Map(values=("a",), to=("a",), others="null"),
+            ]
+        ),
+        max_size=3,
+    ),
+)
+def test_a_text_that_is_missing_makes_no_label(texts, before):
+    chain = [*before, OneHot(values=("a",))]
+    labels = make_labels(chain, pa.array(texts, pa.string())).to_pylist()
+    read = pa.array(texts, pa.string())
+    for op in before:
+        read = step(op, read, None, {})
+    assert labels == [None if text is None else float(text == "a") for text in read.to_pylist()]
+
+
+def test_an_operator_that_replaces_what_is_missing_does_so_in_a_label_too():
+    values = pa.array([None, math.nan, 1.0, 5.0])
+    assert make_labels([Fill(value=0)], values).to_pylist() == [0.0, 0.0, 1.0, 5.0]
+    assert make_labels([Missing()], values).to_pylist() == [1.0, 1.0, 0.0, 0.0]
+    assert make_labels([Compare(to=">= 4")], values).to_pylist() == [None, None, 0.0, 1.0]
 
 
 @given(TEXTS)

@@ -591,6 +591,39 @@ def test_a_missing_label_is_no_0_unless_it_is_filled_by_name(tmp_path):
     )
 
 
+@pytest.mark.parametrize("by_dictionary", [False, True])
+def test_a_missing_text_is_no_negative_in_a_job_or_loader(tmp_path, by_dictionary):
+    texts = pa.array([("yes", "no", None)[n % 3] for n in range(ROWS)])
+    files = tmp_path / "files"
+    files.mkdir()
+    write(
+        files,
+        "a",
+        price=np.arange(ROWS) + 0.5,
+        bought=texts.dictionary_encode() if by_dictionary else texts,
+    )
+    roles = {"label": "bought == yes", "dense": "price"}
+    with raises((ColumnError, SourceError, QuarantineError), "'bought'", "empty values"):
+        rows_of(table_of(files, roles), ["price"])
+    text = guessed_spec(files, "bought == yes")
+    assert 'unlabelled = "ask"' in text
+    asked = Spec.own(text)
+    on(None, Job(spec=asked, inputs=(str(files),), store=TableStore(tmp_path / "table")))
+    sources = [FeatureTable.open(tmp_path / "table"), ParquetFiles.open(files, spec=asked)]
+    for source in sources:
+        labels = {
+            split: [label for (label,) in rows_of(source, ["bought"], split=split)]
+            for split in asked.table.split
+        }
+        assert len(labels["ask"]) == ROWS // 3
+        assert sum(map(len, labels.values())) == ROWS
+        assert sum(map(sum, labels.values())) == -(-ROWS // 3)
+    lacking = Spec.own(text.replace('unlabelled = "ask"\n', ""))
+    store = TableStore(tmp_path / "rejecting")
+    found = on(None, Job(spec=lacking, inputs=(str(files),), store=store, max_rejects=0.5))
+    assert found.rejected == {"bought: missing": ROWS // 3}
+
+
 @pytest.mark.parametrize("unlabelled", [False, True])
 def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
     tmp_path, capsys, unlabelled
