@@ -123,6 +123,8 @@ class Proposal:
     """For numbers: how they are spread."""
     rejected: str = ""
     """For a time as text: how many sampled values are no times, and an example."""
+    swapped: str = ""
+    """For a time as text: the format with day and month exchanged, if it fits as well."""
 
     @property
     def hash(self) -> int | None:
@@ -315,6 +317,7 @@ def _time_of_texts(name: str, facts: ColumnFacts) -> Proposal | None:
         formats=found.formats,
         why="a time as text",
         rejected=found.rejected,
+        swapped=found.swapped,
     )
 
 
@@ -384,6 +387,8 @@ class TextTimes(NamedTuple):
     """The times in seconds since 1970, null for other texts."""
     rejected: str
     """How many texts are no times, and an example. Empty if all are times."""
+    swapped: str
+    """The format with day and month exchanged, if it reads all examples as well. Else empty."""
 
 
 def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
@@ -402,7 +407,9 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
     if wrong.any():
         example = values[int(wrong.argmax())].as_py()
         rejected = share_of_values(int(wrong.sum()), len(values), example)
-    return TextTimes(formats, seconds, rejected)
+    other = _swap(formats[0])
+    is_ambiguous = other and len(formats) == 1 and _span(other, examples) is not None
+    return TextTimes(formats, seconds, rejected, other if is_ambiguous else "")
 
 
 def share_of_values(count: int, total: int, example: str) -> str:
@@ -423,11 +430,34 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
             if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))
         }
         best = min(read, key=lambda one: read[one].null_count)
+        # Where days and months can be exchanged, the times of a log are close together.
+        other = _swap(best)
+        spans = [_span(one, left) for one in (best, other)]
+        if other in read and spans[0] is not None and spans[1] is not None and spans[1] < spans[0]:
+            best = other
         if read[best].null_count == len(left):
             break
         found.append(best)
         left = left.filter(pc.is_null(read[best]))
     return tuple(found) if len(left) <= most_wrong else ()
+
+
+def _swap(form: str) -> str:
+    """Returns the format with day and month exchanged. Empty if it begins with neither."""
+    month_first, day_first = _SWAPPED
+    if form.startswith(month_first):
+        return form.replace(month_first, day_first)
+    return form.replace(day_first, month_first) if form.startswith(day_first) else ""
+
+
+def _span(form: str, texts: pa.Array) -> float | None:
+    """Returns the seconds between the first and the last of these times. None if the format does not read them all."""
+    if not form or not len(texts):
+        return None
+    seconds = ParseTime(format=form).apply(texts, None)
+    if seconds.null_count:
+        return None
+    return float(pc.max(seconds).as_py() - pc.min(seconds).as_py())
 
 
 def _fits(facts: ColumnFacts) -> bool:

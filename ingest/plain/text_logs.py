@@ -66,6 +66,8 @@ class TextSample:
     """The keys of `[input]`, except format and columns."""
     times: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of times, with their formats."""
+    swapped: Mapping[str, str] = field(default_factory=dict)
+    """The columns of times whose days and months could be exchanged, with the other format."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
     ambiguous: Sequence[str] = ()
@@ -446,11 +448,14 @@ def _typed(
     """Converts columns of texts that hold times. Returns all columns, the formats of the times, and what is known of
     cells that do not fit their column. Rows with such cells are left out."""
     found, times = dict(columns), dict[str, tuple[str, ...]]()
+    swapped = dict[str, str]()
     rejected, fits = dict[str, str](), np.ones(len(places), bool)
     for name, values in columns.items():
         is_text = pa.types.is_string(values.type)
         if is_text and (read := times_of(values, pc.unique(values.drop_null()))):
             times[name] = read.formats
+            if read.swapped:
+                swapped[name] = read.swapped
             microseconds = pc.multiply(read.seconds, 1e6).cast(pa.int64(), safe=False)
             at = microseconds.cast(pa.timestamp("us"))
             has_clock = any("%H" in one for one in read.formats)
@@ -464,4 +469,5 @@ def _typed(
             fits[wrong] = False
             wrong_values = share_of_values(len(wrong), len(places), str(cells[name][wrong[0]]))
             rejected[name] = f"{wrong_values} ({places[wrong[0]]})"
-    return {"table": pa.table(found).filter(pa.array(fits)), "times": times, "rejected": rejected}
+    table = pa.table(found).filter(pa.array(fits))
+    return {"table": table, "times": times, "swapped": swapped, "rejected": rejected}

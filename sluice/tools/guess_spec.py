@@ -74,6 +74,13 @@ def spec_text(
             "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
             'zone = "Europe/Berlin" next to format.'
         )
+    swapped = sample.swapped if sample else {name: one.swapped for name, one in used.items()}
+    lines += [
+        f"# {name}: the dates in the sample also fit {other}, with days and months exchanged. If that is right, write "
+        "it in the format."
+        for name, other in swapped.items()
+        if other and name in used
+    ]
     if optional := [
         name
         for name, proposal in used.items()

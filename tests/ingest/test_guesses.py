@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import OWN
@@ -162,6 +164,24 @@ def test_labels_are_known_by_their_words(tmp_path):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
     with raises(ParquetError, "'clikced'", "did you mean 'clicked'?"):
         proposals(facts_of(tmp_path, x=[1.0], clicked=[1]), 1, "clikced")
+
+
+@SEEDS
+@pytest.mark.parametrize("form", ["%m/%d/%Y", "%d/%m/%Y"])
+@pytest.mark.parametrize("is_csv", [False, True])
+def test_dates_that_fit_with_day_first_or_month_first_are_read_as_close_together(
+    tmp_path, seed, form, is_csv
+):
+    rng = np.random.default_rng(seed)
+    month = int(rng.integers(1, 13))
+    days = np.sort(rng.integers(1, 13, ROWS)).tolist()
+    times = [datetime.date(2026, month, day).strftime(form) for day in days]
+    table = pa.table({"at": times, "n": rng.integers(0, 9, ROWS), "click": clicks(rng)})
+    path = tmp_path / ("a.csv" if is_csv else "a.parquet")
+    (csv.write_csv if is_csv else pq.write_table)(table, path)
+    text = guessed_spec(path)
+    other = {"%m/%d/%Y": "%d/%m/%Y", "%d/%m/%Y": "%m/%d/%Y"}[form]
+    assert_names(text, f'format = "{form}"', f"at: the dates in the sample also fit {other}")
 
 
 @pytest.mark.parametrize(
