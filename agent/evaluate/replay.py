@@ -255,8 +255,15 @@ def _simulated(
     rate = outcomes[RecordedDecisions.name].rows / fitted.seconds
     off = rate / fitted.rows_per_s - 1
     rows = [_row(name, one, best) for name, one in {**outcomes, "optimum": best}.items()]
-    head = ("policy", "rows/s", "share of the optimum", "regret", "knobs at the end")
-    return Section(title, _trust(fitted, rate, off), head, rows), {
+    many = recorded.ranks > 1
+    head = (
+        "policy",
+        "rows/s a rank" if many else "rows/s",
+        "share of the optimum",
+        "regret",
+        "knobs at the end",
+    )
+    return Section(title, _trust(fitted, rate, off, many), head, rows), {
         "recorded_rows_per_s": round(fitted.rows_per_s),
         "simulated_rows_per_s": round(rate),
         "fit_error": round(off, 4),
@@ -265,10 +272,11 @@ def _simulated(
     }
 
 
-def _trust(fitted: FittedRun, rate: float, off: float) -> list[str]:
+def _trust(fitted: FittedRun, rate: float, off: float, many: bool) -> list[str]:
     """Returns how far the fit can be trusted, in sentences."""
+    whose = "Each rank of the run" if many else "The run"
     told = [
-        f"The run had {count(fitted.rows_per_s)} rows/s over {seconds(fitted.seconds)}.",
+        f"{whose} had {count(fitted.rows_per_s)} rows/s over {seconds(fitted.seconds)}.",
         f"The simulator with the recorded decisions has {count(rate)} rows/s ({off:+.0%}).",
         f"Periods with costs of their own: {len(fitted.costs)}.",
     ]

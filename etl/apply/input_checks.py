@@ -106,6 +106,11 @@ def refuse_header(file: str, line: str, source: Input) -> None:
     have, want = line.split(source.delimiter), list(source.columns)
     if line in ("", *headers_of(source)):  # an empty file has an empty line
         return
+    if line.startswith("PAR1"):
+        raise InputError(
+            f"{file}: it is a Parquet file, and the spec has input.format = {source.format!r}; `sluice guess` makes a "
+            "spec for it"
+        )
     if source.format == "csv":
         names = next(csv.reader([line], delimiter=source.delimiter))
         if names != want[: len(names)]:  # otherwise only the quotes differ

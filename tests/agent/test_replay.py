@@ -274,3 +274,14 @@ def test_a_real_run_is_decided_again(tmp_path, capsys):
     assert found["recorded_rows_per_s"] > 0
     assert found["share_of_optimum"]["recorded decisions"] > 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("ranks", "whose"), [(1, "The run had"), (2, "Each rank of the run had")])
+def test_rates_are_said_to_be_those_of_a_rank_if_there_are_several(tmp_path, ranks, whose):
+    path = tmp_path / "run"
+    record(path, "fixed")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "kind": "train", "ranks": ranks}))
+    told = replay(str(path)).text
+    assert whose in told
+    assert ("rows/s a rank" in told) == (ranks > 1)

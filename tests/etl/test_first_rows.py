@@ -116,6 +116,9 @@ def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(
     first.write_text('"click, or not",price\n1,0\n')
     with raises(InputError, "'click, or not'", "column 1", "'click'", "2 columns"):
         refuse(tmp_path, "csv", "header = true")
+    first.write_bytes(b"PAR1\x15\x04\x15\x10\n")
+    with raises(InputError, "/in/b.tsv:", "Parquet", "input.format = 'csv'", "sluice guess"):
+        refuse(tmp_path, "csv", "header = true")
     first.write_bytes("click,Größe\n1,0\n".encode("cp1252"))
     with raises(InputError, "/in/b.tsv:", "UTF-8", "input.encoding", "cp1252"):
         refuse(tmp_path, "csv", "header = true")
