@@ -199,7 +199,7 @@ def measured(data: str, conditions: Conditions, seconds: float, batch_size: int 
         before = loader.snapshot()
         timed(batches, step, seconds, time.perf_counter)
         after: Snapshot = loader.snapshot()
-        head = loader.limits.head
+        head = loader._batches.limits.head
         return RowCosts.between(
             before, after, head=lambda name: head(knobs, name), step_s=step_s, step_cpu_s=step_cpu_s
         )
