@@ -407,9 +407,10 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
     if wrong.any():
         example = values[int(wrong.argmax())].as_py()
         rejected = share_of_values(int(wrong.sum()), len(values), example)
-    other = _swap(formats[0])
-    is_ambiguous = other and len(formats) == 1 and _span(other, examples) is not None
-    return TextTimes(formats, seconds, rejected, other if is_ambiguous else "")
+    other = _swap(formats[0]) if len(formats) == 1 else ""
+    if other and ParseTime(format=other).apply(examples, None).null_count:
+        other = ""
+    return TextTimes(formats, seconds, rejected, other)
 
 
 def share_of_values(count: int, total: int, example: str) -> str:
@@ -431,10 +432,10 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
         }
         best = min(read, key=lambda one: read[one].null_count)
         # Where days and months can be exchanged, the times of a log are close together.
-        other = _swap(best)
-        spans = [_span(one, left) for one in (best, other)]
-        if other in read and spans[0] is not None and spans[1] is not None and spans[1] < spans[0]:
-            best = other
+        best = min(
+            (one for one in (best, _swap(best)) if one in read),
+            key=lambda one: (read[one].null_count, _span(read[one])),
+        )
         if read[best].null_count == len(left):
             break
         found.append(best)
@@ -444,20 +445,16 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
 
 def _swap(form: str) -> str:
     """Returns the format with day and month exchanged. Empty if it begins with neither."""
-    month_first, day_first = _SWAPPED
-    if form.startswith(month_first):
-        return form.replace(month_first, day_first)
-    return form.replace(day_first, month_first) if form.startswith(day_first) else ""
+    for day, other in (_SWAPPED, _SWAPPED[::-1]):
+        if form.startswith(day):
+            return form.replace(day, other)
+    return ""
 
 
-def _span(form: str, texts: pa.Array) -> float | None:
-    """Returns the seconds between the first and the last of these times. None if the format does not read them all."""
-    if not form or not len(texts):
-        return None
-    seconds = ParseTime(format=form).apply(texts, None)
-    if seconds.null_count:
-        return None
-    return float(pc.max(seconds).as_py() - pc.min(seconds).as_py())
+def _span(seconds: pa.Array) -> float:
+    """Returns the seconds between the first and the last of these times."""
+    ends = pc.min_max(seconds).as_py()
+    return float((ends["max"] or 0) - (ends["min"] or 0))
 
 
 def _fits(facts: ColumnFacts) -> bool:

@@ -65,22 +65,9 @@ def spec_text(
         *(_write_marks(sample) if sample else ()),
         f"columns = [{inputs}]",
     ]
-    if any(
-        time_format[-1] not in "zZ"
-        for formats in (*times.values(), *(proposal.formats for proposal in used.values()))
-        for time_format in formats
-    ):
-        lines.append(
-            "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
-            'zone = "Europe/Berlin" next to format.'
-        )
     swapped = sample.swapped if sample else {name: one.swapped for name, one in used.items()}
-    lines += [
-        f"# {name}: the dates in the sample also fit {other}, with days and months exchanged. If that is right, write "
-        "it in the format."
-        for name, other in swapped.items()
-        if other and name in used
-    ]
+    formats = (*times.values(), *(proposal.formats for proposal in used.values()))
+    lines += _write_time_notes(formats, {n: one for n, one in swapped.items() if one and n in used})
     if optional := [
         name
         for name, proposal in used.items()
@@ -102,6 +89,22 @@ def spec_text(
             proposal, _choose_name(name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _write_time_notes(
+    formats: Iterable[Sequence[str]], swapped: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields the comments on times without a zone, and on dates that fit another format as well."""
+    if any(time_format[-1] not in "zZ" for several in formats for time_format in several):
+        yield (
+            "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
+            'zone = "Europe/Berlin" next to format.'
+        )
+    for name, other in swapped.items():
+        yield (
+            f"# {name}: the dates in the sample also fit {other}, with days and months exchanged. If that is right, "
+            "write it in the format."
+        )
 
 
 def _write_marks(sample: TextSample) -> Iterator[str]:
