@@ -407,10 +407,10 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
     if wrong.any():
         example = values[int(wrong.argmax())].as_py()
         rejected = share_of_values(int(wrong.sum()), len(values), example)
-    other = _swap(formats[0]) if len(formats) == 1 else ""
-    if other and ParseTime(format=other).apply(examples, None).null_count:
-        other = ""
-    return TextTimes(formats, seconds, rejected, other)
+    swapped = _swap(formats[0]) if len(formats) == 1 else ""
+    if swapped and ParseTime(format=swapped).apply(examples, None).null_count:
+        swapped = ""
+    return TextTimes(formats, seconds, rejected, swapped)
 
 
 def share_of_values(count: int, total: int, example: str) -> str:
@@ -453,8 +453,7 @@ def _swap(form: str) -> str:
 
 def _span(seconds: pa.Array) -> float:
     """Returns the seconds between the first and the last of these times."""
-    ends = pc.min_max(seconds).as_py()
-    return float((ends["max"] or 0) - (ends["min"] or 0))
+    return float(pc.subtract(pc.max(seconds), pc.min(seconds)).as_py() or 0)
 
 
 def _fits(facts: ColumnFacts) -> bool:
