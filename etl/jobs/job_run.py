@@ -27,7 +27,7 @@ from sluice.etl.table.commit import CommitConflict, publish
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import FileRecord, JobRecord, shares
-from sluice.etl.table.new_files import CommitError
+from sluice.etl.table.new_files import CommitError, NewFile
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on
@@ -150,6 +150,7 @@ class _JobRun:
             record = self._make_record(state, counted, written.sketches, files, profile)
             self._compare(record)
             self._warn_of_splits(record)
+            self._warn_of_label(new)
             self._check_drift(record)
         fields = self.spec.fields(record.cardinalities, profile.bags)
         return _Version(record=record, fields=fields, counted=counted, ways=ways)
@@ -392,6 +393,18 @@ class _JobRun:
                 f"is outside of split {train!r} ({begins}). To train on newer rows, raise the bounds in table.split, "
                 "and pass --mode overwrite --update-state with all of the input"
             )
+
+    def _warn_of_label(self, new: Iterable[NewFile]) -> None:
+        """Warns if all new training rows have the same label. A few appended rows may have."""
+        label, training = self.spec.label, self.spec.table.training
+        profile = Profile.joined(file.profile for file in new if file.record.split == training)
+        found = profile.columns.get(label, {"rows": 0})
+        if not found["rows"] or found["least"] < found["largest"] or self.job.mode == "append":
+            return
+        self.progress.say(
+            f"warning: all {found['rows']:,} rows of split {training!r} have the label {found['least']:g}, so a model "
+            f"learns nothing from them; look at the values and the ops of column {label!r}"
+        )
 
     def _check_drift(self, record: JobRecord) -> None:
         """Warns of drift, or refuses it, as the spec says."""

@@ -183,7 +183,7 @@ def proposals(
                 for name, one in facts.items()
                 if found[name].role not in ("", "label", "weight") or found[name].time
             },
-            _label_values(wanted, facts[wanted], label),
+            label_values(wanted, facts[wanted], label),
         )
         if name not in hashed
     }
@@ -215,7 +215,7 @@ def _least_positive(facts: ColumnFacts) -> float | None:
     return float(min(several[1:], key=lambda least: abs((values >= least).mean() - 0.5)))
 
 
-def _label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
+def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
     """Returns the label of each sampled row, NaN if it is missing. All are NaN if labels other than 0 and 1 occur."""
     if facts.sampled is None:
         return np.zeros(0)

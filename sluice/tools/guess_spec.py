@@ -19,7 +19,7 @@ from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.plain.column_kind import Spread
-from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
+from sluice.ingest.plain.guess import Proposal, is_text, label_values, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.roles import label_of
 from sluice.ingest.plain.text_logs import TextSample, text_paths
@@ -277,6 +277,11 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
     if proposal.label not in ("", proposal.name) and proposal.facts.sampled is not None:
         counts = proposal.facts.sampled.drop_null().value_counts().to_pylist()
         seen += "".join(f", {one['counts']:,} with {one['values']}" for one in counts)
+        labels = label_values(proposal.name, proposal.facts, proposal.label)
+        if 1 not in labels:
+            seen += f"\n# '{proposal.label}' holds in none of these rows: all have the label 0."
+        elif 0 not in labels:
+            seen += f"\n# '{proposal.label}' holds in all of these rows: all have the label 1."
     if proposal.time:
         clock = (
             any("%H" in form for form in proposal.formats)

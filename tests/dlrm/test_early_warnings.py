@@ -90,6 +90,24 @@ def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
     assert "training row" not in later.text
 
 
+@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
+@pytest.mark.parametrize("value", ["ja", "never", "yes", "no"])
+def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, value):
+    """A label that is compared with a value that never occurs is 0 in all rows."""
+    rows = [f"{'no' if n % 3 else 'yes'},{n},i{n % 7}\n" for n in range(60)]
+    (tmp_path / "rows.csv").write_text("".join(rows))
+    text = (BY_TIME % 50).replace('"y:int"', '"y:text"')
+    text = text.replace(
+        'role = "label"', f'role = "label"\nops = [{{op = "one_hot", values = ["{value}"]}}]'
+    )
+    said = Said()
+    run(None, tmp_path / "table", tmp_path / "rows.csv", text=text, said=said)
+    if value in ("yes", "no"):
+        assert "have the label" not in said.text
+        return
+    assert_names(said.text, "warning: all 50 rows of split 'train' have the label 0", "'y'")
+
+
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
