@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def together(commands: list[list[str]]) -> list[dict[str, Any]]:
             raise UsageError(err[-2000:])
         found.append(json.loads(out.splitlines()[-1]))
     return found
+
+
+def make_tables(work: Path, rows: int, specs: Mapping[str, Path]) -> dict[str, Path]:
+    """Makes a table for each spec from one log of so many rows. Those that are there are kept."""
+    raw = str(work / "log")
+    if not Path(raw).exists():
+        together([["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", raw]])
+    for name, spec in specs.items():
+        if not (work / name).exists():
+            files = ["--spec", str(spec), "--input", raw, "--output", str(work / name)]
+            together([["sluice", "etl", "--engine", "local", *files]])
+    return {name: work / name for name in specs}
 
 
 def told(name: str, rates: list[float]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import ROOT, together
+from benchmarks.jobs import ROOT, make_tables
 from benchmarks.results import table
 from sluice.common.program import run as program
 from sluice.common.program import say
@@ -26,35 +26,11 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 
-SPECS = {"etl": "criteo", "loader": "criteo_raw"}
+SPECS = {
+    "etl": ROOT / "features/criteo.toml",
+    "loader": ROOT / "features/criteo_raw.toml",
+}
 BATCH = 8192
-
-
-def tables(work: Path, rows: int) -> dict[str, FeatureTable]:
-    """Made once."""
-    if not (work / "raw").exists():
-        together(
-            [["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", str(work / "raw")]]
-        )
-    for name, spec in SPECS.items():
-        if not (work / name).exists():
-            together(
-                [
-                    [
-                        "sluice",
-                        "etl",
-                        "--engine",
-                        "local",
-                        "--spec",
-                        str(ROOT / f"features/{spec}.toml"),
-                        "--input",
-                        str(work / "raw"),
-                        "--output",
-                        str(work / name),
-                    ]
-                ]
-            )
-    return {name: FeatureTable.open(work / name) for name in SPECS}
 
 
 def epoch(of: FeatureTable, knobs: Knobs) -> dict[str, Any]:
@@ -129,7 +105,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     options = parser.parse_args(argv)
     options.work.mkdir(parents=True, exist_ok=True)
     knobs = Knobs(workers={"read": options.workers, "shuffle": options.workers})
-    found = measured(tables(options.work, options.rows), options.rounds, knobs)
+    tables = make_tables(options.work, options.rows, SPECS)
+    opened = {name: FeatureTable.open(path) for name, path in tables.items()}
+    found = measured(opened, options.rounds, knobs)
     say(
         table(
             [

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import ROOT, together
+from benchmarks.jobs import ROOT, make_tables, together
 from benchmarks.results import table as shown
 from sluice.agent.report.operator_choice import Prediction
 from sluice.agent.report.run_folder import Run
@@ -45,33 +45,12 @@ def made(work: Path, rows: int) -> dict[str, Path]:
     for end in ("low = -2}", "shift = 3}"):
         spec = spec.replace(end, f"{end[:-1]}, online = true}}")
     left.write_text(spec)
-    raw = work / "log"
-    if not raw.exists():
-        together([["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", str(raw)]])
-    found = {
+    specs = {
         "etl": ROOT / "features/criteo.toml",
         "left": left,
         "raw": ROOT / "features/criteo_raw.toml",
     }
-    for name, text in found.items():
-        if not (work / name).exists():
-            together(
-                [
-                    [
-                        "sluice",
-                        "etl",
-                        "--engine",
-                        "local",
-                        "--spec",
-                        str(text),
-                        "--input",
-                        str(raw),
-                        "--output",
-                        str(work / name),
-                    ]
-                ]
-            )
-    return {name: work / name for name in found}
+    return make_tables(work, rows, specs)
 
 
 def costs_of(log: Path, table: FeatureTable) -> dict[str, list[Form]]:

@@ -278,10 +278,8 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
         counts = proposal.facts.sampled.drop_null().value_counts().to_pylist()
         seen += "".join(f", {one['counts']:,} with {one['values']}" for one in counts)
         labels = label_values(proposal.name, proposal.facts, proposal.label)
-        if 1 not in labels:
-            seen += f"\n# '{proposal.label}' holds in none of these rows: all have the label 0."
-        elif 0 not in labels:
-            seen += f"\n# '{proposal.label}' holds in all of these rows: all have the label 1."
+        if len(several := np.unique(labels[~np.isnan(labels)])) == 1:
+            seen += f"\n# All of these rows get the label {several[0]:g}."
     if proposal.time:
         clock = (
             any("%H" in form for form in proposal.formats)
