@@ -8,12 +8,10 @@ burst that begins. `tests.agent.event_by_event` is slower and moves every item. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, flow
 
 _MANY_EVENTS = 12
 """After this many events in a chunk, queues alternate at their limits. The rest of the chunk has constant rates."""
@@ -24,19 +22,9 @@ _SHORTEST_S = 1e-3
 class Simulator(SimulatedPipeline):
     """The fluid mode. `advance` is fast enough for thousands of decisions a second."""
 
-    def __init__(
-        self,
-        truth_at: Callable[[float], TrueCosts],
-        limits: Limits,
-        knobs: Knobs,
-        *,
-        seed: int = 0,
-        governor: bool = True,
-    ) -> None:
-        super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
-        self._guess = (1.0, 1.0, 1.0, 1.0)
-        self._load: tuple[Any, Load] | None = None
-        self._flow: tuple[Any, Flow] | None = None
+    _guess = (1.0, 1.0, 1.0, 1.0)
+    _load: tuple[Any, Load] | None = None
+    _flow: tuple[Any, Flow] | None = None
 
     def advance(self, seconds: float) -> None:
         """Lets this time pass."""

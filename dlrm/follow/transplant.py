@@ -12,9 +12,10 @@ from torch import Tensor
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.follow.table_diff import TableDiff
+from sluice.dlrm.model.interactions import Labels
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.table_compression import Compression, rows_of, table_name
-from sluice.dlrm.model.towers import Labels, tower_of
+from sluice.dlrm.model.towers import tower_of
 from sluice.dlrm.options import Config, ModelConfig, Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sluice.dlrm.model import flops
 from sluice.dlrm.model.dnn import Dnn
 from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.towers import Labels
+from sluice.dlrm.model.interactions import Labels
 from sluice.dlrm.options import ModelConfig
 
 

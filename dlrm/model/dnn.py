@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import mlp
-from sluice.dlrm.model.towers import Labels, Tower, over_cost, vector_labels
+from sluice.dlrm.model.interactions import Labels, mlp
+from sluice.dlrm.model.towers import Tower, over_cost, vector_labels
 from sluice.dlrm.options import ModelConfig
 
 

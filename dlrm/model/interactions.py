@@ -11,6 +11,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+Labels = tuple[Sequence[Hashable] | None, ...]
+"""For each dimension of a parameter, the feature that each index belongs to. None: a dimension without features."""
+
 
 def mlp(sizes: Sequence[int], *, last_linear: bool = False) -> nn.Sequential:
     """Makes linear layers from sizes[0] to sizes[-1] with a ReLU after each. `last_linear`: no ReLU after the last."""
@@ -54,11 +57,9 @@ class CrossLayers(nn.Module):
         return x
 
     @staticmethod
-    def labels(
-        wide: Sequence[Hashable], layers: int
-    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
+        found: dict[str, Labels] = {}
         for n in range(layers):
             found |= {f"layers.{n}.weight": (wide, wide), f"layers.{n}.bias": (wide,)}
         return found
@@ -81,11 +82,9 @@ class LowRankCross(nn.Module):
         return x
 
     @staticmethod
-    def labels(
-        wide: Sequence[Hashable], layers: int
-    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
+        found: dict[str, Labels] = {}
         for n in range(layers):
             found |= {
                 f"down.{n}.weight": (None, wide),
@@ -129,11 +128,9 @@ class MixtureCross(nn.Module):
         return x
 
     @staticmethod
-    def labels(
-        wide: Sequence[Hashable], layers: int
-    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {"gate.weight": (None, wide)}
+        found: dict[str, Labels] = {"gate.weight": (None, wide)}
         for n in range(layers):
             found |= {
                 f"down.{n}": (None, None, wide),

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sluice.dlrm.model import flops
 from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import Dots, mlp
-from sluice.dlrm.model.towers import Labels, Tower, over_cost, vector_labels
+from sluice.dlrm.model.interactions import Dots, Labels, mlp
+from sluice.dlrm.model.towers import Tower, over_cost, vector_labels
 from sluice.dlrm.options import ModelConfig
 
 

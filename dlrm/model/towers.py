@@ -33,6 +33,7 @@ from sluice.dlrm.model.interactions import (
     CrossLayers,
     Dots,
     InterestEvolution,
+    Labels,
     LowRankCross,
     MixtureCross,
     mlp,
@@ -41,8 +42,6 @@ from sluice.dlrm.model.interactions import (
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
 WIDE = 4
-Labels = tuple[Sequence[Hashable] | None, ...]
-"""For each dimension of a parameter, the feature that each index belongs to. None: a dimension without features."""
 _TOWER = "the dense features' own vector"  # the label of this vector; no column has this name
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from sluice.dlrm.model import flops
 from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.towers import Labels, WideDeep
+from sluice.dlrm.model.interactions import Labels
+from sluice.dlrm.model.towers import WideDeep
 from sluice.dlrm.options import ModelConfig
 
 

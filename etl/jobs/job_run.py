@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -396,15 +397,14 @@ class _JobRun:
 
     def _warn_of_label(self, new: Iterable[NewFile]) -> None:
         """Warns if all new training rows have the same label. A few appended rows may have."""
-        label, training = self.spec.label, self.spec.table.training
-        profile = Profile.joined(file.profile for file in new if file.record.split == training)
-        found = profile.columns.get(label, {"rows": 0})
-        if not found["rows"] or found["least"] < found["largest"] or self.job.mode == "append":
-            return
-        self.progress.say(
-            f"warning: all {found['rows']:,} rows of split {training!r} have the label {found['least']:g}, so a model "
-            f"learns nothing from them; look at the values and the ops of column {label!r}"
-        )
+        training = self.spec.table.training
+        files = (file.profile for file in new if file.record.split == training)
+        found = Profile.joined(files).columns.get(self.spec.label)
+        if self.job.mode != "append" and found and found["least"] == found["largest"]:
+            self.progress.say(
+                f"warning: all {found['rows']:,} rows of split {training!r} have the label {found['least']:g}, so a "
+                "model learns nothing from them; look at the values and the ops of the label"
+            )
 
     def _check_drift(self, record: JobRecord) -> None:
         """Warns of drift, or refuses it, as the spec says."""
@@ -421,7 +421,7 @@ class _JobRun:
 
 
 def _rows_by_split(files: Iterable[FileRecord | DataFile]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for file in files:
-        found[file.split] = found.get(file.split, 0) + file.rows
-    return found
+        found[file.split] += file.rows
+    return dict(found)

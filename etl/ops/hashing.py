@@ -29,7 +29,7 @@ system."""
 
 
 def mix(x: U64) -> U64:
-    """Mixes 64 bits by a bijection after which every bit depends on every bit."""
+    """Mixes 64 bits by a bijection after which every bit depends on every bit: the finaliser of splitmix64."""
     x = x ^ (x >> np.uint64(30))
     x *= _M1
     x ^= x >> np.uint64(27)

@@ -113,6 +113,14 @@ class Scale(Operator):
             return pa.array((values - self.minus) / self.by, mask=nulls)
 
 
+def _check_argument(op: Log | BoxCox) -> None:
+    """Refuses a shift or a floor with which there would be no logarithm."""
+    if not math.isfinite(op.shift):
+        raise OperatorError(f"shift = {op.shift}: must be a finite number")
+    if not 0 < op.floor < math.inf:
+        raise OperatorError(f"floor = {op.floor}: must be above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Log(Operator):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
@@ -126,10 +134,7 @@ class Log(Operator):
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.shift):
-            raise OperatorError(f"shift = {self.shift}: must be a finite number")
-        if not 0 < self.floor < math.inf:
-            raise OperatorError(f"floor = {self.floor}: must be above 0")
+        _check_argument(self)
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
@@ -152,10 +157,7 @@ class BoxCox(Operator):
 
     def __post_init__(self) -> None:
         within(self, power=(-5, 5))
-        if not math.isfinite(self.shift):
-            raise OperatorError(f"shift = {self.shift}: must be a finite number")
-        if not 0 < self.floor < math.inf:
-            raise OperatorError(f"floor = {self.floor}: must be above 0")
+        _check_argument(self)
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)

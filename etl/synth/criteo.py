@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-U64 = npt.NDArray[np.uint64]
+from sluice.etl.ops.hashing import mix
+
 Floats = npt.NDArray[np.float64]
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
@@ -119,19 +120,7 @@ _CHURN_FROM = 1_000
 _STEADY = 64  # the most frequent ranks never change
 _AUC_BINS = 4096
 
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GAMMA = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
-
-
-def _mix(x: U64) -> U64:
-    """Returns a bijection of 64 bits without visible patterns (the finaliser of splitmix64)."""
-    x = x ^ (x >> np.uint64(30))
-    x *= _M1
-    x ^= x >> np.uint64(27)
-    x *= _M2
-    x ^= x >> np.uint64(31)
-    return x
 
 
 def _stream(*parts: int | str) -> np.uint64:
@@ -139,7 +128,7 @@ def _stream(*parts: int | str) -> np.uint64:
     state = 0
     for part in parts:
         for byte in str(part).encode() + b"\0":
-            state = ((state ^ byte) * _GAMMA + 0x632BE59BD9B4E019) & _MASK
+            state = ((state ^ byte) * _GAMMA + 0x632BE59BD9B4E019) % 2**64
             state ^= state >> 29
     return np.uint64(state)
 
@@ -170,7 +159,7 @@ class SyntheticRows:
     def codes(self, name: str) -> npt.NDArray[np.uint32]:
         """Returns the 32 bits of each value of a category. The log has them as eight hexadecimal digits."""
         return (
-            _mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)
+            mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)
         ).astype(np.uint32)
 
 
@@ -215,10 +204,10 @@ class Clicks:
     def rows(self, first: int, count: int, day: int = 0) -> SyntheticRows:
         """Makes the rows `first` to `first + count`, which belong to that day."""
         number = np.arange(first, first + count, dtype=np.uint64)
-        base = _mix(number * np.uint64(_GAMMA) + _stream("seed", self.seed))
+        base = mix(number * np.uint64(_GAMMA) + _stream("seed", self.seed))
 
         def uniform(*name: str) -> Floats:
-            bits = _mix(base ^ _stream(*name)) >> np.uint64(11)
+            bits = mix(base ^ _stream(*name)) >> np.uint64(11)
             return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
         nulls: dict[str, npt.NDArray[np.bool_]] = {}
@@ -282,7 +271,7 @@ def _rank(name: str, u: Floats) -> npt.NDArray[np.int64]:
 
 def _churn(name: str, rank: npt.NDArray[np.int64], day: int) -> None:
     """Gives a share of the rarer values a new identity on that day."""
-    chosen = _mix(rank.astype(np.uint64) ^ _stream("churn", name)) < np.uint64(int(_CHURN * 2**64))
+    chosen = mix(rank.astype(np.uint64) ^ _stream("churn", name)) < np.uint64(int(_CHURN * 2**64))
     rank[chosen & (rank >= _STEADY)] += day * _VALUES[name][0]
 
 
