@@ -75,7 +75,7 @@ PICTURES = (
     Picture(
         file="peers",
         title="Rows a second, each loader at the best of its settings (more is better)",
-        entry="2026-11-25 · The race at full speed, on the code of 0.2.0",
+        entry="2026-11-26 · The race on the release, on an Intel Xeon",
         table="best setting",
         series=(
             Series(name="million rows/s; each line is ten times the one before", column="rows/s"),
@@ -87,7 +87,7 @@ PICTURES = (
     Picture(
         file="occasions",
         title="Rows/s of the tuned run ÷ a setting that stays as it was (more is better)",
-        entry="2026-11-20 · After each of the three occasions, live (quiet machine)",
+        entry="2026-11-26 · After each of four changes, live, on the release",
         table="tuned settles at",
         series=(
             Series(name="in the first ten seconds", column="× frozen, first 10 s"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 README = ROOT / "README.md"
-ENTRY = "2026-11-25 · The race at full speed, on the code of 0.2.0"
+ENTRY = "2026-11-26 · The race on the release, on an Intel Xeon"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",

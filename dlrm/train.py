@@ -32,7 +32,7 @@ from sluice.dlrm.liveness.rank_exit import (
     end_with_torchrun,
     tell_torchrun,
 )
-from sluice.dlrm.step_threads import wait_passively
+from sluice.dlrm.step_threads import wait_briefly
 from sluice.ingest.machine import Machine
 
 _FIRST_SPEAKS_S = 10.0
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     end_with_torchrun(ending)
     try:
         given = start_options.parse(argv, __doc__)
-        wait_passively(os.environ, Machine().cores())
+        wait_briefly(os.environ, Machine().cores())
         with without_collections():
             from sluice.dlrm.session import start
 
