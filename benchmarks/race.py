@@ -161,7 +161,7 @@ def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[
             time.perf_counter(),
             processor_s(),
         )
-        while (spent := time.perf_counter() - began) < seconds:
+        while (spent := time.perf_counter() - began) < seconds or not rows:
             for at in random.permutation(batches):
                 for block in blocks:
                     torch.from_numpy(block[:, at * BATCH_SIZE : (at + 1) * BATCH_SIZE].copy())
