@@ -399,7 +399,7 @@ class _JobRun:
         """Warns if all new training rows have the same label. A few appended rows may have."""
         training = self.spec.table.training
         files = (file.profile for file in new if file.record.split == training)
-        found = Profile.joined(files).columns.get(self.spec.label)
+        found = Profile.joined(files).columns.get(self.spec.label_column.name)
         if self.job.mode != "append" and found and found["least"] == found["largest"]:
             self.progress.say(
                 f"warning: all {found['rows']:,} rows of split {training!r} have the label {found['least']:g}, so a "

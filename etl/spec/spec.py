@@ -175,14 +175,17 @@ class Spec:
         return found
 
     @property
+    def label_column(self) -> ColumnSpec:
+        return next(c for c in self.columns if c.role == "label")
+
+    @property
     def label(self) -> str:
         """The input column that the label is made from."""
-        return next(c.sources[0] for c in self.columns if c.role == "label")
+        return self.label_column.sources[0]
 
     def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """Returns the label of each row, after the label's operators."""
-        made = next(c for c in self.columns if c.role == "label")
-        return make_labels(made.ops, columns[self.label])
+        return make_labels(self.label_column.ops, columns[self.label])
 
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
