@@ -136,8 +136,8 @@ def report(argv: list[str]) -> dict[str, Any]:
                 f"--picture {options.picture}: cannot be written ({error.strerror}); name a file in a folder that "
                 "exists"
             ) from None
-        say(str(options.picture))
         found["picture"] = str(options.picture)
+        say(found["picture"])
     return found
 
 

@@ -109,11 +109,21 @@ class SimulatedFleet:
         return sum(worker.speed for worker in self.workers if worker.ready_at <= self.now)
 
 
+class _Simulator(Simulator):
+    """A simulator in which another host decides the number of a stage's workers."""
+
+    def set_workers(self, i: int, workers: float) -> None:
+        """Sets a stage's ready workers, if another host decides their number."""
+        if self.ready[i] != workers:
+            self.ready[i] = workers
+            self._changed()
+
+
 class FleetPipeline:
     """A `Tunable` of its own clock whose first stage asks a fleet, two requests for each worker."""
 
     def __init__(self, scenario: Scenario, truth: FleetTruth, *, seed: int = 0) -> None:
-        self.sim = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
+        self.sim = _Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
         self.fleet = SimulatedFleet(truth, np.random.default_rng((3, seed)))
         self._name = scenario.stages[0].name
         self._busy_s = self._in_s = self._out_s = 0.0

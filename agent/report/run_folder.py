@@ -84,6 +84,8 @@ class RunFolder:
                 f"{path}: cannot be made ({error.strerror}); choose another folder for the run"
             ) from None
         try:
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), f"{os.getpid()}\n".encode())
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
                 raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
@@ -294,14 +296,6 @@ def _lock(path: Path) -> TextIO:
         file.close()
         raise RunError(
             f"{path}: in use by process {holder}; wait for it or choose another folder"
-        ) from None
-    try:
-        os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), f"{os.getpid()}\n".encode())
-    except OSError as error:
-        file.close()
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); choose another folder for the run"
         ) from None
     return file
 

@@ -127,12 +127,6 @@ class SimulatedPipeline:
         self._knobs = knobs
         self._changed()
 
-    def set_workers(self, i: int, workers: float) -> None:
-        """Sets a stage's ready workers, if another host decides their number."""
-        if self.ready[i] != workers:
-            self.ready[i] = workers
-            self._changed()
-
     @staticmethod
     def _workers_of(name: str, knobs: Knobs) -> int:
         """Returns the workers of a stage. A fused stage has 1, which passes rows on without taking time."""

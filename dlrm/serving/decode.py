@@ -47,10 +47,9 @@ _SINGLE_KINDS = ("int", "float", "text")
 _WHOLE_MINUS_ZERO = re.compile(rb"-0(?![.eE])(?<![eE]-0)")
 _TOGETHER_BYTES = 2**15
 """From this size on, one call of Arrow's reader takes less time than Python's."""
-# The numbers of two fields in Arrow's messages, and of the message kind that has rows.
+# The numbers of two fields in Arrow's messages.
 _COMPRESSION = 3
 _HEADER = 2
-_RECORD_BATCH = 3
 
 
 class Refusal(Exception):

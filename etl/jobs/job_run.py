@@ -397,13 +397,13 @@ class _JobRun:
 
     def _warn_of_label(self, new: Iterable[NewFile]) -> None:
         """Warns if all new training rows have the same label. A few appended rows may have."""
-        training = self.spec.table.training
-        files = (file.profile for file in new if file.record.split == training)
-        found = Profile.joined(files).columns.get(self.spec.label_column.name)
+        table = self.spec.table
+        seen = Profile.joined(f.profile for f in new if f.record.split == table.training)
+        found = seen.columns.get(self.spec.label_column.name)
         if self.job.mode != "append" and found and found["least"] == found["largest"]:
             self.progress.say(
-                f"warning: all {found['rows']:,} rows of split {training!r} have the label {found['least']:g}, so a "
-                "model learns nothing from them; look at the values and the ops of the label"
+                f"warning: all {found['rows']:,} rows of split {table.training!r} have the label {found['least']:g}, "
+                "so a model learns nothing from them; look at the values and the ops of the label"
             )
 
     def _check_drift(self, record: JobRecord) -> None:

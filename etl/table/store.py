@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import time
 import uuid
 from typing import Any
@@ -130,11 +131,18 @@ class TableStore:
         return self.local and local_folder.remove_if_empty(self.root, relative)
 
     def probe(self) -> None:
-        """Raises StoreError if a table could not be published here."""
-        name = f"_sluice/probe-{uuid.uuid4().hex[:8]}"
+        """Raises StoreError if a table could not be published here. Leaves nothing: the job may still be refused."""
+        name, text = f"_sluice/probe-{uuid.uuid4().hex}", b"may I write here?\n"
+        above = self.path("_sluice")
         try:
-            self.write(name, b"may I write here?\n")
-            self.remove(name)
+            while self.local and not os.path.lexists(above):
+                above = os.path.dirname(above)
+            if self.local:
+                with tempfile.TemporaryFile(dir=above) as file:
+                    file.write(text)
+            else:
+                self.write(name, text)
+                self.remove(name)
         except OSError as error:
             raise StoreError(
                 f"{self.uri}: cannot be written ({error.strerror or error}); "

@@ -189,6 +189,37 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(
         main(f"{CRITEO} --input {path} --output {tmp_path}/t --engine spark".split())
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (f"{CRITEO} --input no-such.tsv", "no file"),
+        ("--spec features/sessions.toml --input sessions.json", "only Spark"),
+        (f"{CRITEO} --input log", "holds no rows"),
+    ],
+)
+def test_a_refused_job_leaves_no_folder(tmp_path, words, why):
+    from sluice.common.errors import UsageError
+    from sluice.etl.job import main
+
+    for name in ("log", "sessions.json"):
+        (tmp_path / name).touch()
+    words = words.replace("--input ", f"--input {tmp_path}/")
+    with raises(UsageError, why):
+        main([*words.split(), "--engine", "local", "--output", f"{tmp_path}/new/table"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    from sluice.etl.table.store import StoreError, TableStore
+
+    (tmp_path / "file").touch()
+    with raises(StoreError, "file/table: cannot be written", "Not a directory"):
+        TableStore(tmp_path / "file/table").probe()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with raises(StoreError, "link: cannot be written"):
+        TableStore(tmp_path / "link").probe()
+
+
 def packed_by_a_job(folder, *words):
     from sluice.etl.job import main
 
