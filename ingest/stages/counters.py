@@ -20,6 +20,8 @@ class StageCounters:
         self.name = name
         self._clock = clock
         self._at = clock()
+        # The lock of a pool would not do: a pipeline also reads the counters of a stage that has no pool at the moment.
+        self._lock = threading.RLock()
         self._busy = self._waiting = 0
         self._blocked = False
         self.durations = Durations()
@@ -28,18 +30,19 @@ class StageCounters:
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
         """Notes that workers changed their state. `blocked`: they wait for space after the stage, not for input."""
-        now = self._clock()
-        elapsed = now - self._at
-        self._at = now
-        self.busy_s += elapsed * self._busy
-        if self._blocked:
-            self.wait_output_s += elapsed * self._waiting
-        else:
-            self.wait_input_s += elapsed * self._waiting
-        self._busy += busy
-        self._waiting += waiting
-        if blocked is not None:
-            self._blocked = blocked
+        with self._lock:
+            now = self._clock()
+            elapsed = now - self._at
+            self._at = now
+            self.busy_s += elapsed * self._busy
+            if self._blocked:
+                self.wait_output_s += elapsed * self._waiting
+            else:
+                self.wait_input_s += elapsed * self._waiting
+            self._busy += busy
+            self._waiting += waiting
+            if blocked is not None:
+                self._blocked = blocked
 
     def passed(self, rows: int, size: int) -> None:
         """Counts a finished item."""
@@ -73,15 +76,14 @@ class WorkerClock:
     """Measures one worker's time. The worker waits for its own stage, and may also work for other stages."""
 
     def __init__(self, stage: StageCounters, lock: threading.RLock):
-        """`lock` guards all counters of a pipeline."""
+        """`lock` guards the counts of a run's stages, apart from the time of workers."""
         self._own_stage = self._current = stage
         self._lock = lock
         self._cpu_s = self._core_wait_s = self._began = 0.0
 
     def begin(self) -> None:
         """Notes that the worker got an item."""
-        with self._lock:
-            self._own_stage.change(waiting=-1, busy=1)
+        self._own_stage.change(waiting=-1, busy=1)
         self._began = time.monotonic()
         self._cpu_s = time.thread_time()
         self._core_wait_s = core_wait_s()
@@ -98,9 +100,8 @@ class WorkerClock:
 
     def end(self) -> None:
         """Notes that the worker waits again."""
-        with self._lock:
-            self._switch(self._own_stage)
-            self._own_stage.change(waiting=1, busy=-1)
+        self._switch(self._own_stage)
+        self._own_stage.change(waiting=1, busy=-1)
 
     def _switch(self, stage: StageCounters) -> None:
         """Adds the time so far to the current stage, and makes `stage` the current one."""

@@ -236,8 +236,7 @@ class Pool(Generic[In, Out]):
     def _work(self) -> None:
         work = None
         clock = WorkerClock(self._counters, self._lock)
-        with self._lock:
-            self._counters.change(waiting=1)
+        self._counters.change(waiting=1)
         try:
             while True:
                 with self._pull:

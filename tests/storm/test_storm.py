@@ -23,6 +23,7 @@ from sluice.ingest import loader, pipeline
 from sluice.ingest.memory import buffers, governor
 from sluice.ingest.process import worker
 from sluice.ingest.stages import batch, pool, shuffle
+from sluice.ingest.stages.counters import StageCounters
 from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
@@ -103,6 +104,32 @@ def test_a_wait_ends_by_its_time_when_nobody_can_go_on_and_at_no_other():
         assert event.wait(2)
         assert run.now == 1.25
         run.finish()
+
+
+def test_counters_that_several_threads_change_never_fall_and_add_up():
+    """A pipeline reads the counters of a stage whose pool is made at that moment."""
+    for seed in range(20):
+        way = Way(switch=0.5, tick_s=0.01, lines=0.5)
+        with storm() as crew, entered(Scheduler(chance_of(seed), way, crew, by_lines)) as run:
+            counters, began = StageCounters("read", Time.monotonic), run.now
+            counters.change(waiting=1)
+
+            def look(counters=counters):
+                for _ in range(10):
+                    Time.sleep(0.1)
+                    before = counters.wait_input_s
+                    counters.change()
+                    assert counters.wait_input_s >= before
+
+            threads = [Thread(target=look, name=f"look {number}") for number in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            counters.change(waiting=-1)
+            assert counters.wait_input_s == pytest.approx(run.now - began)
+            assert began < run.now
+            run.finish()
 
 
 # ---- what a storm finds
