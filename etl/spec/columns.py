@@ -359,7 +359,7 @@ def _check_role(column: ColumnSpec, kind: str, until_stored: Sequence[Operator],
         hint = {
             "id": "add categorify or hash",
             "ids": "add split and categorify or hash",
-            "text": "leave them out",
+            "text": "leave them out, and read it as text",
         }.get(wanted, "add an operator that gives numbers")
         raise SpecError(
             f"{path}: column {column.name!r} has role {column.role!r}, which needs {wanted}, but its "
@@ -425,9 +425,10 @@ def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:
         found = read_value(raw, key, list, [], path)
         if any(isinstance(item, bool) or not isinstance(item, (int, float)) for item in found):
             raise SpecError(f"{path}.{key} = {found!r}: must be numbers")
-        return tuple(float(item) for item in found)
+        return tuple(float(item) + 0.0 for item in found)
     if "float" in hint:
-        return float(read_value(raw, key, (int, float), None, path))
+        # Without -0.0, equal operators give equal bits.
+        return float(read_value(raw, key, (int, float), None, path)) + 0.0
     return read_value(
         raw, key, {"<class 'str'>": str, "<class 'bool'>": bool}.get(hint, int), None, path
     )

@@ -33,7 +33,7 @@ _EXAMPLES = 1_000
 (half of them from its last row groups); column chunks in all, roughly; and values that are kept of a column."""
 _CELLS, _LEAST_ROWS = 4_000_000, 1_000
 """Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
-_IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
+_MOST_ID, _LARGEST = np.iinfo(np.int32).max, float(np.finfo(np.float32).max)
 _CHECKED_ROWS = 10_000  # rows of a file that `unreadable` checks
 # This share of unreadable values causes a warning, as in a job for a first version.
 _WARNED_SHARE = 0.05
@@ -314,7 +314,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
         if (one := facts.get(source)) is None:
             continue  # an optional column that no examined file has
         kind = np.int32 if name in columns.scalars else np.float32
-        low, high = (_IDS.min, _IDS.max) if kind is np.int32 else (-_LARGEST, _LARGEST)
+        low, high = (0, _MOST_ID) if kind is np.int32 else (-_LARGEST, _LARGEST)
         places = list(one.nulls)[:1] if name not in columns.fill else []
         if isinstance(one.low, (int, float)) and one.low < low:
             places.append(one.low_place)

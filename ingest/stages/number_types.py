@@ -57,27 +57,22 @@ def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
-    if not np.can_cast(array.dtype, kind) and array.size:
-        fit = np.iinfo(kind)
-        if array.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):
-                wrong = ~((np.floor(array) == array) & (array >= fit.min) & (array <= fit.max))
-        else:
-            wrong = (
-                None
-                if fit.min <= array.min() and array.max() <= fit.max
-                else (array < fit.min) | (array > fit.max)
-            )
-        if wrong is not None and wrong.any():
-            at = int(np.argmax(wrong))
-            why = (
-                f"does not fit {fit.dtype}"
-                if np.floor(array[at]) == array[at]
-                else "is no whole number"
-            )
-            raise ValueRefused(
-                at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it"
-            )
+    fit = np.iinfo(kind)
+    if array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            wrong = ~((np.floor(array) == array) & (array >= 0) & (array <= fit.max))
+    else:
+        wrong = array.astype(np.uint64) > fit.max
+    if wrong.any():
+        at = int(wrong.argmax())
+        why = (
+            f"is not from 0 to {fit.max} ({fit.dtype})"
+            if np.floor(array[at]) == array[at]
+            else "is no whole number"
+        )
+        raise ValueRefused(
+            at, f"{array[at]}, which {why}, as ids are; hash, categorify or bucketize it"
+        )
     return np.ascontiguousarray(array, kind)
 
 

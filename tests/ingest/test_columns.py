@@ -133,12 +133,14 @@ def test_operators_left_to_the_loader_make_ids_of_any_number():
         (np.array([0.0, 1.5]), 1, (1.5, "whole")),
         (np.array([np.nan]), 0, ("nan", "whole")),
         (np.array([1.0, 2.0**31]), 1, (2.0**31, "int32")),
+        (np.array([3.0, -1.0]), 1, (-1.0, "int32")),
+        (np.array([3, -1], np.int32), 1, (-1, "int32")),
         (np.array([0, np.inf], np.float32), 1, ("inf", "int32")),
         (np.array(["x"], object), 0, ("'x'", "number")),
     ],
 )
 def test_floats_are_ids_only_if_they_are_whole(array, at, facts):
-    assert numbers(np.array([3.0, -1.0]), np.int32).tolist() == [3, -1]
+    assert numbers(np.array([3.0, 1.0]), np.int32).tolist() == [3, 1]
     with raises(ValueRefused, *facts) as caught:
         numbers(array, np.int32)
     assert caught.value.at == at

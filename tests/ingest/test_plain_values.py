@@ -206,6 +206,20 @@ def test_a_number_that_does_not_fit_is_refused_whatever_type_the_first_file_has(
         BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=position"), batch_size=16)
 
 
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.int8()])
+def test_an_id_below_0_is_refused_with_its_place_also_without_statistics(
+    tmp_path, kind, statistics
+):
+    table = pa.table({"y": [0, 1] * 40, "x": [0.5] * 80, "item": pa.array([*range(79), -7], kind)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=16, write_statistics=statistics)
+    with (
+        raises(ColumnError, "a.parquet", "row group 4", "'item'", -7, "hash"),
+        BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=item"), batch_size=16) as loader,
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize(
     ("other", "roles"),
     [

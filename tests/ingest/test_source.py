@@ -248,7 +248,9 @@ def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
     assert sorted(chunk.floats[:2, 1, 0].tolist()) == [0, 1]
     with raises(ColumnError, "one.parquet", "row group 0", "'d'", "1 empty"):
         gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
-    with raises(ColumnError, "row group 0, row 1", "'s'", 2147483648, "int32"):
+    with raises(ColumnError, "row group 0, row 1", "'s'", 2147483648, "0 to 2147483647"):
         gather(files_with(tmp_path, **{**good, "s": pa.array([3, 2**31])}), columns)
+    with raises(ColumnError, "row group 0, row 1", "'s'", -1, "0 to 2147483647"):
+        gather(files_with(tmp_path, **{**good, "s": pa.array([3, -1])}), columns)
     with raises(SourceError, "one.parquet", "'s'", "d, y"):
         gather(files_with(tmp_path, d=good["d"], y=good["y"]), columns)
