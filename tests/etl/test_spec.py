@@ -479,6 +479,19 @@ def test_names_that_no_table_can_hold_are_refused(values, facts):
         )
 
 
+def test_minus_0_is_read_as_0_so_that_equal_operators_give_equal_bits():
+    minus, plus = (
+        Spec.parse(
+            f'{GOOD}\n[[column]]\nname = "x"\nfrom = "I1"\nrole = "dense"\n'
+            f'ops = [{{op = "clip", low = {value}}}, {{op = "fill", value = {value}}}]\n'
+        )
+        .columns[-1]
+        .ops
+        for value in ("-0.0", "0.0")
+    )
+    assert repr(minus) == repr(plus)
+
+
 def test_what_is_left_to_the_loader_stands_in_the_field():
     text = GOOD.replace(
         "shift = 3}", 'shift = 3, online = true}, {op = "standardise", online = true}'
