@@ -121,7 +121,7 @@ def evaluate(
         if counter is None:  # All ranks choose at the same batch, as they exchange data for it.
             few = len(feed) * len(batch.label) * world.ranks <= exact_rows
             counter = _Exact() if few else _Rough(rows.numpy(), world)
-        if bool(real.any()):
+        if real.any():
             counter.add(rows.numpy())
             ranges.add(rows[0], batch.dense[real], ids)
     if counter is None:

@@ -46,7 +46,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tenso
     found = ((values.view(torch.int32) + chance) & -(1 << bits)).view(torch.float32)
     if dtype == torch.float16:
         small = values.abs() < _SMALL
-        if bool(small.any()):
+        if small.any():
             found = torch.where(
                 small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, found
             )

@@ -293,10 +293,7 @@ class ParquetFiles:
         return {
             name: one.high + 1
             for name, source in sources.items()
-            if (one := facts.get(source))
-            and one.known
-            and isinstance(one.low, int)
-            and one.low >= 0
+            if (one := facts.get(source)) and one.known and isinstance(one.low, int)
         }
 
     def _selection(self, split: str) -> RowSelection | None:

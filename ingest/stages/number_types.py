@@ -65,13 +65,10 @@ def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
         wrong = array.astype(np.uint64) > fit.max
     if wrong.any():
         at = int(wrong.argmax())
-        why = (
-            f"is not from 0 to {fit.max} ({fit.dtype})"
-            if np.floor(array[at]) == array[at]
-            else "is no whole number"
-        )
         raise ValueRefused(
-            at, f"{array[at]}, which {why}, as ids are; hash, categorify or bucketize it"
+            at,
+            f"{array[at]}, which is no whole number from 0 to {fit.max} ({fit.dtype}), as ids are; "
+            "hash, categorify or bucketize it",
         )
     return np.ascontiguousarray(array, kind)
 

@@ -287,10 +287,6 @@ class Gatherer:
         self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
-        # The stored columns that may hold numbers that must not be copied.
-        self._examined = self._fillable | [
-            kind is np.int32 and name not in columns.cardinalities for name, kind in self._stored
-        ]
         self._number_columns = np.array(
             [n for n, one in enumerate(every) if one[0] not in columns.added], np.int64
         )
@@ -451,9 +447,10 @@ class Gatherer:
         )
         kinds[np.any([a.nulls != 0 for a, _ in addresses], axis=0)[layout.at]] = CONVERTED
         final = all(piece.decoded.final for piece in pieces)
-        for number in () if final else np.flatnonzero(self._examined & (kinds != CONVERTED)):
-            name, kind = self._stored[number]
-            if not all(_can_copy(_piece_column(piece, name), kind) for piece in pieces):
+        for number in () if final else np.flatnonzero(self._fillable & (kinds != CONVERTED)):
+            if not all(
+                _is_finite(_piece_column(piece, self._stored[number][0])) for piece in pieces
+            ):
                 kinds[number] = CONVERTED
         return sources[layout.at], kinds
 
@@ -553,11 +550,8 @@ def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:
     return piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
 
 
-def _can_copy(column: pa.ChunkedArray, kind: type) -> bool:
-    """Whether a column without nulls has no NaN, no infinity and no id below 0. `to_numpy` would import pandas."""
-    return all(
-        np.isfinite(values).all()
-        if values.dtype.kind == "f"
-        else kind is np.float32 or values.min(initial=0) >= 0
-        for values in map(np.from_dlpack, column.chunks)
+def _is_finite(column: pa.ChunkedArray) -> bool:
+    """Whether a column without nulls has no NaN and no infinity. `to_numpy` would import pandas."""
+    return not pa.types.is_floating(column.type) or all(
+        np.isfinite(np.from_dlpack(c)).all() for c in column.chunks
     )
