@@ -18,7 +18,7 @@ class MissingNumbers:
     def mask(self, dense: Tensor) -> Tensor:
         """Returns the batch [B, D] with these values masked, or the batch itself if it has none."""
         # One fast pass. A sum of finite numbers may overflow, so the values are checked if it is not finite.
-        if bool(torch.isfinite(dense.sum())):
+        if torch.isfinite(dense.sum()):
             return dense
         wrong = ~torch.isfinite(dense)
         self._counts += wrong.sum(0).cpu()

@@ -135,7 +135,7 @@ class Servable:
                 step=0,
             )
         )
-        if not bool(torch.isfinite(logits).all()):
+        if not torch.isfinite(logits).all():
             wrong = "the model's answers to made-up rows are no numbers"
         elif float(logits.abs().median()) > _CERTAIN_LOGIT:
             wrong = "the model's answers to most of some made-up rows are exactly 0 or 1"

@@ -293,7 +293,10 @@ class ParquetFiles:
         return {
             name: one.high + 1
             for name, source in sources.items()
-            if (one := facts.get(source)) and one.known and isinstance(one.low, int)
+            if (one := facts.get(source))
+            and one.known
+            and isinstance(one.low, int)
+            and one.low >= 0
         }
 
     def _selection(self, split: str) -> RowSelection | None:
