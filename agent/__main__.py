@@ -12,10 +12,8 @@ from sluice.agent import policies
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import train
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.program import command_of, run, say
 from sluice.common.settings import parse, setting
-from sluice.common.suggest import nearest
-from sluice.common.text_table import wrapped
 
 _EXAMPLES = """examples:
   sluice report runs/first
@@ -103,20 +101,16 @@ class OwnRuns:
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Runs the command in `argv`. Returns the object for the last line of output, if there is one."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(wrapped(_USAGE))
-        return None
-    if argv[0] not in COMMANDS:
-        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
-    return COMMANDS[argv[0]](argv[1:])
+    name = command_of(argv, COMMANDS, _USAGE)
+    return COMMANDS[name](argv[1:]) if name else None
 
 
 def report(argv: list[str]) -> dict[str, Any]:
     """Writes a run's page again: one page that opens offline."""
     options = parse(
         ReportOptions,
-        argv=argv,
-        prog="sluice report",
+        argv,
+        "sluice report",
         description=report.__doc__,
         epilog=_EXAMPLES,
     )
@@ -144,7 +138,7 @@ def report(argv: list[str]) -> dict[str, Any]:
 def explain(argv: list[str]) -> dict[str, Any]:
     """Prints what happened in a run: the verdict, and each change with its reason and its effect."""
     options = parse(
-        RunChoice, argv=argv, prog="sluice explain", description=explain.__doc__, epilog=_EXAMPLES
+        RunChoice, argv, "sluice explain", description=explain.__doc__, epilog=_EXAMPLES
     )
 
     from sluice.agent.report import narrative
@@ -160,8 +154,8 @@ def replay(argv: list[str]) -> dict[str, Any]:
 
     options = parse(
         ReplayOptions,
-        argv=argv,
-        prog="sluice replay",
+        argv,
+        "sluice replay",
         description=replay.__doc__,
         epilog="example:\n  sluice replay runs/first --policy planner",
     )
@@ -179,7 +173,7 @@ def replay(argv: list[str]) -> dict[str, Any]:
 def live(argv: list[str]) -> None:
     """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
 
-    options = parse(LiveOptions, argv=argv, prog="sluice live", description=live.__doc__)
+    options = parse(LiveOptions, argv, "sluice live", description=live.__doc__)
 
     from sluice.agent.report.live import LivePages
     from sluice.agent.report.live_server import listening
@@ -202,7 +196,7 @@ def learn(argv: list[str]) -> Mapping[str, Any]:
     they are significantly nearer to the settled knobs there. Every run looks for weights in this cache first. `--out`
     writes the weights to another file, for `--agent-weights`.
     """
-    options = parse(OwnRuns, argv=argv, prog="sluice learn", description=learn.__doc__)
+    options = parse(OwnRuns, argv, "sluice learn", description=learn.__doc__)
     from sluice.agent.learn import own_runs
 
     return own_runs.learn(

@@ -183,9 +183,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    options = parse(
-        FleetOptions, argv=argv, prog="python -m benchmarks.fleet_size", description=__doc__
-    )
+    options = parse(FleetOptions, argv, "python -m benchmarks.fleet_size", description=__doc__)
     tasks = [(options.first + n, options.price, options.policy) for n in range(options.seeds)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         runs = list(pool.imap(_work, tasks))

@@ -139,7 +139,7 @@ def taught(options: LearningOptions) -> npt.NDArray[np.float64]:
 
 def main(argv: list[str]) -> dict[str, Any]:
     options = parse(
-        LearningOptions, argv=argv, prog="python -m benchmarks.learned_fleet", description=__doc__
+        LearningOptions, argv, "python -m benchmarks.learned_fleet", description=__doc__
     )
     weights = taught(options)
     learning_s = time.process_time()

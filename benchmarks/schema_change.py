@@ -29,8 +29,8 @@ class SchemaRounds:
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(
         SchemaRounds,
-        argv=argv,
-        prog="python -m sluice.benchmarks.schema_change",
+        argv,
+        "python -m sluice.benchmarks.schema_change",
         description=__doc__,
     )
     ratios = []

@@ -70,9 +70,7 @@ def search(options: SearchRounds, *, seed: int, plain: bool) -> dict[str, float]
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    options = parse(
-        SearchRounds, argv=argv, prog="python -m benchmarks.search", description=__doc__
-    )
+    options = parse(SearchRounds, argv, "python -m benchmarks.search", description=__doc__)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows = []
     for seed in range(options.seeds):

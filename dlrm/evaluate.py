@@ -20,7 +20,7 @@ from sluice.dlrm.liveness.rank_exit import RankExit, end_with_torchrun, tell_tor
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
-    request = parse(EvaluationRequest, argv=argv, prog="sluice evaluate", description=__doc__)
+    request = parse(EvaluationRequest, argv, "sluice evaluate", description=__doc__)
     end_with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
     try:
         return request.answer(say)

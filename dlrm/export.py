@@ -44,7 +44,7 @@ class ExportOptions:
 
 def main(argv: list[str]) -> dict[str, Any]:
 
-    args = parse(ExportOptions, argv=argv, prog="sluice export", description=__doc__)
+    args = parse(ExportOptions, argv, "sluice export", description=__doc__)
 
     from sluice.dlrm.checkpoint.meta import check, latest
     from sluice.dlrm.options import Config

@@ -140,7 +140,7 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(PlanOptions, argv=argv, prog="sluice plan", description=__doc__, epilog=_EXAMPLES)
+    args = parse(PlanOptions, argv, "sluice plan", description=__doc__, epilog=_EXAMPLES)
     given, machine = read_input(args), read(args.machine)
     found = given.tables
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)

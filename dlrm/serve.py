@@ -26,7 +26,7 @@ from sluice.dlrm.serving.server import ServerOptions, serve
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    return serve(parse(ServerOptions, argv=argv, prog="sluice serve", description=__doc__), say)
+    return serve(parse(ServerOptions, argv, "sluice serve", description=__doc__), say)
 
 
 def program() -> NoReturn:

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.common.errors import UsageError
-from sluice.common.program import FAILED, USAGE, run, say
+from sluice.common.program import FAILED, USAGE, command_of, run, say
 from sluice.common.settings import parse, setting
-from sluice.common.suggest import nearest
-from sluice.common.text_table import wrapped
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 
@@ -146,13 +143,10 @@ Run sluice COMMAND --help for the options.
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(wrapped(_USAGE))
+    if (name := command_of(argv, COMMANDS, _USAGE)) is None:
         return None
-    if argv[0] not in COMMANDS:
-        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
-    kind: Any = COMMANDS[argv[0]]
-    request = parse(kind, argv=argv[1:], prog=f"sluice {argv[0]}", description=kind.__doc__)
+    kind: Any = COMMANDS[name]
+    request = parse(kind, argv[1:], f"sluice {name}", description=kind.__doc__)
     found: dict[str, Any] | None = request.answer(say)
     if found and (found.get("problems") or found.get("leaks")):
         print(json.dumps(found, default=str), flush=True)

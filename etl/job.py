@@ -47,7 +47,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     from sluice.etl.job_request import JobRequest
 
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
-    request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
+    request = parse(JobRequest, argv, name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
     from sluice.tools.placing import placed
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sluice.common.errors import UsageError
-from sluice.common.program import run
-from sluice.common.text_table import wrapped
-from sluice.ingest.knobs import nearest
+from sluice.common.program import command_of, run
 
 COMMANDS = ("bench", "doctor", "guess", "headroom")
 USAGE = """\
@@ -24,12 +21,8 @@ sluice COMMAND --help tells more."""
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(wrapped(USAGE))
-        return None
-    if argv[0] not in COMMANDS:
-        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
-    return _command(argv[0])(argv[1:])
+    name = command_of(argv, COMMANDS, USAGE)
+    return _command(name)(argv[1:]) if name else None
 
 
 def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl import ops
-from sluice.etl.ops.base import id_kind
+from sluice.etl.ops.base import as_one_column, id_kind
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
@@ -169,12 +169,7 @@ class Chain:
 
     def __call__(self, arrays: Arrays) -> Arrays:
         columns = [_column(f, arrays) for f in self._inputs]
-        values = (
-            columns[0]
-            if len(columns) == 1
-            else pa.StructArray.from_arrays(columns, [f.name for f in self._inputs])
-        )
-        values = self._apply(values)
+        values = self._apply(as_one_column(columns, [f.name for f in self._inputs]))
         outputs = [output.name for output in self._one.outputs]
         if isinstance(self._one.ops[-1], Vectors):
             vectors = flat(values)[0].to_numpy(zero_copy_only=False).reshape(-1, len(outputs))

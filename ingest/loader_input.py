@@ -219,4 +219,5 @@ def _row_groups(  # noqa: PLR0917 # called once
         located=located,
         packed=reading.packed,
         history=histories,
+        ids=sorted({*columns.sparse} - columns.added - columns.cardinalities.keys()),
     )

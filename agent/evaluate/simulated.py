@@ -212,8 +212,8 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     """Runs `sluice policies`. Returns the object for the last line of output."""
     options = parse(
         PolicyOptions,
-        argv=argv,
-        prog="sluice policies",
+        argv,
+        "sluice policies",
         description=_describe(__doc__),
         epilog=_EXAMPLES,
     )
@@ -295,8 +295,8 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
 
     options = parse(
         SimulationOptions,
-        argv=argv,
-        prog="sluice simulate",
+        argv,
+        "sluice simulate",
         description=_describe(simulate.__doc__),
         epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
     )

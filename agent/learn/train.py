@@ -43,7 +43,7 @@ class TeachingOptions:
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
-    options = parse(TeachingOptions, argv=argv, prog="sluice teach", description=__doc__)
+    options = parse(TeachingOptions, argv, "sluice teach", description=__doc__)
     import safetensors  # noqa: F401  fails now, not after an hour of training
 
     from sluice.agent.learn import curriculum, opening_judgement

@@ -186,23 +186,16 @@ def _changes(
         for key, given in values.get(how, {}).items():
             where = f"{path}.{how}.{key}"
             base = _base(plain, key, where)
-            if isinstance(given, str) and key.endswith(("_bytes", "memory_limit")):
-                value: Any = _bytes(given, where)
-            else:
-                value = given
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not math.isfinite(value)
-            ):
-                raise ScenarioError(f"{where}: {value!r} is not a number")
+            is_size = isinstance(given, str) and key.endswith(("_bytes", "memory_limit"))
+            number = _bytes(given, where) if is_size else given
+            value = _number({key: number}, key, f"{path}.{how}", 0)
             before = next((c.value for c in reversed([*earlier, *changes]) if c.key == key), base)
             changes.append(
                 ScheduledChange(
                     at=at,
                     over=over,
                     key=key,
-                    value=value * before if how == "scale" else float(value),
+                    value=value * before if how == "scale" else value,
                 )
             )
             try:

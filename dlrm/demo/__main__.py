@@ -84,7 +84,7 @@ class Tables:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(DemoOptions, argv=argv, prog="python -m dlrm.demo", description=__doc__)
+    args = parse(DemoOptions, argv, "python -m dlrm.demo", description=__doc__)
     out = args.out.resolve()
     if args.cluster and not has_java():
         raise UsageError(

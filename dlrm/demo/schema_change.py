@@ -64,9 +64,7 @@ class SchemaDemoOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(
-        SchemaDemoOptions, argv=argv, prog="python -m dlrm.demo.schema_change", description=__doc__
-    )
+    args = parse(SchemaDemoOptions, argv, "python -m dlrm.demo.schema_change", description=__doc__)
     out, began = args.out.resolve(), time.monotonic()
     begin(out)
     whole = (ROOT / "features/criteo_raw.toml").read_text()

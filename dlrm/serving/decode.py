@@ -298,7 +298,7 @@ class Decoder:
             for name, value in row.items():
                 kind = self.kinds.get(name)
                 if kind is None:
-                    self._check_known(name)
+                    self._check_known(name, f"rows[{number}]: ")
                 elif not (
                     fits(value, kind) or (name in self._may_be_texts and fits(value, "text"))
                 ):
@@ -388,11 +388,11 @@ class Decoder:
                 f"{self._fingerprint!r}; /model says what it takes",
             )
 
-    def _check_known(self, name: str) -> None:
+    def _check_known(self, name: str, where: str = "") -> None:
         if name not in self._known:
             raise Refusal(
                 422,
-                f"feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
+                f"{where}feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
                 "/model says what it takes",
             )
 

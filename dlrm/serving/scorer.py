@@ -88,13 +88,10 @@ class Scorer:
                 self.decoder.columns([rows for _, rows in decoded])
             ).tolist()
         except (Refusal, BadValue) as error:
+            if isinstance(error, BadValue):
+                error = Refusal(422, f"rows[{error.rows[0]}]: {error}")
             if len(decoded) == 1:
-                return [
-                    (
-                        decoded[0][0],
-                        error if isinstance(error, Refusal) else Refusal(422, _with_row(error)),
-                    )
-                ]
+                return [(decoded[0][0], error)]
             half = len(decoded) // 2
             return [
                 answer
@@ -116,10 +113,6 @@ class Scorer:
             version=meta.version,
             missing=rows.missing,
         )
-
-
-def _with_row(error: BadValue) -> str:
-    return f"rows[{error.rows[0]}]: {error}"
 
 
 def _group_by_rows(decoded: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:

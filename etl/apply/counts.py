@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from sluice.etl.apply.features import Features, FileAssignment, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.unreadable import unread
+from sluice.etl.ops.base import value_counts
 from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
@@ -120,8 +121,8 @@ class CountsOfRows:
         if spec.table.partition:
             keys = row_keys(columns, spec) if keys is None else keys
             placement = FileAssignment(spec, ())
-            pairs = pc.value_counts(placement.paired(placement.split(keys, columns), columns))
-            yield _counts(_PAIRS_KEY, pairs.field("values"), pairs.field("counts"))
+            pairs = placement.paired(placement.split(keys, columns), columns)
+            yield _counts(_PAIRS_KEY, *value_counts(pairs))
         for of_all in {learned.op.of_all_splits for _, learned in self._wanted}:
             chosen, kept = (columns, keys) if of_all else _training(spec, columns, keys)
             if not of_all:

@@ -30,7 +30,7 @@ from sluice.etl.apply.number_limits import (
     unfit_after,
 )
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import as_number, as_text
+from sluice.etl.ops.base import as_number, as_one_column, as_text
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
@@ -214,11 +214,7 @@ class Features:
         extras: Mapping[str, pa.Array],
     ) -> pa.Array:
         """Returns the column after `ops`, the first of its operators."""
-        values = columns[column.sources[0]]
-        if len(column.sources) > 1:
-            values = pa.StructArray.from_arrays(
-                [columns[s] for s in column.sources], list(column.sources)
-            )
+        values = as_one_column([columns[s] for s in column.sources], column.sources)
         for number, op in enumerate(ops):
             learned = (
                 self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None

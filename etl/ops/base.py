@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,9 +45,9 @@ class Operator(ABC):
     """A feature operator. The dataclass's fields are its parameters and the keys in a spec."""
 
     name: ClassVar[str]
-    takes: ClassVar[tuple[str, ...]]
+    takes: ClassVar[tuple[str, ...]] = ("number",)
     """The kinds that it takes, best first. A column of another kind is converted to the first, if possible."""
-    gives: ClassVar[str]
+    gives: ClassVar[str] = "number"
     columns: ClassVar[tuple[str, ...]] = ()
     """The kinds of the columns of a `row`, if it takes only these."""
     may_be_null: ClassVar[bool] = True
@@ -136,6 +137,23 @@ def as_text(column: pa.Array) -> pa.Array:
 
 def as_number(column: pa.Array) -> pa.Array:
     return column if pa.types.is_float64(column.type) else pc.cast(column, pa.float64(), safe=False)
+
+
+def as_one_column(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+    """Returns the only column, or a struct of several."""
+    return columns[0] if len(columns) == 1 else pa.StructArray.from_arrays(columns, list(names))
+
+
+def check_different(values: Sequence[str]) -> None:
+    """Raises OperatorError unless there are values, and no two are equal."""
+    if not values or len(set(values)) < len(values):
+        raise OperatorError(f"values = {list(values)}: must be one or more different texts")
+
+
+def value_counts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Returns the distinct values of a column, and how often each occurs."""
+    found = pc.value_counts(column)
+    return found.field("values"), found.field("counts")
 
 
 def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_] | None]:

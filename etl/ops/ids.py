@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import (
     FIRST,
     MAX_ID,
@@ -22,8 +21,10 @@ from sluice.etl.ops.base import (
     NULL,
     Fitted,
     Operator,
+    check_different,
     ids_of,
     spread,
+    value_counts,
     within,
 )
 from sluice.etl.ops.hash_table import Lookup
@@ -143,8 +144,7 @@ class Vocabulary(Operator):
     oov: int = 1
 
     def __post_init__(self) -> None:
-        if not self.values or len(set(self.values)) < len(self.values):
-            raise OperatorError("values: must be one or more different texts")
+        check_different(self.values)
         within(self, oov=(1, 2**24))
         object.__setattr__(self, "_lookup", Lookup.of(pa.array(self.values, pa.string())))
 
@@ -173,8 +173,7 @@ class Categorify(Fitted):
         within(self, min_count=(1, 2**62), max_size=(1, MAX_VALUES), oov=(1, 2**24))
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        counted = pc.value_counts(column.drop_null())
-        return counted.field("values"), counted.field("counts")
+        return value_counts(column.drop_null())
 
     @property
     def least(self) -> int:

@@ -78,7 +78,6 @@ class Bag(Operator):
 
     name = "bag"
     takes = ("numbers", "texts", "ids")
-    gives = "number"
     of: str = "size"
 
     def __post_init__(self) -> None:
@@ -113,7 +112,6 @@ class Overlap(Operator):
 
     name = "overlap"
     takes = ("row",)
-    gives = "number"
     share: bool = False
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
@@ -139,7 +137,6 @@ class Recent(Operator):
     name = "recent"
     takes = ("row",)
     columns = ("number", "numbers")
-    gives = "number"
     within: float | None = None
     gap: float | None = None
     of: str = "count"

@@ -6,16 +6,19 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import FIRST, NULL, Operator, values_of, within
+from sluice.etl.ops.base import FIRST, NULL, Operator, check_different, values_of, within
 
+Numbers = npt.NDArray[np.float64]
 COMPARISONS = {
     "==": pc.equal,
     "!=": pc.not_equal,
@@ -31,8 +34,6 @@ class Fill(Operator):
     """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a dense column that says where."""
 
     name = "fill"
-    takes = ("number",)
-    gives = "number"
     replaces_missing = True
     keeps_order = True
     value: float = 0.0
@@ -56,8 +57,6 @@ class Missing(Operator):
     """1 where there is no finite number, else 0."""
 
     name = "missing"
-    takes = ("number",)
-    gives = "number"
     replaces_missing = True
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
@@ -65,13 +64,23 @@ class Missing(Operator):
         return pa.array((~np.isfinite(values)).astype(np.float64))
 
 
+class NumberMap(Operator):
+    """Maps each number by itself. Nulls stay."""
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        with np.errstate(over="ignore"):
+            return pa.array(self.map(values), mask=nulls)
+
+    @abstractmethod
+    def map(self, values: Numbers) -> Numbers: ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class Clip(Operator):
+class Clip(NumberMap):
     """Keeps values within `low` and `high`; nulls stay."""
 
     name = "clip"
-    takes = ("number",)
-    gives = "number"
     keeps_order = True
     online_too = True
     low: float | None = None
@@ -83,20 +92,17 @@ class Clip(Operator):
         if self.low is not None and self.high is not None and not self.low <= self.high:
             raise OperatorError(f"low = {self.low}: must not be above high = {self.high}")
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, nulls = values_of(column)
+    def map(self, values: Numbers) -> Numbers:
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
-        return pa.array(np.clip(values, low, high), mask=nulls)
+        return np.clip(values, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale(Operator):
+class Scale(NumberMap):
     """(x - `minus`) / `by`, for instance to convert milliseconds to seconds; nulls stay."""
 
     name = "scale"
-    takes = ("number",)
-    gives = "number"
     keeps_order = True
     by: float
     minus: float = 0.0
@@ -107,10 +113,8 @@ class Scale(Operator):
         if not math.isfinite(self.minus):
             raise OperatorError(f"minus = {self.minus}: must be a finite number")
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, nulls = values_of(column)
-        with np.errstate(over="ignore"):
-            return pa.array((values - self.minus) / self.by, mask=nulls)
+    def map(self, values: Numbers) -> Numbers:
+        return (values - self.minus) / self.by
 
 
 def _check_argument(op: Log | BoxCox) -> None:
@@ -122,12 +126,10 @@ def _check_argument(op: Log | BoxCox) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log(Operator):
+class Log(NumberMap):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
 
     name = "log"
-    takes = ("number",)
-    gives = "number"
     keeps_order = True
     online_too = True
     shift: float = 1.0
@@ -136,19 +138,16 @@ class Log(Operator):
     def __post_init__(self) -> None:
         _check_argument(self)
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, nulls = values_of(column)
-        return pa.array(np.log(np.maximum(values + self.shift, self.floor)), mask=nulls)
+    def map(self, values: Numbers) -> Numbers:
+        return np.log(np.maximum(values + self.shift, self.floor))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxCox(Operator):
+class BoxCox(NumberMap):
     """(x^`power` - 1) / `power`, where x is the value + `shift`, but at least `floor`; the logarithm of x if `power` is
     0. Nulls stay."""
 
     name = "boxcox"
-    takes = ("number",)
-    gives = "number"
     keeps_order = True
     online_too = True
     power: float
@@ -159,21 +158,16 @@ class BoxCox(Operator):
         within(self, power=(-5, 5))
         _check_argument(self)
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, nulls = values_of(column)
+    def map(self, values: Numbers) -> Numbers:
         logs = np.log(np.maximum(values + self.shift, self.floor))
-        return pa.array(
-            logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls
-        )
+        return logs if self.power == 0 else np.expm1(self.power * logs) / self.power
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logit(Operator):
+class Logit(NumberMap):
     """Logarithm of x / (1 - x), with x kept `margin` away from 0 and 1; nulls stay."""
 
     name = "logit"
-    takes = ("number",)
-    gives = "number"
     keeps_order = True
     online_too = True
     margin: float = 1e-6
@@ -182,10 +176,9 @@ class Logit(Operator):
         if not 0 < self.margin < 0.5:
             raise OperatorError(f"margin = {self.margin}: must be above 0 and below 0.5")
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, nulls = values_of(column)
+    def map(self, values: Numbers) -> Numbers:
         kept = np.clip(values, self.margin, 1 - self.margin)
-        return pa.array(np.log(kept) - np.log1p(-kept), mask=nulls)
+        return np.log(kept) - np.log1p(-kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +186,6 @@ class Compare(Operator):
     """1 if the comparison `to`, for instance ">= 4", holds for the number, else 0; nulls stay, and NaN becomes null."""
 
     name = "compare"
-    takes = ("number",)
-    gives = "number"
     to: str
 
     def __post_init__(self) -> None:
@@ -222,7 +213,6 @@ class Bucketize(Operator):
     """The number of boundaries at or below a value, as an id from 2 on; nulls and NaN have id 1."""
 
     name = "bucketize"
-    takes = ("number",)
     gives = "id"
     online_too = True
     boundaries: tuple[float, ...]
@@ -251,14 +241,10 @@ class OneHot(Operator):
 
     name = "one_hot"
     takes = ("text",)
-    gives = "number"
     values: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.values or len(set(self.values)) < len(self.values):
-            raise OperatorError(
-                f"values = {list(self.values)}: must be one or more different texts"
-            )
+        check_different(self.values)
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         """Gives 1 where the text is any of the values: the spec gives each of its columns an operator of one value."""
@@ -270,8 +256,6 @@ class InverseShare(Operator):
     """The weight of a row of a sample that keeps a `share` of label 0: 1 for label 1, 1 / share for label 0."""
 
     name = "inverse_share"
-    takes = ("number",)
-    gives = "number"
     share: float
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:

@@ -42,12 +42,17 @@ def _rows(kept: pa.Table) -> int:
     return int(found.get("n", 0))
 
 
+class _Distribution(Fitted):
+    """Counts each finite value."""
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _named(*distribution(finite_of(column)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Fill(Fitted):
     """Puts the one learned value in place of missing ones."""
 
-    takes = ("number",)
-    gives = "number"
     indicator: bool = False
 
     def prepare(self, state: pa.Table) -> float:
@@ -71,13 +76,10 @@ class FillMean(_Fill):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillMedian(_Fill):
+class FillMedian(_Fill, _Distribution):
     """Puts the (lower) median of the column's finite values in place of missing ones."""
 
     name = "fill_median"
-
-    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _named(*distribution(finite_of(column)))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         return pa.table({"median": quantiles(counted, [0.5])})
@@ -88,8 +90,6 @@ class Standardise(Fitted):
     """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
     name = "standardise"
-    takes = ("number",)
-    gives = "number"
     online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -118,8 +118,6 @@ class MinMax(Fitted):
     """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
 
     name = "min_max"
-    takes = ("number",)
-    gives = "number"
     online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -147,20 +145,16 @@ class MinMax(Fitted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantiles(Fitted):
+class Quantiles(_Distribution):
     """Gives the ids, from 2 on, of `buckets` ranges with about equal numbers of rows; nulls and NaN have id 1."""
 
     name = "quantiles"
-    takes = ("number",)
     gives = "id"
     online_too = True
     buckets: int
 
     def __post_init__(self) -> None:
         within(self, buckets=(2, 100_000))
-
-    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _named(*distribution(finite_of(column)))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         ends = quantiles(counted, [i / self.buckets for i in range(1, self.buckets)])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Fitted, as_number, as_text, values_of, within
+from sluice.etl.ops.base import Fitted, as_number, as_text, value_counts, values_of, within
 from sluice.etl.ops.exact_sums import parts, quotient, root, total
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix
@@ -74,15 +74,13 @@ class Count(_Encoded):
 
     name = "count"
     takes = ("text",)
-    gives = "number"
     share: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         if self.past:
             value, time = column.flatten()
             column = add_moments(time, self.past_step, value)
-        counted = pc.value_counts(column.drop_null())
-        return counted.field("values"), counted.field("counts")
+        return value_counts(column.drop_null())
 
     def learn(self, counted: pa.Table) -> pa.Table:
         if self.past:
@@ -136,7 +134,6 @@ class Target(_Encoded):
 
     name = "target"
     takes = ("text",)
-    gives = "number"
     may_be_null = False
     folds: int = 5
     smoothing: float = 20.0
@@ -163,16 +160,11 @@ class Target(_Encoded):
         value, label, keys = column.flatten()
         if self.past:
             stamp = add_moments(keys, self.past_step, _keys(value))
-            counted = pc.value_counts(
-                pc.binary_join_element_wise(label.cast(pa.string()), stamp, "")
-            )
-            return counted.field("values"), counted.field("counts")
+            return value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamp, ""))
         # The fold and the label in one number, which `learn` takes apart.
         cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        counted = pc.value_counts(
-            pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), "")
-        )
-        return counted.field("values"), counted.field("counts")
+        cells = pa.array(np.char.mod("%03d", cell))
+        return value_counts(pc.binary_join_element_wise(cells, _keys(value), ""))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         names = _one(counted["value"])
@@ -244,7 +236,6 @@ class Group(_Encoded):
 
     name = "group"
     takes = ("row",)
-    gives = "number"
     of: str = "mean"
 
     def __post_init__(self) -> None:

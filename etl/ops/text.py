@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Operator, as_text, within
+from sluice.etl.ops.base import Operator, as_text, check_different, within
 from sluice.etl.ops.lists import flat, relisted
 
 _BETWEEN = "\x1f"  # a character that no keyboard types
@@ -37,10 +37,7 @@ class Map(Operator):
     others: str = "keep"
 
     def __post_init__(self) -> None:
-        if not self.values or len(set(self.values)) < len(self.values):
-            raise OperatorError(
-                f"values = {list(self.values)}: must be one or more different texts"
-            )
+        check_different(self.values)
         if len(self.to) != len(self.values):
             raise OperatorError(f"to: has {len(self.to)} texts for {len(self.values)} values")
         if self.others not in ("keep", "null"):

@@ -25,7 +25,6 @@ class ParseTime(Operator):
 
     name = "parse_time"
     takes = ("text",)
-    gives = "number"
     reads = True
     format: str | tuple[str, ...] = "%Y-%m-%d %H:%M:%S"
     zone: str = "UTC"
@@ -129,7 +128,6 @@ class _LocalPart(Operator):
     """What a clock on the wall shows at a time given as seconds since 1970."""
 
     takes = ("number", "row")
-    gives = "number"
     reads = True
     part: ClassVar[Callable[..., pa.Array]]
     zone: str = "UTC"

@@ -35,7 +35,6 @@ class Python(Operator):
 
     name = "python"
     takes = KINDS
-    gives = "number"
     function: str
     inputs: tuple[str, ...]
     output: str

@@ -18,8 +18,6 @@ class Steps(Fitted):
     The step decides a row's file in every split. It is no input of a model."""
 
     name = "steps"
-    takes = ("number",)
-    gives = "number"
     of_all_splits = True
     step: float
 

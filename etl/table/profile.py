@@ -76,7 +76,6 @@ class Profile:
 
 
 def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
     if f.nullable:
         return _as_read(values)
     if f.role == "id_list":
@@ -96,12 +95,7 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
         else:
             lengths = pa.compute.list_value_length(values).to_numpy()
             ids = pa.compute.list_flatten(values).to_numpy()
-        found["bag"] = [
-            int(lengths.min(initial=2**31 - 1)),
-            int(lengths.max(initial=0)),
-            len(lengths),
-        ]
-        return found | _ids(ids, buckets)
+        return _bag(lengths) | _ids(ids, buckets)
     numbers = values.to_numpy(zero_copy_only=False)
     if f.role == "sparse":
         return _left(numbers) if f.online else _ids(numbers, buckets)
@@ -113,13 +107,18 @@ def _as_read(values: pa.Array) -> dict[str, Any]:
     hash."""
     if pa.types.is_list(values.type):
         lengths = pa.compute.fill_null(pa.compute.list_value_length(values), 0).to_numpy()
-        bag = [int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0)), len(lengths)]
-        return {"bag": bag, **_as_read(pa.compute.list_flatten(values))}
+        return _bag(lengths) | _as_read(pa.compute.list_flatten(values))
     if not pa.types.is_string(values.type):
         return _left(values.to_numpy(zero_copy_only=False))
     nulls = values.null_count
     bins = _counted((hash_texts(values.drop_null()) % np.uint64(_TEXT_BINS)).astype(np.int64))
     return {"rows": len(values), "nulls": nulls, "bins": bins | ({"null": nulls} if nulls else {})}
+
+
+def _bag(lengths: npt.NDArray[Any]) -> dict[str, Any]:
+    """Counts the bags of a batch with these numbers of ids."""
+    ends = int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0))
+    return {"bag": [*ends, len(lengths)]}
 
 
 def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:

@@ -15,14 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.ops.base import as_one_column
 from sluice.etl.ops.chain import lacks, reading, step
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.footer_chunks import check_chunks
+from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
-from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.number_types import ValueRefused, filled_numbers
 
 _FILES = 8
 _GROUPS = 32
@@ -148,6 +150,14 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
+
+
+def rows_of_elements(values: pa.Array) -> Sequence[int]:
+    """Returns the row of each of `elements(values)`."""
+    found: Sequence[int] = (
+        pc.list_parent_indices(values) if is_list(values.type) else range(len(values))
+    )
+    return found
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
@@ -303,19 +313,20 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
     """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column without operators: a missing
     value without a fill, an id that does not fit, or a number that is too large. Returns a warning about the labels, or
     an empty text."""
-    scalars = {name for name in (*columns.floats, *columns.scalars) if name not in columns.added}
+    stored = {name for name in (*columns.floats, *columns.sparse) if name not in columns.added}
     taken = {
         recipe.name: recipe.sources[0]
         for recipe in recipes
-        if recipe.name in scalars and not recipe.operators
+        if recipe.name in stored and not recipe.operators
     }
     facts = probe(files, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
         if (one := facts.get(source)) is None:
             continue  # an optional column that no examined file has
-        kind = np.int32 if name in columns.scalars else np.float32
+        kind = np.int32 if name in columns.sparse else np.float32
         low, high = (0, _MOST_ID) if kind is np.int32 else (-_LARGEST, _LARGEST)
-        places = list(one.nulls)[:1] if name not in columns.fill else []
+        optional = name in columns.fill or is_list(one.type)  # a missing list has no elements
+        places = [] if optional else list(one.nulls)[:1]
         if isinstance(one.low, (int, float)) and one.low < low:
             places.append(one.low_place)
         if isinstance(one.high, (int, float)) and one.high > high:
@@ -328,11 +339,34 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
         or not isinstance(label.low, (int, float))
         or 0 <= label.low <= label.high <= 1
     ):
-        return ""
+        recipe = next(recipe for recipe in recipes if recipe.name == columns.label)
+        return _describe_useless_label(recipe, files)
     return (
         f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
         'binary cross-entropy needs labels from 0 to 1, which roles="label='
         f'{taken[columns.label]} >= {_shown(label.high)}" makes'
+    )
+
+
+def _describe_useless_label(recipe: Recipe, files: Files) -> str:
+    """Returns a warning if all examined rows have one label, as a misspelt value in a comparison makes it. Otherwise an
+    empty text."""
+    source = recipe.sources[0]
+    one = probe(files, recipe.sources).get(source)
+    if one is None or not (one.sampled and one.examples) or len(recipe.sources) > 1:
+        return ""
+    if not recipe.operators and one.low != one.high:
+        return ""  # rows that were not sampled have another label
+    try:
+        labels = MadeColumns([recipe]).table(pa.table({source: one.sampled}))[0].drop_null()
+    except ColumnError:
+        return ""  # loading these rows raises it, too
+    if len(labels) < _LEAST_ROWS or pc.count_distinct(labels).as_py() > 1:
+        return ""
+    return (
+        f"the label {recipe.name!r} is {labels[0].as_py():g} in all of {len(labels):,} examined rows, and a model "
+        f"learns nothing from one label; column {source!r} holds for instance "
+        f"{', '.join(map(repr, one.examples[:3].to_pylist()))}"
     )
 
 
@@ -344,27 +378,19 @@ def _refuse(  # noqa: PLR0917 # called once
     with TableParquet(path, located) as file:
         values = flattened(file.read_row_group(group, [source])).column(source)
     where = f"{path}, row group {group}"
-    filled = name in columns.fill
-    if values.null_count and not filled and name == columns.label:
+    fill = columns.fill.get(name)
+    if values.null_count and fill is None and name == columns.label:
         raise ColumnError(
             f"{where}: column {name!r} has {values.null_count} empty values, and is the label; leave "
             'such rows out by a spec (`sluice guess` writes one) whose [table] has unlabelled = "ask", '
             f"or give them a value by name, fill={{{name!r}: 0}}"
         )
-    if values.null_count and not filled:
-        raise ColumnError(
-            f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
-            f'"fill"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)'
-        )
-    if values.null_count:
-        values = values.fill_null(pa.scalar(0).cast(values.type))
     try:
-        numbers(values.to_numpy(), kind)
+        filled_numbers(name, elements(values), kind, fill)
     except ValueRefused as refused:
-        how = f", for instance hash={{{name!r}: 1_000_000}}" if kind is np.int32 else ""
-        raise ColumnError(
-            f"{where}, row {refused.at}: column {name!r} holds {refused}{how}"
-        ) from None
+        is_id = refused.at is not None and kind is np.int32
+        how = f", for instance hash={{{name!r}: 1_000_000}}" if is_id else ""
+        raise ColumnError(refused.message(where, name, rows_of_elements(values)) + how) from None
 
 
 def facts_text(one: ColumnFacts) -> str:
@@ -435,11 +461,7 @@ def _unreadable_share(recipe: Recipe, rows: pa.Table) -> tuple[float, str]:
     """Returns the unreadable share of the values that are not missing, and the first unreadable value."""
     stored = [join_chunks(rows.column(name)) for name in recipe.sources]
     columns = [typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)]
-    values = (
-        columns[0]
-        if len(columns) == 1
-        else pa.StructArray.from_arrays(columns, list(recipe.sources))
-    )
+    values = as_one_column(columns, recipe.sources)
     for op in recipe.operators[: reading(recipe.operators)]:
         values = step(op, values, None, {})
     there = pc.invert(lacks(columns[0]))

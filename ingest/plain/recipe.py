@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl import ops
-from sluice.etl.ops.base import id_kind
+from sluice.etl.ops.base import as_one_column, id_kind
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
@@ -154,11 +154,7 @@ class Making:
         ]
         if self._operators is None:
             return self._checked(columns[0])
-        values = (
-            columns[0]
-            if len(columns) == 1
-            else pa.StructArray.from_arrays(columns, list(recipe.sources))
-        )
+        values = as_one_column(columns, recipe.sources)
         if recipe.role == "label":
             return make_labels(recipe.operators, values).cast(recipe.type([values.type]))
         made = to_batch_type(self._operators(values))

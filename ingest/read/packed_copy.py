@@ -49,7 +49,7 @@ from sluice.ingest.stages.scatter_kernel import (
 
 FOLDER = ".sluice-packed"
 _BUFFER_BYTES = 32 * 2**20  # memory that is kept for the next row groups
-VERSION = int.from_bytes(b"SluiceP3", "little")
+VERSION = int.from_bytes(b"SluiceP4", "little")
 _HEAD = np.dtype(
     [
         (name, np.int64)
@@ -307,14 +307,15 @@ class _PackedNumbers:
     width: int
     bits: int
     base: int
+    """The smallest number. Of offsets, the smallest difference."""
     count: int
     pieces: list[npt.NDArray[np.uint8]]
     """The packed bytes, and for INDICES the distinct values."""
     distinct: int = 0
 
 
-def _unpacked_bytes(content: npt.NDArray[np.uint8]) -> _PackedNumbers:
-    return _PackedNumbers(RAW, 1, 0, 0, len(content), [content])
+def _unpacked_bytes(content: npt.NDArray[np.uint8], base: int = 0) -> _PackedNumbers:
+    return _PackedNumbers(RAW, 1, 0, base, len(content), [content])
 
 
 def _append(entry: bytearray, numbers: _PackedNumbers, at: int, column: int) -> tuple[int, ...]:
@@ -411,11 +412,11 @@ def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _PackedNumbers:
     bits = (high - low).bit_length()
     size = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
     if not as_lengths and width >= 2 and bits > 1:
-        indexed = _encode_as_indices(values.view(unsigned), size * _INDEX_SHARE)
+        indexed = _encode_as_indices(values.view(unsigned), low, size * _INDEX_SHARE)
         if indexed is not None:
             return indexed
     if size >= values.nbytes or (as_lengths and given[0]):
-        return _unpacked_bytes(given.view(np.uint8))
+        return _unpacked_bytes(given.view(np.uint8), low)
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
     return _PackedNumbers(
         LENGTHS if as_lengths else PACKED,
@@ -427,7 +428,7 @@ def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _PackedNumbers:
     )
 
 
-def _encode_as_indices(values: npt.NDArray[Any], limit: float) -> _PackedNumbers | None:
+def _encode_as_indices(values: npt.NDArray[Any], low: int, limit: float) -> _PackedNumbers | None:
     """Packs numbers as indices into their distinct values. None: that would take `limit` bytes or more."""
     encoded = pa.array(values).dictionary_encode()
     distinct = len(encoded.dictionary)
@@ -437,7 +438,7 @@ def _encode_as_indices(values: npt.NDArray[Any], limit: float) -> _PackedNumbers
         return None
     indices = encoded.indices.to_numpy().view(np.uint32)
     pieces = [pack_numbers(indices, bits), encoded.dictionary.to_numpy().view(np.uint8)]
-    return _PackedNumbers(INDICES, width, bits, 0, len(values), pieces, distinct)
+    return _PackedNumbers(INDICES, width, bits, low, len(values), pieces, distinct)
 
 
 def load_compiled() -> None:
@@ -523,6 +524,11 @@ class PackedTable:
     def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
         """Returns the address of the packed data, and the descriptions of these columns' parts."""
         return self._data.ctypes.data, self._column_parts[self._first_parts[columns]]
+
+    def least(self, column: int) -> int:
+        """Returns the smallest number of a column that can be scattered, or the smallest id in its bags."""
+        at = self._first_parts[column] + (self._units[column] > 0)
+        return int(self._column_parts["base"][at])
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
         """Returns the bags of some rows of a column."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
-from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.etl.table.table_columns import OWN, FileColumns
 from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
@@ -26,11 +26,12 @@ from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.footer_chunks import check_file
 from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.probe import elements, rows_of_elements
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, HeldFooters, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
-from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
+from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups, PackedTable
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,
@@ -41,6 +42,8 @@ from sluice.ingest.read.user_history import (
     preceding_groups,
 )
 from sluice.ingest.row_order import Read, drawn_rows
+from sluice.ingest.stages.bags import unit_of
+from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -117,18 +120,20 @@ class RowGroupReader:
         located: Sequence[FileColumns] = (),
         packed: PackedCopy | None = None,
         history: UserHistories | None = None,
+        ids: Sequence[str] = (),
     ):
         """Opens nothing yet, except footers that the table does not list.
 
         - `before_read` runs before each read, to imitate a store's latency. `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
         - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
-        - `sample` names a column of weights, by which rows are drawn.
+        - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users."""
         self.files = tuple(files)
         self._before_read = before_read
         self._sample = sample
+        self._ids = tuple(ids)
         self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
@@ -238,6 +243,7 @@ class RowGroupReader:
                 names = self._history.names if self._history else ()
                 table = table.select([*self._result_columns, *names]).take(pa.array(rows))
             made = table if self._made is None else self._columns_of(self._made, table, read)
+            self._check_ids(made, read)
             return made if self._history is None else self._history.joined(made, table)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
@@ -260,6 +266,25 @@ class RowGroupReader:
                     self.schema,
                 )
             raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
+
+    def _check_ids(self, rows: Any, read: Read) -> None:
+        """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
+        converted. `rows` are a table or a PackedTable."""
+        for name in self._ids:
+            number = rows.schema.get_field_index(name)
+            if unit_of(rows.schema.types[number]) == 1:
+                continue  # only a job stores ids as bytes
+            is_packed = isinstance(rows, PackedTable)
+            if is_packed and rows.least(number) >= 0:
+                continue
+            column = join_chunks((rows.table() if is_packed else rows).column(number))
+            flat = elements(column)
+            if pa.types.is_integer(flat.type) and not flat.null_count:
+                try:
+                    numbers(np.from_dlpack(flat), np.int32)
+                except ValueRefused as refused:
+                    rows_of = rows_of_elements(column)
+                    raise ColumnError(refused.message(self.describe(read), name, rows_of)) from None
 
     def chances(self) -> tuple[tuple[float, ...], ...]:
         """Returns the sum of the weights in each row group. Reads the whole column of weights."""

@@ -25,7 +25,7 @@ from sluice.ingest.choices import History, history_name
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 
 if TYPE_CHECKING:
@@ -303,24 +303,10 @@ class UserHistories:
             raise HistoryError(f"{where}: {error}") from error.__cause__
         found = []
         for name, kind in self._kinds.items():
-            column = table.column(name)
-            fill = self._fill.get(name)
-            if column.null_count and fill is not None:
-                column = column.fill_null(pa.scalar(fill).cast(column.type))
-            if column.null_count:
-                raise HistoryError(
-                    f"{where}: column {name!r} has {column.null_count} empty values, which would be in "
-                    "histories; fill them in the spec, or give the loader a fill"
-                )
-            array = column.to_numpy()
-            if fill is not None and array.dtype.kind == "f":
-                array = np.where(np.isfinite(array), array, array.dtype.type(fill))
             try:
-                found.append(numbers(array, kind))
+                found.append(filled_numbers(name, table.column(name), kind, self._fill.get(name)))
             except ValueRefused as refused:
-                raise HistoryError(
-                    f"{where}, row {row_numbers[refused.at]}: column {name!r} holds {refused}"
-                ) from None
+                raise HistoryError(refused.message(where, name, row_numbers)) from None
         return found
 
 

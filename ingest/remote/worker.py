@@ -65,7 +65,7 @@ class WorkerOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    options = parse(WorkerOptions, argv=argv, prog="sluice worker", description=_DESCRIPTION)
+    options = parse(WorkerOptions, argv, "sluice worker", description=_DESCRIPTION)
 
     from sluice.ingest.machine import Machine
     from sluice.ingest.remote.server import WorkerServer

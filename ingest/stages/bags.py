@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.number_types import arrow_array
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 from sluice.ingest.stages.scatter_kernel import (
     bag_ends,
     bag_size,
@@ -381,12 +381,11 @@ def _parts_of(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
         array = array.fill_null([])
     if array.values.null_count:
         raise BagError(f"{array.values.null_count} empty values within bags")
-    ends, numbers = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
-    if numbers.dtype != kind:
-        numbers, ends = numbers[ends[0] : ends[-1]], ends - ends[0]
-        limits = np.iinfo(kind)
-        if len(numbers) and not limits.min <= numbers.min() <= numbers.max() <= limits.max:
-            raise BagError(
-                f"ids from {numbers.min()} to {numbers.max()}, which do not fit {limits.dtype}"
-            )
-    return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID_BYTES
+    ends, ids = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
+    if ids.dtype != kind:
+        ids, ends = ids[ends[0] : ends[-1]], ends - ends[0]
+        try:
+            ids = numbers(ids, kind)
+        except ValueRefused as refused:
+            raise BagError(str(refused)) from None
+    return ends, np.ascontiguousarray(ids).view(np.int32), _ID_BYTES

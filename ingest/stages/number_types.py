@@ -3,6 +3,7 @@ change."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,15 @@ _LARGEST = float(np.finfo(np.float32).max)
 class ValueRefused(ValueError):
     """A value does not fit. The message holds the value and says what to do."""
 
-    def __init__(self, at: int, text: str):
+    def __init__(self, at: int | None, text: str):
         super().__init__(text)
         self.at = at
-        """The place of the value among all values."""
+        """The place of the value among all values. None: the message is about several."""
+
+    def message(self, where: str, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> str:
+        """Returns a message about this value of a column. `rows` has the row of each value."""
+        row = "" if self.at is None else f", row {rows[self.at]}"
+        return f"{where}{row}: column {name!r} holds {self}"
 
 
 def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
@@ -42,6 +48,30 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
         ) from None
 
 
+def filled_numbers(
+    name: str, column: pa.ChunkedArray, kind: Any, fill: float | None
+) -> npt.NDArray[Any]:
+    """Returns a stored column as `numbers` does, with `fill` for missing values, NaN and infinities. Raises
+    ValueRefused for missing values without a fill."""
+    if column.null_count and fill is None:
+        raise ValueRefused(
+            None,
+            f'{column.null_count} empty values; fill them in the spec (op = "fill"), or by name, fill={{{name!r}: 0}} (--fill 0)',
+        )
+    if column.null_count:
+        try:
+            column = column.fill_null(pa.scalar(fill).cast(column.type))
+        except pa.ArrowException:
+            raise ValueRefused(
+                None,
+                f"{column.null_count} empty values, and {fill:g} to fill them is no {column.type}; give the column a fill of that type",
+            ) from None
+    array = column.to_numpy()
+    if fill is not None and array.dtype.kind == "f":
+        array = np.where(np.isfinite(array), array, array.dtype.type(fill))
+    return numbers(array, kind)
+
+
 def to_batch_type(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
     """Converts what a spec's operators made of a column to a batch's types. Raises ValueRefused for a value that does
     not fit."""
@@ -58,10 +88,11 @@ def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
 
 def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     fit = np.iinfo(kind)
+    wrong: Any = np.False_
     if array.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             wrong = ~((np.floor(array) == array) & (array >= 0) & (array <= fit.max))
-    else:
+    elif array.size and not 0 <= array.min() <= array.max() <= fit.max:
         wrong = array.astype(np.uint64) > fit.max
     if wrong.any():
         at = int(wrong.argmax())

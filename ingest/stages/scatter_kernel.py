@@ -601,12 +601,6 @@ class ColumnAddresses:
         """Whether no column needs conversion."""
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
         """The index of each column in `names`, if it is there."""
-        # The indices in `names` of ids that may be below 0, because no job made them.
-        self.examined = [
-            at
-            for at, name in enumerate(self.names)
-            if name in columns.scalars and name not in columns.cardinalities
-        ]
         self.indices = np.array([schema.get_field_index(name) for name in self.names], np.int64)
         """The index of each of `names` in the schema."""
         self.widths = np.array(
@@ -642,9 +636,3 @@ class Addresses:
             self.values,
             self.nulls,
         )
-        for at in layout.examined:
-            if (
-                not self.nulls[at]
-                and np.from_dlpack(batch.column(int(places[at]))).min(initial=0) < 0
-            ):
-                self.nulls[at] = -1  # the conversion refuses the id

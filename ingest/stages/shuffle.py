@@ -29,7 +29,7 @@ from sluice.ingest.stages.bags import (
     history_views,
     shuffle_bags,
 )
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
     PLACE_FIELDS,
@@ -466,40 +466,14 @@ class Gatherer:
         name, dtype = self._stored[number]
         arrays = []
         for piece in pieces:
-            column, part = piece.decoded.table.column(name), _piece_column(piece, name)
-            if column.null_count:
-                part = self._fill_nulls(name, piece, part)
-            array = part.to_numpy()
-            if self._fillable[number] and array.dtype.kind == "f":
-                array = np.where(
-                    np.isfinite(array), array, array.dtype.type(self._columns.fill[name])
-                )
+            part = _piece_column(piece, name)
             try:
-                arrays.append(numbers(array, dtype))
+                arrays.append(filled_numbers(name, part, dtype, self._columns.fill.get(name)))
             except ValueRefused as refused:
-                raise ColumnError(
-                    f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
-                    f"{name!r} holds {refused}"
-                ) from None
+                where = self._describe(piece.decoded.task.read)
+                rows = range(piece.start, piece.stop)
+                raise ColumnError(refused.message(where, name, rows)) from None
         return arrays
-
-    def _fill_nulls(
-        self, name: str, piece: WindowPiece, column: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        if name not in self._columns.fill:
-            raise ColumnError(
-                f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                f'empty values; fill them in the spec (op = "fill"), or by name, fill={{{name!r}: 0}}'
-            )
-        value = self._columns.fill[name]
-        try:
-            return column.fill_null(pa.scalar(value).cast(column.type))
-        except pa.ArrowException:
-            raise ColumnError(
-                f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                f"empty values, and {value:g} to fill them is no {column.type}; give the column a fill "
-                "of that type"
-            ) from None
 
     # ---- bags
 

@@ -12,11 +12,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sluice.common.errors import RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
+from sluice.common.suggest import nearest
+from sluice.common.text_table import wrapped
 
 DONE = 0
 FAILED = 1
@@ -37,6 +39,17 @@ def say(text: str) -> None:
         raise
     except OSError:
         pass
+
+
+def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str | None:
+    """Returns the command that a command line begins with. Without one, or with --help, prints the usage and returns
+    None. Raises UsageError for an unknown command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(wrapped(usage))
+        return None
+    if argv[0] not in known:
+        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
+    return argv[0]
 
 
 def _leave(code: int) -> NoReturn:

@@ -169,9 +169,9 @@ def read(
 
 def parse(
     kind: type[T],
-    *,
     argv: Sequence[str],
     prog: str,
+    *,
     description: str | None = None,
     epilog: str | None = None,
 ) -> T:

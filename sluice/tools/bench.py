@@ -24,9 +24,7 @@ examples:
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
-    options = parse(
-        BenchOptions, argv=argv, prog="sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES
-    )
+    options = parse(BenchOptions, argv, "sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.tools.bench_session import BenchSession
 
     with BenchSession(options, say) as session:

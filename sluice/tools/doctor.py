@@ -57,7 +57,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
 
     options = parse(
-        DoctorOptions, argv=argv, prog="sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
+        DoctorOptions, argv, "sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
     )
 
     from sluice.ingest.machine import Machine, cache_folder

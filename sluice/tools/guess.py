@@ -44,9 +44,7 @@ class GuessOptions:
 
 
 def main(argv: list[str]) -> None:
-    options = parse(
-        GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION
-    )
+    options = parse(GuessOptions, argv, "sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
     from sluice.etl.spec.spec import Spec
     from sluice.ingest.read.parquet_files import ParquetFiles
     from sluice.tools.guess_spec import guessed_spec

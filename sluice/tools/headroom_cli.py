@@ -59,8 +59,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
     arguments = parse(
         HeadroomOptions,
-        argv=argv,
-        prog="sluice headroom",
+        argv,
+        "sluice headroom",
         epilog=_EXAMPLES,
         description=_DESCRIPTION,
     )

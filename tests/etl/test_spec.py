@@ -205,7 +205,7 @@ def test_criteo_spec_is_good(repo):
         (
             '{op = "hash", size = 10}',
             '{op = "vocabulary", values = ["a", "a"]}',
-            ("ops[0].values:", "one or more"),
+            ("ops[0].values = ['a', 'a']:", "one or more"),
         ),
         (
             '{op = "hash", size = 10}',

@@ -382,7 +382,10 @@ def write(path, seed):
                     [chance.integers(0, 1000, n % 4).tolist() for n in range(3 * GROUP)],
                     pa.list_(pa.int32()),
                 ),
-                "equal": pa.array([chance.bytes(12) for n in range(3 * GROUP)], pa.binary()),
+                "equal": pa.array(
+                    [chance.integers(0, 2**31, 3, "<i4").tobytes() for n in range(3 * GROUP)],
+                    pa.binary(),
+                ),
             }
         ),
         path,

@@ -347,8 +347,8 @@ def test_other_nested_types_are_refused(tmp_path, change, facts):
 def test_bags_that_hold_no_ids_are_named(tmp_path, bag, kind, facts):
     write(tmp_path, lambda table: table | {"b": pa.array([bag] * len(table["user"]), kind)})
     with (
-        BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader,
         raises(ColumnError, "'b'", *facts),
+        BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader,
     ):
         next(iter(loader))
 

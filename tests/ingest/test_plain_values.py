@@ -206,20 +206,6 @@ def test_a_number_that_does_not_fit_is_refused_whatever_type_the_first_file_has(
         BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=position"), batch_size=16)
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.int8()])
-def test_an_id_below_0_is_refused_with_its_place_also_without_statistics(
-    tmp_path, kind, statistics
-):
-    table = pa.table({"y": [0, 1] * 40, "x": [0.5] * 80, "item": pa.array([*range(79), -7], kind)})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=16, write_statistics=statistics)
-    with (
-        raises(ColumnError, "a.parquet", "row group 4", "'item'", -7, "hash"),
-        BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=item"), batch_size=16) as loader,
-    ):
-        list(loader)
-
-
 @pytest.mark.parametrize(
     ("other", "roles"),
     [
@@ -692,3 +678,36 @@ def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
     [reason] = set(reasons)
     assert_names(reason, "at", "missing", "table.split_time")
     assert_names(capsys.readouterr().err, f"{len(nowhere)} rows", "no split", "'at'")
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [
+        ("label=outcome == yes", "'No', 'Yes'"),
+        ("label=clicks >= 9", "0, 1"),
+        ("label=same", "1"),
+        ("label=outcome == Yes", ""),
+        ("label=clicks", ""),
+        ("label=late", ""),
+    ],
+)
+def test_a_label_that_all_rows_share_is_named_with_what_its_column_holds(
+    tmp_path, capsys, role, shown
+):
+    """The last label of `late` differs, and only the footers show it."""
+    rows = 60_000
+    columns = {
+        "outcome": np.resize(["No", "Yes"], rows),
+        "clicks": np.resize([0, 1], rows),
+        "same": np.ones(rows, np.int64),
+        "late": np.arange(rows) == rows // 2,
+        "x": np.arange(rows) / 2,
+    }
+    columns["late"] = columns["late"].astype(np.float32)
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1_000)
+    with BatchLoader(table_of(tmp_path, f"{role};dense=x"), batch_size=1_000):
+        said = capsys.readouterr().err
+    name = role.removeprefix("label=").split()[0]
+    expected = f"in all of 20,000 examined rows, and a model learns nothing from one label; column {name!r} holds for"
+    assert (expected in said) == bool(shown)
+    assert shown in said

@@ -309,7 +309,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
         (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, ["'I5'"]),
         (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, ["UTF-8 text"]),
         (JSON, b'{"rows": [{"tags": ["x", 3.5]}]}', 422, ["list of texts"]),
-        (JSON, b'{"rows": [{"C26": "x"}]}', 422, ["'C26'"]),
+        (JSON, b'{"rows": [{}, {"C26": "x"}]}', 422, ["rows[1]", "'C26'"]),
         (JSON, b'{"rows": [], "fingerprint": "of last year"}', 409, ["'of last year'"]),
         (JSON, json.dumps({"rows": [{}] * 10_001}).encode(), 413, [10001, 10000]),
         ("text/plain", b"{}", 415, ["'text/plain'"]),

@@ -1,0 +1,86 @@
+"""No id below 0 of plain Parquet comes into a batch, whatever its column's type, and however its row group is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.sources import Reading
+from tests.raises import raises
+
+ROWS, GROUP, BATCH = 384, 128, 64
+ONE_ID = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+BAGS = [
+    pa.list_(pa.int8()),
+    pa.list_(pa.int32()),
+    pa.large_list(pa.int32()),
+    pa.list_(pa.int64()),
+]
+
+
+def column(kind: pa.DataType, ids: np.ndarray) -> pa.Array:
+    """These ids in a column of this type, in bags of two, none and one if it has bags."""
+    if kind not in BAGS:
+        return pa.array(ids.astype(kind.to_pandas_dtype()), kind)
+    sizes = np.resize([2, 0, 1], len(ids))
+    bags = [
+        np.append(np.resize(ids[max(0, n - 1) : n], max(0, size - 1)), ids[n : n + min(1, size)])
+        for n, size in enumerate(sizes)
+    ]
+    return pa.array([bag.tolist() for bag in bags], kind)
+
+
+def write(folder, kind: pa.DataType, ids: np.ndarray, statistics: bool) -> str:
+    """Writes a file of row groups, and returns the roles of its columns."""
+    made = column(kind, ids)
+    label = np.resize(np.float32([0, 1]), ROWS)
+    table = pa.table({"y": label, "x": np.arange(ROWS, dtype=np.float32), "item": made})
+    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP, write_statistics=statistics)
+    return f"label=y;dense=x;{'id_list' if kind in BAGS else 'sparse'}=item"
+
+
+@pytest.mark.parametrize(
+    ("spread", "statistics"), [(2, False), (60, False), (2**31 - 1, False), (60, True)]
+)
+@pytest.mark.parametrize("kind", [*ONE_ID, *BAGS], ids=str)
+def test_an_id_below_0_is_refused_with_its_row_also_from_a_packed_copy(
+    tmp_path, kind, spread, statistics
+):
+    most = min(spread, 100) if "int8" in str(kind) or kind == pa.int16() else spread
+    ids = np.random.default_rng(len(str(kind))).integers(0, most, ROWS)
+    ids[300] = -3  # row 44 of row group 2; its bag has only this id if there are bags
+    if kind in BAGS:
+        ids[301] = 1
+    roles = write(tmp_path, kind, ids, statistics)
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    for packed in (None, PackedCopy(folder=str(folder)), PackedCopy(folder=str(folder))):
+        with (
+            raises(ColumnError, "a.parquet, row group 2, row 44", "'item'", "-3", "hash"),
+            BatchLoader(
+                str(tmp_path / "a.parquet"),
+                roles=roles,
+                batch_size=BATCH,
+                reading=Reading(packed=packed),
+            ) as loader,
+        ):
+            loader.pack()
+            list(loader)
+
+
+@pytest.mark.parametrize("kind", [*ONE_ID, *BAGS], ids=str)
+def test_ids_from_0_up_come_unchanged(tmp_path, kind):
+    ids = np.arange(ROWS) % 100
+    roles = write(tmp_path, kind, ids, statistics=True)
+    expected = column(pa.list_(pa.int64()) if kind in BAGS else pa.int64(), ids).to_pylist()
+    found = []
+    with BatchLoader(str(tmp_path / "a.parquet"), roles=roles, batch_size=BATCH) as loader:
+        for batch in loader:
+            ends = np.cumsum(batch.lengths.numpy())[:-1]
+            found += [part.tolist() for part in np.split(batch.values.numpy(), ends)]
+    assert sorted(found) == sorted(row if kind in BAGS else [row] for row in expected)
