@@ -56,7 +56,8 @@ def filled_numbers(
     if column.null_count and fill is None:
         raise ValueRefused(
             None,
-            f'{column.null_count} empty values; fill them in the spec (op = "fill"), or by name, fill={{{name!r}: 0}} (--fill 0)',
+            f'{column.null_count} empty values; fill them in the spec (op = "fill"), or by name, '
+            f"fill={{{name!r}: 0}} (--fill 0)",
         )
     if column.null_count:
         try:
@@ -64,7 +65,8 @@ def filled_numbers(
         except pa.ArrowException:
             raise ValueRefused(
                 None,
-                f"{column.null_count} empty values, and {fill:g} to fill them is no {column.type}; give the column a fill of that type",
+                f"{column.null_count} empty values, and {fill:g} to fill them is no {column.type}; give the column "
+                "a fill of that type",
             ) from None
     array = column.to_numpy()
     if fill is not None and array.dtype.kind == "f":
