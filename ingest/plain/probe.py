@@ -339,8 +339,10 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
         or not isinstance(label.low, (int, float))
         or 0 <= label.low <= label.high <= 1
     ):
-        recipe = next(recipe for recipe in recipes if recipe.name == columns.label)
-        return _describe_useless_label(recipe, files)
+        for recipe in recipes:
+            if recipe.name == columns.label:
+                return _describe_useless_label(recipe, files)
+        return ""
     return (
         f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
         'binary cross-entropy needs labels from 0 to 1, which roles="label='
