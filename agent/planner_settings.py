@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sluice.common.number_checks import is_number, is_whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
@@ -215,8 +217,8 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
             (1 if whole or one.name in times else 0),
             (1.0 if one.name in shares else math.inf),
         )
-        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not (fits and math.isfinite(value) and 0 < value <= most and value >= least):
+        fits = (is_whole if whole else is_number)(value, least, most)
+        if not fits or not value:
             raise ValueError(
                 f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}"
             )

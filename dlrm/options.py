@@ -11,6 +11,7 @@ from sluice.agent import policies
 from sluice.agent.report.live_server import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_whole
 from sluice.common.settings import check, setting
 from sluice.dlrm.liveness.activity import MOST_S
 from sluice.etl.spec.code_options import TransformOptions
@@ -417,7 +418,7 @@ class Config(
         object.__setattr__(self, "slices", tuple(self.slices))
         object.__setattr__(self, "transforms", tuple(self.transforms))
         check(self, ConfigError)
-        if isinstance(self.ranks, bool) or not isinstance(self.ranks, int) or self.ranks < 1:
+        if not is_whole(self.ranks, 1):
             raise ConfigError(f"ranks: {self.ranks!r} is not a whole number of 1 or more")
         if self.streams is None:  # the run keeps its number, whatever a later program would choose
             object.__setattr__(self, "streams", default_streams(self.batch_size))

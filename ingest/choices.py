@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_whole
 from sluice.common.suggest import NamedFields, nearest
 
 READERS = ("petastorm", "arrow")
@@ -62,7 +63,7 @@ class History(NamedFields):
             )
         if self.by == self.time:
             raise UsageError(f"history: by and time both name the column {self.by!r}")
-        if isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 1:
+        if not is_whole(self.last, 1):
             raise UsageError(f"history: last={self.last!r} is not a positive whole number")
 
 

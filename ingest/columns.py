@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import MappingProxyType
 
 import numpy as np
@@ -106,13 +107,11 @@ class Columns:
                 f"the weights {weights}{none}"
             )
         numbers = [f.name for f in used if f.role != "id_list" and not f.made]
-        if fill is None or isinstance(fill, (int, float)):
-            fill = (
-                {}
-                if fill is None
-                else {name: float(fill) for name in numbers if name not in labels}
-            )
-        for name in fill:
+        if not isinstance(fill, Mapping):
+            fill = {n: fill for n in numbers if fill is not None and n not in labels}
+        for name, value in fill.items():
+            if not (isinstance(value, Real) and abs(value) < 2.0**128):
+                raise ColumnError(f"fill: {value!r} for column {name!r} is no number of float32")
             if name not in numbers:
                 raise ColumnError(
                     f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}"
@@ -177,6 +176,11 @@ class Columns:
     def ids(self) -> tuple[str, ...]:
         """The columns of `sparse` that hold ids, which are its first."""
         return self.sparse[: len(self.sparse) - len(self.numbers)]
+
+    @property
+    def foreign_ids(self) -> list[str]:
+        """The columns of ids that no job and no operator made. They may hold what is no id."""
+        return sorted({*self.sparse} - self.added - self.cardinalities.keys())
 
     @property
     def scalars(self) -> tuple[str, ...]:

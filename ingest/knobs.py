@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_whole
 from sluice.common.suggest import NamedFields
 from sluice.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
@@ -89,11 +90,7 @@ class Knobs(NamedFields):
 
     def __post_init__(self) -> None:
         for stage, count in self.workers.items():
-            if (
-                isinstance(count, bool)
-                or not isinstance(count, int)
-                or not 1 <= count <= MAX_WORKERS
-            ):
+            if not is_whole(count, 1, MAX_WORKERS):
                 raise KnobError(
                     f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}"
                 )
@@ -104,7 +101,7 @@ class Knobs(NamedFields):
             raise KnobError(f"fused: {self.fused!r} is not a list of stages")
         for name in SIZES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
         object.__setattr__(self, "backend", MappingProxyType(dict(self.backend)))

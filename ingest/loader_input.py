@@ -85,7 +85,10 @@ class LoaderInput:
             and isinstance(self.table, ParquetFiles)
             and not self.reading.petastorm.transform_spec
         ):
-            known |= self.table.sizes(unknown)
+            sizes = self.table.sizes(unknown)
+            known |= {
+                n: max(size, 1 + int(self.columns.fill.get(n, 0))) for n, size in sizes.items()
+            }
         for name in self.history.columns if self.history else ():
             if name in known:
                 known[history_name(name)] = known[name]
@@ -219,5 +222,5 @@ def _row_groups(  # noqa: PLR0917 # called once
         located=located,
         packed=reading.packed,
         history=histories,
-        ids=sorted({*columns.sparse} - columns.added - columns.cardinalities.keys()),
+        ids=columns.foreign_ids,
     )

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_whole
 from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import LAST, WINDOW_ROWS
 
@@ -212,7 +213,7 @@ class RowsPlan:
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_rows"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise PlanError(f"{name}: {value!r} is not a positive whole number")
         if self.last not in LAST:
             raise PlanError(f"last: {self.last!r} is none of {', '.join(LAST)}")

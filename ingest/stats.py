@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.common.number_checks import is_number
+
 
 class StatsError(ValueError):
     """A snapshot is invalid. The message names the field and the value."""
@@ -20,12 +22,7 @@ class StatsError(ValueError):
 def _counts(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-            or value < 0
-        ):
+        if not is_number(value):
             raise StatsError(
                 f"{type(owner).__name__}.{name}: {value!r} is not a finite number from 0 up"
             )

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.common.number_checks import is_number
 from sluice.common.stores import Place
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
@@ -243,5 +244,5 @@ def _one_line(error: Exception) -> str:
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_number(value) or not value:
         raise ValueError(f"{name}: {value!r} is not a positive number")

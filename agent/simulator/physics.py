@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from sluice.common.number_checks import is_number
 from sluice.ingest.knobs import MAX_WORKERS
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.stage_spec import StageSpec
@@ -32,11 +33,7 @@ class MechanismError(ValueError):
 def _check(owner: object, low: float, *names: str, high: float = math.inf) -> None:
     for name in names:
         value = getattr(owner, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not low <= value <= high
-        ):
+        if not is_number(value, low, high):
             above = f"to {high:g}" if math.isfinite(high) else "up"
             raise MechanismError(f"{name}: {value!r} is not a number from {low:g} {above}")
         if not math.isfinite(value):

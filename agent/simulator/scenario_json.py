@@ -19,6 +19,7 @@ from sluice.agent.simulator.scenario import (
     ScheduledChange,
     value_of,
 )
+from sluice.common.number_checks import is_number, is_whole
 from sluice.ingest.knobs import MAX_WORKERS, KnobError, nearest, parse_bytes
 from sluice.ingest.stage_spec import StageSpec
 
@@ -83,7 +84,7 @@ def parse(values: Any) -> Scenario:
     for name, count in given.get("start", {}).items():
         if name not in plain.limits.workers:
             raise ScenarioError(f"start.{name}: no such stage{nearest(name, plain.limits.workers)}")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if not is_whole(count, 1):
             raise ScenarioError(f"start.{name}: {count!r} is not a number of workers")
     changes: list[ScheduledChange] = []
     for i, change in enumerate(_list(given, "changes")):
@@ -105,7 +106,7 @@ def _list(given: dict[str, Any], name: str) -> list[Any]:
 def _stage(values: Any, path: str) -> SimStage:
     given = _object(values, path, _STAGE)
     most = given.pop("max_workers", 0)
-    if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_WORKERS:
+    if not is_whole(most, 0, MAX_WORKERS):
         raise ScenarioError(
             f"{path}.max_workers: {most!r} is not a whole number from 0 to {MAX_WORKERS}"
         )
@@ -157,7 +158,7 @@ def _bytes(value: str, path: str) -> int:
 
 def _number(values: dict[str, Any], key: str, path: str, default: float) -> float:
     value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value, -math.inf):
         raise ScenarioError(f"{path}.{key}: {value!r} is not a number")
     return float(value)
 

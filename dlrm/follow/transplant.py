@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.follow.table_diff import TableDiff
-from sluice.dlrm.model.interactions import Labels
+from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.table_compression import Compression, rows_of, table_name
 from sluice.dlrm.model.towers import tower_of
@@ -169,9 +169,7 @@ def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}", value
 
 
-def labels_of(
-    config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-) -> Mapping[str, Labels]:
+def labels_of(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
     """Returns the labels of the tower's parameters for these features. Parameters without labels do not depend on the
     features."""
     return tower_of(config.kind).labels(config, dense, columns)

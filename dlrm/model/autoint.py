@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.model import flops
 from sluice.dlrm.model.dnn import Dnn
-from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import Labels
+from sluice.dlrm.model.flops import LayerCost, LayerCosts
+from sluice.dlrm.model.interactions import NamedLabels, Names
 from sluice.dlrm.options import ModelConfig
 
 
@@ -59,9 +59,7 @@ class AutoInt(Dnn):
         return logits + interactions.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         fields, after = dense + columns, config.attention_heads * config.width
         layers = LayerCost()
         for n in range(config.attention_layers):
@@ -75,9 +73,7 @@ class AutoInt(Dnn):
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         after = config.attention_heads * config.width
         places: list[Hashable] = [(name, i) for name in (*dense, *columns) for i in range(after)]
         return {

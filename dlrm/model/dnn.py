@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import Labels, mlp
+from sluice.dlrm.model.flops import LayerCosts
+from sluice.dlrm.model.interactions import NamedLabels, Names, mlp
 from sluice.dlrm.model.towers import Tower, over_cost, vector_labels
 from sluice.dlrm.options import ModelConfig
 
@@ -25,13 +23,9 @@ class Dnn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {"over": over_cost(config, dense + columns * config.width)}
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}

@@ -24,6 +24,9 @@ class LayerCost:
         return LayerCost(self.parameters + other.parameters, self.flops + other.flops)
 
 
+LayerCosts = dict[str, LayerCost]
+
+
 def linear(before: int, after: int, *, bias: bool = True) -> LayerCost:
     return LayerCost(before * after + bias * after, 2 * before * after)
 

@@ -5,7 +5,7 @@ All layers are plain torch, and torch.fx can trace them. `attention_gru` is one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 Labels = tuple[Sequence[Hashable] | None, ...]
 """For each dimension of a parameter, the feature that each index belongs to. None: a dimension without features."""
+NamedLabels = Mapping[str, Labels]
+Names = Sequence[str]
 
 
 def mlp(sizes: Sequence[int], *, last_linear: bool = False) -> nn.Sequential:

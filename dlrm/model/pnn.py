@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from itertools import combinations
 from math import comb
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import Dots, Labels, mlp
+from sluice.dlrm.model.flops import LayerCosts
+from sluice.dlrm.model.interactions import Dots, NamedLabels, Names, mlp
 from sluice.dlrm.model.towers import Tower, over_cost, vector_labels
 from sluice.dlrm.options import ModelConfig
 
@@ -32,17 +32,13 @@ class Pnn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             "interaction": flops.dots(columns, config.width),
             "over": over_cost(config, dense + columns * config.width + comb(columns, 2)),
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations(columns, 2)]
         return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns), *pairs])}

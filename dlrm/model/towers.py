@@ -18,7 +18,7 @@ All return logits [B].
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from importlib import import_module
 from itertools import combinations
 from math import comb
@@ -28,14 +28,15 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.flops import LayerCost, LayerCosts
 from sluice.dlrm.model.interactions import (
     CrossLayers,
     Dots,
     InterestEvolution,
-    Labels,
     LowRankCross,
     MixtureCross,
+    NamedLabels,
+    Names,
     mlp,
     second_order,
 )
@@ -54,16 +55,12 @@ class Tower(nn.Module):
         super().__init__()
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         """Returns the cost of each part: its parameters, and its operations for one sample."""
         raise NotImplementedError
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> Mapping[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         """Returns the labels of each parameter that depends on the features."""
         raise NotImplementedError
 
@@ -82,9 +79,7 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
     return tower_of(config.kind)(config, dense, columns)
 
 
-def cost_of(
-    config: ModelConfig, *, dense: int, columns: int, history: int = 0
-) -> dict[str, LayerCost]:
+def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> LayerCosts:
     """Returns the cost of each part of a tower, and of all as `total`. Embedding tables do not count."""
     parts = tower_of(config.kind).cost(config, dense=dense, columns=columns, history=history)
     return {**parts, "total": sum(parts.values(), LayerCost())}
@@ -124,9 +119,7 @@ class Dlrm(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             "dense": _bottom(config, dense),
             "interaction": flops.dots(columns + 1, config.width),
@@ -134,9 +127,7 @@ class Dlrm(Tower):
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> Mapping[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations([_TOWER, *columns], 2)]
         return {
             "dense.0.weight": (None, dense),
@@ -167,9 +158,7 @@ class Dcn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         width = config.width * (columns + 1)
         return {
             "dense": _bottom(config, dense),
@@ -180,9 +169,7 @@ class Dcn(Tower):
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> Mapping[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         wide = vector_labels(config, _TOWER, *columns)
         cross: type[CrossLayers | LowRankCross | MixtureCross]
         if not config.cross_rank:
@@ -217,18 +204,14 @@ class WideDeep(Tower):
         return (deep + linear).squeeze(1) + wide.mean(2).sum(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             "wide": flops.linear(dense, 1, bias=False),
             "over": over_cost(config, dense + columns * config.width),
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> Mapping[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         return {
             "linear.weight": (None, dense),
             "over.0.weight": (None, [*dense, *vector_labels(config, *columns)]),
@@ -243,9 +226,7 @@ class DeepFm(WideDeep):
         return logits + second_order(pooled)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             **WideDeep.cost(config, dense=dense, columns=columns, history=history),
             "interaction": flops.second_order(columns, config.width),
@@ -278,17 +259,13 @@ class Dien(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             "interaction": flops.interests(config.width, history),
             "over": over_cost(config, dense + (columns + 2) * config.width),
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> Mapping[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         vectors = vector_labels(config, *columns, "the target", "the interest")
         return {"over.0.weight": (None, [*dense, *vectors])}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import Labels
+from sluice.dlrm.model.flops import LayerCost, LayerCosts
+from sluice.dlrm.model.interactions import NamedLabels, Names
 from sluice.dlrm.model.towers import WideDeep
 from sluice.dlrm.options import ModelConfig
 
@@ -56,9 +56,7 @@ class XDeepFm(WideDeep):
         return logits + interactions.squeeze(1)
 
     @staticmethod
-    def cost(
-        config: ModelConfig, *, dense: int, columns: int, history: int
-    ) -> dict[str, LayerCost]:
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         kernels = sum(
             before * columns * after for before, after in pairwise([columns, *config.cin_layers])
         )
@@ -69,9 +67,7 @@ class XDeepFm(WideDeep):
         }
 
     @staticmethod
-    def labels(
-        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, Labels]:
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         return {
             **WideDeep.labels(config, dense, columns),
             "cin.layers.0": (None, columns, columns),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
+from sluice.common.number_checks import is_number
 from sluice.dlrm.options import ConfigError
 from sluice.ingest.knobs import nearest
 
@@ -36,11 +37,7 @@ class RateSchedule:
             raise ConfigError(f"schedule: by {self.by!r} is none of {', '.join(UNITS)}")
         for name in ("warmup", "decay_start", "decay", "power", "floor"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not 0 <= value < float("inf")
-            ):
+            if not is_number(value):
                 raise ConfigError(f"schedule: {name} is {value!r}, not a number of 0 or more")
         if self.floor > 1:
             raise ConfigError(f"schedule: floor is {self.floor:g}, above the base rate's 1")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_number, is_whole
 from sluice.ingest.knobs import KnobError, nearest, parse_bytes
 
 
@@ -43,34 +44,22 @@ class TrainingMachine:
     def __post_init__(self) -> None:
         for name in ("ranks", "memory_bytes", "ranks_per_host"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise MachineError(f"machine: {name} is {value!r}, not a whole number of 1 or more")
         for name in ("memory_bandwidth", "host_bandwidth", "network_bandwidth"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not 0 < value < float("inf")
-            ):
+            if not is_number(value) or not value:
                 raise MachineError(
                     f"machine: {name} is {value!r}, not a number of bytes a second above 0"
                 )
-        if (
-            isinstance(self.host_memory_bytes, bool)
-            or not isinstance(self.host_memory_bytes, int)
-            or self.host_memory_bytes < 0
-        ):
+        if not is_whole(self.host_memory_bytes):
             raise MachineError(
                 f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or "
                 "more"
             )
         if self.device not in ("cuda", "cpu"):
             raise MachineError(f"machine: device is {self.device!r}, neither cuda nor cpu")
-        if (
-            isinstance(self.reserve, bool)
-            or not isinstance(self.reserve, (int, float))
-            or not 0 <= self.reserve < 1
-        ):
+        if not is_number(self.reserve, 0, 1) or self.reserve == 1:
             raise MachineError(
                 f"machine: reserve is {self.reserve!r}, not a part from 0 to below 1"
             )

@@ -36,6 +36,8 @@ _EXAMPLES = 1_000
 _CELLS, _LEAST_ROWS = 4_000_000, 1_000
 """Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
 _MOST_ID, _LARGEST = np.iinfo(np.int32).max, float(np.finfo(np.float32).max)
+# Arrow joins no texts of two types, and finds no smallest half float.
+_COMMON = {pa.large_string(): pa.string(), pa.float16(): pa.float32()}
 _CHECKED_ROWS = 10_000  # rows of a file that `unreadable` checks
 # This share of unreadable values causes a warning, as in a job for a first version.
 _WARNED_SHARE = 0.05
@@ -261,6 +263,7 @@ class _FileLook:
                 one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
+            values = values.cast(_COMMON.get(values.type, values.type))
             if pa.types.is_nested(elements(values).type):
                 continue
             kept[name] = values
@@ -337,11 +340,12 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
     if (
         label is None
         or not isinstance(label.low, (int, float))
+        or label.low == label.high
         or 0 <= label.low <= label.high <= 1
     ):
         for recipe in recipes:
             if recipe.name == columns.label:
-                return _describe_useless_label(recipe, files)
+                return _describe_useless_label(recipe, files, columns.fill.get(recipe.name))
         return ""
     return (
         f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
@@ -350,9 +354,14 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
     )
 
 
-def _describe_useless_label(recipe: Recipe, files: Files) -> str:
+def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) -> str:
     """Returns a warning if all examined rows have one label, as a misspelt value in a comparison makes it. Otherwise an
-    empty text."""
+    empty text. Raises ColumnError for a `fill` that is no result of a comparison."""
+    if recipe.operators and fill not in (None, 0, 1):
+        raise ColumnError(
+            f"fill: {fill:g} for the label {recipe.name!r}, which is a comparison; its result is 0 or 1, and so is "
+            "what stands for a missing one"
+        )
     source = recipe.sources[0]
     one = probe(files, recipe.sources).get(source)
     if one is None or not (one.sampled and one.examples) or len(recipe.sources) > 1:
@@ -360,9 +369,12 @@ def _describe_useless_label(recipe: Recipe, files: Files) -> str:
     if not recipe.operators and one.low != one.high:
         return ""  # rows that were not sampled have another label
     try:
-        labels = MadeColumns([recipe]).table(pa.table({source: one.sampled}))[0].drop_null()
+        labels = MadeColumns([recipe]).table(pa.table({source: one.sampled}))[0]
     except ColumnError:
         return ""  # loading these rows raises it, too
+    if labels.null_count and fill is not None:
+        return ""  # missing ones may get another label
+    labels = labels.drop_null()
     if len(labels) < _LEAST_ROWS or pc.count_distinct(labels).as_py() > 1:
         return ""
     return (

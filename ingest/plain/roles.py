@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from sluice.common.errors import OperatorError, UsageError
+from sluice.common.number_checks import is_whole
 from sluice.etl.ops import Operator
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.ingest.knobs import nearest
@@ -164,7 +165,7 @@ def _sizes(
 
 
 def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_IDS:
+    if not is_whole(size, 1, MOST_IDS):
         raise ParquetError(
             f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {MOST_IDS:,}"
         )

@@ -112,6 +112,7 @@ class UnitMaker:
             sample=job.sample,
             located=located_of(source),
             history=histories,
+            ids=columns.foreign_ids,
         )
         if histories is not None:
             columns = histories.columns

@@ -61,8 +61,10 @@ def filled_numbers(
         )
     if column.null_count:
         try:
+            if pa.types.is_boolean(column.type):
+                fill = {0.0: False, 1.0: True}[fill or 0.0]  # Arrow makes True of any number
             column = column.fill_null(pa.scalar(fill).cast(column.type))
-        except pa.ArrowException:
+        except (pa.ArrowException, KeyError):
             raise ValueRefused(
                 None,
                 f"{column.null_count} empty values, and {fill:g} to fill them is no {column.type}; give the column "

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.common.errors import RunFailure
 from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
@@ -253,7 +254,7 @@ Result = TypeVar("Result")
 _REASON_LENGTH = 500  # characters of an error's text to keep for each row
 
 
-class QuarantineError(RuntimeError):
+class QuarantineError(RunFailure):
     """`Errors` does not allow to quarantine these rows, so the run stops. The message names file, row group, rows,
     reason and option."""
 

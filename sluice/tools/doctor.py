@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.common.number_checks import is_number
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 
@@ -113,11 +114,7 @@ class Speed:
     def __post_init__(self) -> None:
         for name in ("core_bytes_per_s", "memory_bytes_per_s"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not 0 < value < float("inf")
-            ):
+            if not is_number(value) or not value:
                 raise ValueError(f"{name}: {value!r} is not a positive number")
 
 

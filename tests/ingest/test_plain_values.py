@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 from decimal import Decimal
 
@@ -711,3 +712,73 @@ def test_a_label_that_all_rows_share_is_named_with_what_its_column_holds(
     expected = f"in all of 20,000 examined rows, and a model learns nothing from one label; column {name!r} holds for"
     assert (expected in said) == bool(shown)
     assert shown in said
+
+
+def write_nullable(folder, **columns) -> str:
+    """Writes a file of 2,000 rows with a label and a number, and these columns instead or beside them."""
+    made = {"y": np.resize([0, 1], 2_000), "x": np.arange(2_000) / 2} | columns
+    pq.write_table(pa.table(made), folder / "a.parquet", row_group_size=500)
+    return str(folder / "a.parquet")
+
+
+@pytest.mark.parametrize("fill", [7, 0.5, -3])
+@pytest.mark.parametrize("role", ["label=b;dense=x", "label=y;dense=b"])
+def test_only_0_and_1_stand_for_a_missing_truth_value(tmp_path, role, fill):
+    path = write_nullable(tmp_path, b=pa.array([True, None] * 1_000))
+    with (
+        raises(ColumnError, "a.parquet", "'b'", f"{fill:g}", "bool"),
+        BatchLoader(path, roles=role, batch_size=500, fill={"b": fill}) as loader,
+    ):
+        list(loader)
+    with BatchLoader(path, roles=role, batch_size=500, fill={"b": 0}) as loader:
+        found = np.concatenate([(b.label if "label=b" in role else b.dense[:, 0]) for b in loader])
+    assert found.sum() == 1_000
+
+
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e40, "a", decimal.Decimal(1)])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_fill_that_is_no_number_of_a_batch_is_refused_at_once(tmp_path, named, fill):
+    path = write_nullable(tmp_path, x=pa.array([1.5, None] * 1_000))
+    with raises(ColumnError, "fill", "'x'", repr(fill)):
+        BatchLoader(
+            path, roles="label=y;dense=x", batch_size=500, fill={"x": fill} if named else fill
+        )
+
+
+def test_an_embedding_has_a_row_for_the_id_that_stands_for_a_missing_one(tmp_path):
+    path = write_nullable(tmp_path, item=pa.array([1, 2, 3, None] * 500, pa.int32()))
+    with BatchLoader(
+        path, roles="label=y;dense=x;sparse=item", batch_size=500, fill={"item": 300}
+    ) as loader:
+        assert max(int(batch.values.max()) for batch in loader) == 300
+        assert loader.cardinalities == {"item": 301}
+
+
+def test_what_stands_for_a_missing_label_of_a_comparison_is_0_or_1(tmp_path, capsys):
+    path = write_nullable(tmp_path, y=pa.array([1, None] * 1_000))
+    with raises(ColumnError, "'y'", "0.5", "0 or 1"):
+        BatchLoader(path, roles="label=y >= 1;dense=x", batch_size=500, fill={"y": 0.5})
+    for roles in ("label=y >= 1;dense=x", "label=y;dense=x"):
+        with BatchLoader(path, roles=roles, batch_size=500, fill={"y": 0}) as loader:
+            assert sum(float(batch.label.sum()) for batch in loader) == 1_000
+    assert "learns nothing" not in capsys.readouterr().err, "half of the labels are filled"
+
+
+def test_a_label_that_is_always_7_is_not_proposed_as_a_comparison(tmp_path, capsys):
+    path = write_nullable(tmp_path, y=np.full(2_000, 7))
+    with BatchLoader(path, roles="label=y;dense=x", batch_size=500):
+        said = capsys.readouterr().err
+    assert "is 7 in all of" in said
+    assert ">=" not in said
+
+
+def test_texts_of_two_types_and_half_floats_without_statistics_are_guessed(tmp_path):
+    columns = {
+        "y": np.resize([0, 1], 2_000),
+        "s": pa.array(["q", "r"] * 1_000, pa.string()),
+        "t": pa.array(["a", "b"] * 1_000, pa.large_string()),
+        "h": pa.array(np.arange(2_000, dtype=np.float16)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", write_statistics=False)
+    with BatchLoader(str(tmp_path / "a.parquet"), batch_size=500, roles="label=y") as loader:
+        assert (loader.dense_names, set(loader.sparse_names)) == (("h",), {"s", "t"})
