@@ -238,8 +238,8 @@ def _check_type(f: Field) -> None:
         wanted = "one number a row"
     else:
         wanted = (
-            "one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
-            f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))"
+            "one whole number a row (cast it; hash, categorify or bucketize it in the spec; texts and whole numbers of "
+            f"plain Parquet can be hashed by Loader(hash={{{f.name!r}: 1_000_000}}))"
         )
     better = (
         "give it the role id_list"

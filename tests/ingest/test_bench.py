@@ -48,6 +48,19 @@ def bench(repo, words):
     return done.returncode, done.stdout, done.stderr
 
 
+def test_a_number_that_is_none_ends_it_with_one_line(repo, tmp_path):
+    x = np.arange(400.0)
+    x[250] = np.nan
+    pq.write_table(pa.table({"y": np.resize([0, 1], 400), "x": x}), tmp_path / "a.parquet")
+    code, _, err = bench(
+        repo,
+        f"bench {tmp_path} --batch-size 100 --seconds 0.5 --tuning fixed --roles label=y;dense=x",
+    )
+    assert code == 1
+    assert_names(err, "a.parquet", "row 250", "'x'", "nan", "fill")
+    assert "Traceback" not in err
+
+
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     code, out, err = bench(
         repo,
