@@ -337,15 +337,12 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
         for place in places:
             _refuse(name, source, kind, place, columns, files[place[0]])
     label = facts.get(taken.get(columns.label, ""))
-    if (
-        label is None
-        or not isinstance(label.low, (int, float))
-        or label.low == label.high
-        or 0 <= label.low <= label.high <= 1
-    ):
+    if label is None or label.low == label.high:  # footers show no two labels
         for recipe in recipes:
             if recipe.name == columns.label:
                 return _describe_useless_label(recipe, files, columns.fill.get(recipe.name))
+        return ""
+    if not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
         return ""
     return (
         f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
