@@ -11,7 +11,6 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.remote.unit import RemoteError
 from tests.raises import raises
 
 ROWS, GROUP, BATCH = 384, 128, 64
@@ -85,17 +84,3 @@ def test_ids_from_0_up_come_unchanged(tmp_path, kind):
             ends = np.cumsum(batch.lengths.numpy())[:-1]
             found += [part.tolist() for part in np.split(batch.values.numpy(), ends)]
     assert sorted(found) == sorted(row if kind in BAGS else [row] for row in expected)
-
-
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), BAGS[1], BAGS[3]], ids=str)
-def test_an_id_below_0_is_refused_where_a_worker_reads_it(tmp_path, kind):
-    ids = np.arange(ROWS) % 100
-    ids[300], ids[301] = -3, 1
-    roles = write(tmp_path, kind, ids, statistics=False)
-    with (
-        raises((ColumnError, RemoteError), "a.parquet, row group 2, row 44", "'item'", "-3"),
-        BatchLoader(
-            str(tmp_path / "a.parquet"), roles=roles, batch_size=BATCH, workers="local:1"
-        ) as loader,
-    ):
-        list(loader)
