@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 README = ROOT / "README.md"
-ENTRY = "2026-11-26 · The race on the release, on an Intel Xeon"
+ENTRY = "2026-11-27 · The release once more, on its last commit"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",
