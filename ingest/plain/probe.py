@@ -314,8 +314,8 @@ def _plain(value: Any) -> Any:
 
 def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> str:
     """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column without operators: a missing
-    value without a fill, an id that does not fit, or a number that is too large. Returns a warning about the labels, or
-    an empty text."""
+    value without a fill, an id that does not fit, or a number that is too large. Raises it also for a fill that is no
+    result of the label's comparison. Returns a warning about the labels, or an empty text."""
     stored = {name for name in (*columns.floats, *columns.sparse) if name not in columns.added}
     taken = {
         recipe.name: recipe.sources[0]
@@ -340,7 +340,13 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
     if label is None or label.low == label.high:  # footers show no two labels
         for recipe in recipes:
             if recipe.name == columns.label:
-                return _describe_useless_label(recipe, files, columns.fill.get(recipe.name))
+                fill = columns.fill.get(recipe.name)
+                if recipe.operators and fill not in (None, 0, 1):
+                    raise ColumnError(
+                        f"fill: {fill:g} for the label {recipe.name!r}, which is a comparison; its result is 0 or 1, "
+                        "and so is what stands for a missing one"
+                    )
+                return _describe_useless_label(recipe, files, fill)
         return ""
     if not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
         return ""
@@ -353,12 +359,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
 
 def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) -> str:
     """Returns a warning if all examined rows have one label, as a misspelt value in a comparison makes it. Otherwise an
-    empty text. Raises ColumnError for a `fill` that is no result of a comparison."""
-    if recipe.operators and fill not in (None, 0, 1):
-        raise ColumnError(
-            f"fill: {fill:g} for the label {recipe.name!r}, which is a comparison; its result is 0 or 1, and so is "
-            "what stands for a missing one"
-        )
+    empty text."""
     source = recipe.sources[0]
     one = probe(files, recipe.sources).get(source)
     if one is None or not (one.sampled and one.examples) or len(recipe.sources) > 1:
