@@ -56,6 +56,8 @@ MISSING = ("refuse", "mask")
 ON_NONFINITE = ("stop", "skip")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
+_REMOVED = ("auxiliary", "mllog")
+"""Settings that recorded runs of earlier versions have."""
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
 
@@ -322,7 +324,6 @@ class LoopSettings:
         metavar="SECONDS",
         least=1,
     )
-    mllog: bool = setting(False, "write MLPerf's log lines into DIR, too")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,7 +464,7 @@ class Config(
         try:
             return cls(
                 **{
-                    **values,
+                    **_without_removed(values),
                     "model": ModelConfig(**_without_removed(values["model"])),
                     "optim": OptimConfig(**values["optim"]),
                     "conditions": RunOptions(**values["conditions"]),
@@ -475,9 +476,9 @@ class Config(
             ) from None
 
 
-def _without_removed(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recorded run's model settings without those of earlier versions."""
-    return {name: value for name, value in model.items() if name != "auxiliary"}
+def _without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recorded run's settings without those that only earlier versions had."""
+    return {name: value for name, value in settings.items() if name not in _REMOVED}
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:

@@ -57,7 +57,6 @@ VERBS = {
     ),
     "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
     "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
-    "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),
     "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
     "explain": (
         "sluice.agent.__main__",

@@ -68,7 +68,6 @@ OPTIONAL = {
         paths=(
             "dlrm/serving",
             "dlrm/serve.py",
-            "dlrm/export.py",
             "benchmarks/serving.py",
             "benchmarks/plain_server.py",
         ),

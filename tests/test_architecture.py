@@ -61,7 +61,6 @@ PROGRAMS = {
     "sluice.dlrm.evaluate",
     "sluice.dlrm.serve",
     "sluice.dlrm.plan",
-    "sluice.dlrm.export",
     "sluice.dlrm.demo.__main__",
     "sluice.dlrm.demo.schema_change",
 }

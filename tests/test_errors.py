@@ -72,7 +72,6 @@ PROGRAMS = (
     "dlrm.train",
     "dlrm.evaluate",
     "dlrm.serve",
-    "dlrm.export",
     "dlrm.plan",
 )
 

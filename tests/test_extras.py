@@ -380,7 +380,7 @@ def test_trainer_trains_by_petastorms_reader_and_evaluates(site, table):
         site("trainer"),
         """
 absent("uvicorn", "optuna", "scipy")
-helps("train", "evaluate", "export", "plan")
+helps("train", "evaluate", "plan")
 refused("serve", "serve", "run", "--port", "0")
 code, out, err = called("train", "--data", "table", "--run-dir", "run", "--batch-size", "512", "--tuning", "fixed")
 assert code == 0 and "plain Arrow reader" not in err, (out, err)

@@ -94,7 +94,6 @@ def bare(tmp_path_factory) -> Path:
             ["--engine local", "spark-submit"],
         ),
         ("serve run", ["`sluice serve`", "dlrm/serving"]),
-        ("export run", ["`sluice export`", "dlrm/serving"]),
         ("worker --table t --token-file f", ["`sluice worker`", "ingest/remote"]),
         ("simulate --policy autotune", ["'autotune'", "installed package"]),
         ("policies --live-only", ["benchmarks/rivals"]),

@@ -65,7 +65,6 @@ class Validator:
         with loaders.evaluation(
             config, self.table, split, rank=world.rank, local_ranks=world.local_ranks
         ) as batches:
-            self.journal.milestone("eval_start", epochs)
             singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
             is_first = self._singles is None and split != "train"
             findings = evaluate(
@@ -78,8 +77,6 @@ class Validator:
                 through=self.synced_batches.all_of,
             )
         self._record(findings, split, meta)
-        self.journal.milestone("eval_accuracy", epochs, findings.quality.auc)
-        self.journal.milestone("eval_stop", epochs)
         self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
         if is_first:
             self._singles = singles.result()

@@ -11,7 +11,6 @@ from typing import Any
 from sluice.agent.report.format import line
 from sluice.agent.report.run_folder import RunFolder
 from sluice.dlrm.options import Config
-from sluice.dlrm.telemetry.mlperf_log import MlLog
 from sluice.dlrm.telemetry.progress import TrainingProgress
 
 _SHOWN_EVENTS = ("decision", "occasion", "fault")
@@ -22,12 +21,10 @@ class Journal:
 
     What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
 
-    def __init__(
-        self, folder: RunFolder, progress: TrainingProgress, mllog: MlLog | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder, progress: TrainingProgress) -> None:
         from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
 
-        self.folder, self.mllog = folder, mllog
+        self.folder = folder
         self.looks = folder.look
         """Takes what the agent's policy was asked (`sluice.agent.report.looks`)."""
         self._progress = progress
@@ -40,8 +37,7 @@ class Journal:
     def of_run(cls, path: Path, config: Config, *, resume: bool) -> Journal:
         """Returns the journal of a run in a new folder, or, with `resume`, in the existing one."""
         folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
-        mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
-        return cls(folder, TrainingProgress(), mllog)
+        return cls(folder, TrainingProgress())
 
     def __enter__(self) -> Journal:
         return self
@@ -49,9 +45,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         with self._reporting_disk_errors():
             self._tensorboard.close()
-        if self.mllog is not None:
-            with self._reporting_disk_errors():
-                self.mllog.close()
         self.folder.close()
 
     def expect(self, steps: int) -> None:
@@ -95,12 +88,6 @@ class Journal:
         with self._reporting_disk_errors():
             for name, value in scalars.items():
                 self._tensorboard.scalar(name, value, self._step)
-
-    def milestone(self, key: str, epochs: float, value: Any = None) -> None:
-        """Writes a line of MLPerf's log, if the run writes one."""
-        if self.mllog is not None:
-            with self._reporting_disk_errors():
-                self.mllog.write(key, value, epoch_num=epochs)
 
     def say(self, text: str) -> None:
         """Prints a line on the terminal."""
@@ -146,7 +133,5 @@ class Silence:
 
     def metric(self, metric: Mapping[str, Any]) -> None:
         self._listener(metric)
-
-    def milestone(self, key: str, epochs: float, value: Any = None) -> None: ...
 
     def say(self, text: str) -> None: ...

@@ -21,5 +21,5 @@ spark-submit --properties-file spark-defaults.conf etl/job.py --spec "${SPEC:-fe
 torchrun --nproc-per-node="${RANKS:-8}" -m sluice.dlrm.train --data "$out/table" --run-dir "$out/run" \
     --model dcn --cross-layers 3 --cross-rank 512 --width 128 --dense-layers 512,256 \
     --over-layers 1024,1024,512,256 --batch-size 65536 --table-optimiser adagrad --lr 0.005 \
-    --dense-optimiser adagrad --dense-lr 0.005 --epochs 1 --evals 20 --mllog "$@"
+    --dense-optimiser adagrad --dense-lr 0.005 --epochs 1 --evals 20 "$@"
 python -m dlrm.evaluate --run-dir "$out/run" --data "$out/table" --split test

@@ -29,13 +29,12 @@ EXTRAS = {
     "ray": "ray",
 }
 """A package, by the name that it is imported by, and the least extra that holds it."""
-OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "serve": "serve"}
+OF_VERBS = {"train": "trainer", "evaluate": "trainer", "serve": "serve"}
 """A verb that needs more than one package, and the extra that holds all that it imports."""
 
 
 OPTIONAL_FOLDERS = {
     "serve": ("dlrm/serving", "dlrm/serve"),
-    "export": ("dlrm/serving", "dlrm/export"),
     "audit": ("etl/local", "etl/audit"),
     "worker": ("ingest/remote", "ingest/remote/worker"),
 }

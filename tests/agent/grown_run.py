@@ -127,7 +127,6 @@ def write(
                 "bayes_auc": 0.8201,
                 "plan": plan,
                 "follow": "",
-                "mllog": False,
                 "model": {"dense_layers": [128, 64], "width": 32},
             }
         )

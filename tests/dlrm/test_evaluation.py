@@ -182,12 +182,11 @@ def test_what_would_explain_a_useless_model_is_seen():
 @pytest.fixture
 def judged(tmp_path, monkeypatch):
     """A judge over a made-up split, and what it wrote."""
-    lines = SimpleNamespace(said=[], metrics=[], events=[], milestones=[])
+    lines = SimpleNamespace(said=[], metrics=[], events=[])
     journal = SimpleNamespace(
         say=lines.said.append,
         metric=lines.metrics.append,
         event=lines.events.append,
-        milestone=lambda key, *_: lines.milestones.append(key),
     )
     shown = {"sense": 1.0}
 
@@ -241,7 +240,6 @@ def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
     assert best(folder) == first
     assert [m["step"] for m in lines.metrics] == [10, 20]
     assert_names(lines.said[0], "validation", "0.5 epochs", "auc")
-    assert lines.milestones[:3] == ["eval_start", "eval_accuracy", "eval_stop"]
 
 
 def test_training_may_end_at_the_auc_that_was_asked_for(judged):

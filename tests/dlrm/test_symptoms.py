@@ -1,9 +1,7 @@
-"""A model at chance is noticed and explained; one that learns is left alone. Missing dense values; MLPerf's lines."""
+"""A model at chance is noticed and explained; one that learns is left alone. Missing dense values."""
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from dataclasses import replace
 
@@ -14,7 +12,6 @@ import torch
 from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, chance, falling, stuck
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.telemetry.mlperf_log import MlLog
 from tests.raises import assert_names
 
 LOST = Evidence(step=1000, rows=100_000, positives=25_000, auc=0.5003)
@@ -123,45 +120,3 @@ def test_missing_values_are_masked_and_counted_by_column():
     huge = torch.full((2, 3), 3e38)  # finite, though their sum is not
     assert torch.equal(missing.mask(huge), huge)
     assert missing.counts == {"I1": 1, "I2": 2}
-
-
-def test_mlperf_lines_are_as_its_tools_read_them():
-    out = io.StringIO()
-    log = MlLog(out, clock=lambda: 12.3456)
-    log.write("run_start")
-    log.write("eval_accuracy", 0.80275, epoch_num=0.95)
-    log.write("run_stop", status="success")
-    lines = out.getvalue().splitlines()
-    assert lines[0] == (
-        ':::MLLOG {"namespace": "", "time_ms": 12345, "event_type": "INTERVAL_START", '
-        '"key": "run_start", "value": null, "metadata": {}}'
-    )
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    assert [e["event_type"] for e in events] == ["INTERVAL_START", "POINT_IN_TIME", "INTERVAL_END"]
-    assert events[1]["value"] == 0.80275
-    assert events[2]["metadata"] == {"status": "success"}
-
-
-def test_mlperf_settings_name_every_key_the_rules_ask_for():
-    out = io.StringIO()
-    MlLog(out, clock=lambda: 0.0).settings(
-        batch_size=65536,
-        seed=7,
-        train_rows=10,
-        eval_rows=2,
-        optimiser="adagrad",
-        lr=0.004,
-        eps=1e-8,
-    )
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.getvalue().splitlines()]
-    found = {e["key"]: e["value"] for e in events}
-    assert found["opt_base_learning_rate"] == 0.004
-    assert found["global_batch_size"] == 65536
-    assert {
-        "seed",
-        "opt_name",
-        "train_samples",
-        "eval_samples",
-        "opt_adagrad_epsilon",
-    } <= found.keys()
-    assert {e["event_type"] for e in events} == {"POINT_IN_TIME"}

@@ -168,7 +168,6 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
             "dlrm.train",
             "dlrm.evaluate",
             "dlrm.serve",
-            "dlrm.export",
             "dlrm.plan",
             "dlrm.demo.__main__",
             "dlrm.demo.schema_change",

@@ -1,4 +1,4 @@
-"""The server and the export run what their user allows, and nothing that a table or a run folder names."""
+"""The server runs what its user allows, and nothing that a table or a run folder names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from sluice.common.settings import parse
-from sluice.dlrm import export, serve
+from sluice.dlrm import serve
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.serving.server import ServerOptions
@@ -27,9 +27,6 @@ pytestmark = pytest.mark.slow
 )  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp_path):
     trained = hostile / "run"
-    assert ended(export.main, trained, "--out", tmp_path / "export") == 0
-    assert not ran()
-    capsys.readouterr()
     assert ended(serve.main, trained, "--port", 0) == 2
     said = capsys.readouterr().err
     assert_names(
@@ -46,7 +43,6 @@ def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp
         meta.write_text(
             json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}})
         )
-        assert ended(export.main, other) == 2
         assert ended(serve.main, other, "--port", 0) == 2
         assert f"'{key}'" in capsys.readouterr().err
     meta.write_text(

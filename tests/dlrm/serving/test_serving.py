@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
-from sluice.dlrm import evaluate, export, run_plan, train
+from sluice.dlrm import evaluate, run_plan, train
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
@@ -44,6 +45,7 @@ from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import Bomb, last_json, launch
 from tests.dlrm.rig import written as rewritten
+from tests.e2e.test_readme import blocks
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -852,7 +854,6 @@ def test_no_program_takes_weights_that_are_no_numbers_and_each_names_the_newest_
         lambda tensors: [v.fill_(torch.inf) for v in tensors.values()],
     )
     for main, words in (
-        (export.main, [run]),
         (evaluate.main, ["--run-dir", run]),
         (train.main, ["--run-dir", run, "--resume", "--epochs", 2]),
     ):
@@ -878,17 +879,28 @@ def test_a_row_for_which_the_model_has_no_number_is_refused_alone(wide):
     assert_names(str(answers[1]), "rows[1]", "no number", "'I5'")
 
 
+def test_the_pages_program_gives_the_logits_of_the_model(folder, tmp_path, monkeypatch):
+    (tmp_path / "run").symlink_to(folder / "run")
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("python", "docs/serving.md")
+    names: dict[str, Any] = {}
+    exec(block, names)
+    program = torch.export.load("dense.pt2").module()
+    shapes = [(7, *example.shape[1:]) for example in names["inputs"]]
+    inputs = [torch.randn(shape) for shape in shapes]
+    torch.testing.assert_close(program(*inputs), names["tower"](*inputs))
+
+
 # ---- runs that cannot be served
 
 
 def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
     """Every one would make a file; nor does a program look up a name for a pickle, but for numba, which keeps what it
-    compiled beside our code, and torch, which reads the program that the exporter has just written."""
+    compiled beside our code."""
     run, marker = tmp_path / "run", tmp_path / "code ran"
     shutil.copytree(folder / "run", run)
     bomb = pickle.dumps(Bomb(marker))
-    (run / "export").mkdir()
-    for place in (run, run / "export", run / "checkpoints", *(run / "checkpoints").glob("step-*")):
+    for place in (run, run / "checkpoints", *(run / "checkpoints").glob("step-*")):
         for name in (
             ".metadata",
             "__0_0.distcp",
@@ -905,8 +917,6 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
             "config.pkl",
             "agent.pkl",
             "knobs.pkl",
-            "dense.pt2",
-            "dense-compiled.pt2",
             "rank-00001.safetensors",
             "_common_metadata",
         ):
@@ -916,7 +926,6 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
     found = last_json(process)
     assert (found["evaluate"], found["serve"], found["resume"]) == (38, 38, 38)
     assert [stack for stack in found["looked_up"] if "/numba/" not in stack] == []
-    assert all("torch/export" in stack or "torch/_export" in stack for stack in found["exporting"])
     assert not marker.exists()
 
 
