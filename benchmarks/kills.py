@@ -36,6 +36,32 @@ _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 _KNOBS = ("memory.max", "memory.limit_in_bytes")
 
 
+def make_data(folder: str) -> None:
+    """Writes four files of wide rows: a label, 13 floats and 26 ids."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number in range(4):
+        path = Path(folder) / f"part-{number}.parquet"
+        if path.exists():
+            continue
+        draw, rows = np.random.default_rng(number), 131_072
+        columns = {"label": draw.integers(0, 2, rows, np.int8)}
+        columns |= {f"d{n}": draw.random(rows, np.float32) for n in range(13)}
+        columns |= {f"s{n}": draw.integers(0, 10**6, rows, np.int32) for n in range(26)}
+        pq.write_table(
+            pa.table(columns),
+            path.with_suffix(".draft"),
+            row_group_size=32_768,
+            compression="lz4",
+            use_dictionary=False,
+            write_page_checksum=True,
+        )
+        path.with_suffix(".draft").rename(path)
+
+
 def cgroup(limit: int) -> Path | None:
     """A new memory cgroup of version 2 or 1; None: none can be made here."""
     for top in _CGROUPS:
@@ -105,7 +131,6 @@ def own_pages() -> None:
 
 
 def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], None], int]:
-    from benchmarks.memory import WIDE
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
@@ -130,7 +155,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
             data,
             batch_size=BATCH,
             read_ahead_epochs=10**6,
-            roles=WIDE,
+            roles={"label": "label", "dense": "d*", "sparse": "s*"},
             knobs=knobs,
             memory_limit=limit if governed else None,
             machine=Host(),
@@ -237,7 +262,7 @@ def main() -> None:
         contenders["tensorflow"] = options.tensorflow
     with tempfile.TemporaryDirectory() as temporary:
         data = (options.data or Path(temporary)) / "wide"
-        make = "import pathlib, sys; from benchmarks import memory; memory.make_data(pathlib.Path(sys.argv[1]), False)"
+        make = "import sys; from benchmarks import kills; kills.make_data(sys.argv[1])"
         subprocess.run([sys.executable, "-c", make, str(data)], cwd=ROOT, check=True)
         for number, (contender, python) in itertools.product(
             range(-(-options.runs // options.piece)), contenders.items()

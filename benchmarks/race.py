@@ -13,12 +13,13 @@ on these files: no loader that reads them can pass it.
 from __future__ import annotations
 
 import argparse
+import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,18 +29,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.joined import ARMS, Turn, loader_turn
 from benchmarks.loaders import decode_only, made_table
 from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
 from benchmarks.peers.serve import Job
-from benchmarks.shapes import cpu_s as processor_s
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.transform import Transform
 
 BATCH_SIZE = 8192
@@ -50,6 +52,50 @@ _LABEL = 35
 _LINE = 0.8  # of the bar's width
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {"ours": "\033[1;32m", "limit": "\033[33m", "dim": "\033[2m"}
+_JOINED = Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))
+"""Readers that also place their rows."""
+SETTINGS = {
+    "split": Knobs(workers={"read": 1, "shuffle": 1}),
+    "joined": _JOINED,
+    "joined, 2 for the transform": replace(_JOINED, workers={"read": 2, "log": 2}),
+}
+Turn = Callable[[float], tuple[float, float]]
+"""Takes seconds. Returns rows a second, and nanoseconds of processor time a row."""
+
+
+def processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def loader_turn(
+    table: FeatureTable, knobs: Knobs, transform: Transform, packed: PackedCopy | None = None
+) -> Turn:
+    """Returns turns of our loader. Each has a fresh loader, because one that waits would fill its buffers while others
+    are measured."""
+
+    def turn(seconds: float) -> tuple[float, float]:
+        with BatchLoader(
+            table,
+            batch_size=BATCH_SIZE,
+            read_ahead_epochs=sys.maxsize,
+            knobs=knobs,
+            transforms=[transform],
+            reading=Reading(packed=packed),
+        ) as loader:
+            rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
+            while True:
+                for batch in loader:
+                    now = time.perf_counter()
+                    first = first or now
+                    if began:
+                        rows += batch.rows
+                    elif now >= first + seconds / 3:
+                        began, cpu_s = now, processor_s()
+                    if rows and now >= first + seconds:
+                        return rows / (now - began), (processor_s() - cpu_s) / rows * 1e9
+
+    return turn
 
 
 @dataclass(slots=True)
@@ -189,18 +235,11 @@ class Race:
             screen,
         )
         self._decode = decode_only(table, columns)
-        log = [log_of(columns)]
-        settings = {
-            **ARMS,
-            "joined, 2 for the transform": replace(ARMS["joined"], workers={"read": 2, "log": 2}),
-        }
-        copy = PackedCopy()
-        self._arms = {
-            name: loader_turn(table, knobs, transforms=log) for name, knobs in settings.items()
-        }
+        log, copy = log_of(columns), PackedCopy()
+        self._arms = {name: loader_turn(table, knobs, log) for name, knobs in SETTINGS.items()}
         self._packed_arms = {
-            name: loader_turn(table, knobs, copy, log)
-            for name, knobs in settings.items()
+            name: loader_turn(table, knobs, log, copy)
+            for name, knobs in SETTINGS.items()
             if knobs.fused
         }  # which rows from a copy are for: they are placed where they are unpacked
         self.lanes: list[Lane] = []

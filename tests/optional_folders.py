@@ -33,7 +33,7 @@ class OptionalFolder:
 
 OPTIONAL = {
     "local ETL": OptionalFolder(
-        paths=("etl/local", "etl/audit.py", "benchmarks/placement.py"),
+        paths=("etl/local", "etl/audit.py"),
         tests=(
             "tests/etl/local",
             "tests/etl/test_estimate.py",
@@ -56,7 +56,7 @@ OPTIONAL = {
         ),
     ),
     "rivals": OptionalFolder(
-        paths=("benchmarks/rivals", "benchmarks/fleet_size.py", "benchmarks/learned_fleet.py"),
+        paths=("benchmarks/rivals",),
         tests=("tests/benchmarks/rivals",),
         askers=(
             "agent/policies/__init__.py",

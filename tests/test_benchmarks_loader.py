@@ -6,15 +6,12 @@ import json
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 
-from benchmarks import race, shapes, shuffle
+from benchmarks import race
 from benchmarks.peers.peer import Peer, PeerError
 from benchmarks.peers.serve import Job
-from benchmarks.subset import kendall
 from sluice.common.errors import UsageError
-from sluice.ingest.row_order import RowsPlan
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -61,14 +58,6 @@ def test_a_lane_tells_its_median_and_how_many_times_ours_is_as_fast():
     )
 
 
-def test_two_orders_agree_by_the_pairs_that_they_share():
-    rates = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    assert kendall(rates, {name: 10 * rate for name, rate in rates.items()}) == 1
-    assert kendall(rates, {name: -rate for name, rate in rates.items()}) == -1
-    assert kendall(rates, {"a": 2.0, "b": 1.0, "c": 3.0, "d": 4.0}) == pytest.approx(4 / 6)
-    assert kendall(rates, dict.fromkeys(rates, 1.0)) == 0
-
-
 def test_peers_are_asked_for_by_name():
     assert [kind.name for kind in race.peers_of(False, ())] == ["torch DataLoader by hand"]
     with raises(UsageError, "'tf.dta'", "'tf.data'"):
@@ -112,37 +101,3 @@ def test_the_race_is_run_and_drawn(capsys, monkeypatch):
     )
     with raises(UsageError, "--rows", 65536):
         race.main(["--rows", "100"])
-
-
-def test_a_global_shuffle_is_good_and_the_order_of_time_is_not():
-    rows = 8 * shuffle.BATCH
-    ids, labels = shuffle.clicks(rows)
-    mixed, timely = np.random.default_rng(0).permutation(rows), np.arange(rows)
-    good, bad = shuffle.figures(mixed, rows), shuffle.figures(timely, rows)
-    assert good[0] == pytest.approx(1 / 3, abs=0.01)
-    assert bad[0] == 0
-    assert bad[1] > 20 * good[1]
-    assert good[2] > 0.999 > bad[2]
-    late = (timely >= rows / 2).astype(float)
-    assert shuffle.autocorrelation(late) > 0.6 > abs(shuffle.autocorrelation(late[mixed]))
-    assert 0.6 < shuffle.learned(ids, labels, mixed) < 0.9
-
-
-def test_auc_is_the_share_of_pairs_in_order():
-    assert shuffle.auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0, 1, 1])) == 0.75
-
-
-def test_an_epoch_of_the_plan_is_a_permutation():
-    plan = RowsPlan(groups=((4096,) * 16,), batch_size=shuffle.BATCH, window_rows=1024)
-    assert sorted(shuffle.epoch_order(plan, 0)) == list(range(65536))
-
-
-def test_shapes_are_asked_for_by_name_and_small_ones_run(monkeypatch):
-    with raises(UsageError, "'wied'", "'wide'"):
-        shapes.main(["wied"])
-    assert sum(shapes.BAGS) == 214
-    assert len(shapes.BAGS) == 26
-    found = shapes.main(["waiting", "--seconds", "0.05", "--rounds", "1"])["waiting"]
-    # work that began before so short a turn is counted where it ends, so what lies beside it may seem less than nothing
-    assert found["of_a_core"] > 0
-    assert found["of_a_core_beside_the_stages"] <= found["of_a_core"]

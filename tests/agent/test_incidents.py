@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.occasions import After
 from sluice.agent.report import narrative, page
 from sluice.agent.report.figures import overview
 from sluice.agent.report.incidents import find_incidents
@@ -422,13 +421,3 @@ def test_the_settled_rate_is_reached_by_a_change_or_when_the_trainer_no_longer_w
     stalls = [stall for _, stall in looks]
     lines = [{**line, "stall": stall} for line, stall in zip(run.metrics, stalls, strict=True)]
     assert narrative.outcome(replace(run, metrics=tuple(lines))).settled_s == settled_s
-
-
-def test_the_live_benchmark_counts_rows_by_time():
-    after = After(
-        rates=((1.0, 100.0), (2.0, 50.0), *[(3.0 + n, 90.0) for n in range(6)]), changes=1
-    )
-    assert after.rows(1.5) == pytest.approx(125)
-    assert after.rows(99) == pytest.approx(150 + 6 * 90)
-    assert after.settled == pytest.approx(90)
-    assert after.recovered_s == pytest.approx(3.0)  # from the lowest rate on, as the mean of three

@@ -13,9 +13,9 @@ from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
-from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.stats import Snapshot, StageStats
+from tests.agent.simulated_fleet import FleetPipeline, FleetTruth
 
 GROUP, BATCH = 65536, 8192
 

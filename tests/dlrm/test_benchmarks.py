@@ -6,65 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.ladder import PLAINEST, Rung, climb
 from benchmarks.tuned_training import Training, ratio
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.knobs import Knobs
-
-BYTES = {"table_bytes": 100, "state_bytes": 10, "bytes_per_step": 1}
-
-
-def test_a_step_is_kept_if_it_is_faster_or_smaller_and_costs_no_auc():
-    found = {
-        "start": (100, 0.80, {}),
-        "faster": (150, 0.799, {}),
-        "worse": (300, 0.79, {}),
-        "no faster": (151, 0.80, {}),
-        "smaller": (149, 0.80, {"table_bytes": 50}),
-        "cheaper": (120, 0.80, {}),
-        "smaller but slow": (70, 0.80, {"table_bytes": 20, "cpu_s": 9.0}),
-    }
-    asked = []
-
-    def measure(rung):
-        asked.append(rung)
-        rate, auc, less = found[rung.words.get("what", "start")]
-        return {
-            "samples_per_s": float(rate),
-            "auc": auc,
-            "cpu_s": 10.0 / (1 + ("cheaper" in rung.words)),
-            **BYTES,
-            **less,
-        }
-
-    rungs = [
-        Rung(lever="l", step=name, words={"what": name, name: "1"})
-        for name in found
-        if name != "start"
-    ]
-    rungs.insert(2, Rung(lever="beside", step="s", beside=("case", "figure")))
-    rungs.insert(3, Rung(lever="not here", step="s", why_not="as it is"))
-    rows, top = climb(rungs, measure, loses=0.002)
-    assert [(row["step"], row["verdict"]) for row in rows] == [
-        (PLAINEST.step, "kept"),
-        ("faster", "kept"),
-        ("worse", "AUC -0.0090"),
-        ("s", "measured beside"),
-        ("s", "as it is"),
-        ("no faster", "1.01 times as fast"),
-        ("smaller", "kept"),
-        ("cheaper", "kept"),
-        ("smaller but slow", "0.58 times as fast"),
-    ]
-    assert top.words == {
-        **PLAINEST.words,
-        "what": "cheaper",
-        "faster": "1",
-        "smaller": "1",
-        "cheaper": "1",
-    }
-    assert top.table == "all"
-    assert "worse" not in asked[-1].words  # what was not kept was taken back
 
 
 def test_arms_are_compared_round_by_round_with_an_interval():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.stand_ins import STAND_INS, logistic_auc
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
+from tests.dlrm.stand_ins import STAND_INS, logistic_auc
 from tests.etl.jobs import run
 from tests.raises import assert_names
 

@@ -11,7 +11,7 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.scenario_json import load
-from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
+from tests.agent.simulated_fleet import FleetPipeline, FleetTruth
 from tests.frozen.digest import digest, key_paths_by_kind
 
 SEEDS = 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks import online_operators
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
@@ -22,7 +20,6 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
@@ -271,20 +268,3 @@ def test_the_raw_spec_of_criteo_differs_only_in_the_side_that_applies_it(repo):
         "dense": "double",
         "sparse": "string",
     }
-
-
-@pytest.mark.slow
-def test_the_benchmark_takes_turns_and_reports_the_cost_of_each_column(tables):
-    found = online_operators.measured(
-        {"etl": tables[0], "loader": tables[1]}, 2, Knobs(workers={"read": 1, "shuffle": 1})
-    )
-    assert found["ns_a_row"].keys() == {f.name for f in tables[1].fields if f.online}
-    assert found["operators_us_a_row"] == pytest.approx(
-        sum(found["ns_a_row"].values()) / 1000, rel=0.01
-    )
-    assert found["loader"]["rows_per_s"] > 0
-    test = tuple(replace(f, split="train") for f in tables[1].files_of("test"))
-    with raises(RuntimeError, "order hashes"):
-        online_operators.measured(
-            {"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs()
-        )

@@ -12,9 +12,7 @@ import sys
 import pytest
 
 import tests.etl.test_build as build
-from benchmarks.etl_peers import local
 from benchmarks.small_table import small_table
-from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from tests.etl.tables import column, write_spec
 
@@ -135,11 +133,3 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
     )
     assert (said["rows_out"], said["engine"]) == (2, "local")
     assert done.stderr.startswith("engine: local, ")
-
-
-def test_it_is_an_arm_of_the_benchmark_beside_its_peers(tmp_path):
-    synthesize(tmp_path / "rows-3000.tsv", rows=3000, seed=1)
-    found = local(tmp_path, 3000)
-    assert found["cpu_s"] > 0
-    assert found["peak_mib"] > 50
-    assert [path.name for path in tmp_path.iterdir()] == ["rows-3000.tsv"]

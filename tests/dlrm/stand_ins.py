@@ -1,7 +1,4 @@
-"""Whether an unedited guess trains: four synthetic logs with the traits of public data sets go through `sluice guess`,
-`etl` and `train`, and a logistic regression on the same rows says what to expect.
-
-    python -m benchmarks.stand_ins --rows 40000 --seeds 3
+"""Four synthetic logs with the traits of public data sets, and the AUC of a logistic regression on the same rows.
 
 Criteo: no header, the label first, counts up to 1e7, categories in hex. Avazu: hours such as 14102100. TalkingData: ids
 alone, and a time that only positive rows have. MovieLens: ratings from 1 to 5, and seconds since 1970.
@@ -9,12 +6,7 @@ alone, and a time that only positive rows have. MovieLens: ratings from 1 to 5, 
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -241,64 +233,3 @@ def _fitted(
     optimiser.step(loss)
     with torch.no_grad():
         return {split: logits(*splits[split][:2]) for split in ("validation", "test")}
-
-
-def guess_and_make(source: Path, folder: Path) -> Path:
-    """The table that the local engine makes by the guessed spec, unedited."""
-    from sluice.tools.guess_spec import guessed_spec
-
-    (folder / "guessed.toml").write_text(guessed_spec(str(source)))
-    command = [
-        sys.executable,
-        "-m",
-        "sluice",
-        "etl",
-        "--spec",
-        str(folder / "guessed.toml"),
-        "--input",
-        str(source),
-        "--output",
-        str(folder / "table"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "table"
-
-
-def main() -> None:
-    from sluice.etl.table.table import FeatureTable
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=40_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    asked = parser.parse_args()
-    print("| stand-in | seed | AUC of the guess | of the logistic regression |\n|---|---|---|---|")
-    for name, (write, ending) in STAND_INS.items():
-        for seed in range(asked.seeds):
-            with tempfile.TemporaryDirectory() as there:
-                folder = Path(there)
-                write(folder / f"log.{ending}", asked.rows, seed)
-                table = guess_and_make(folder / f"log.{ending}", folder)
-                trained = subprocess.run(
-                    [
-                        sys.executable,
-                        "-m",
-                        "sluice",
-                        "train",
-                        "--data",
-                        str(table),
-                        "--run",
-                        str(folder / "run"),
-                    ],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                )
-                auc = json.loads(trained.stdout.splitlines()[-1])["auc"]
-                print(
-                    f"| {name} | {seed} | {auc:.4f} | {logistic_auc(FeatureTable.open(table)):.4f} |",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()
