@@ -7,9 +7,12 @@ reserved in order, before its work begins, so a later item never takes memory th
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -20,6 +23,10 @@ from sluice.ingest.stats import StageStats
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+EXIT_WAIT_S = 30.0
+"""How long the interpreter waits at exit for workers that are in the middle of an item."""
+_pools: weakref.WeakSet[Pool[Any, Any]] = weakref.WeakSet()
 
 
 class Closed(Exception):
@@ -104,6 +111,7 @@ class Pool(Generic[In, Out]):
         """1 while items need work although zero workers are set, otherwise 0."""
         self._returned: In | None = None  # an item that the consumer took but that needs work
         self._threads: list[threading.Thread] = []
+        _pools.add(self)
         self.resize(workers)
 
     # ---- changes while the pool runs
@@ -231,6 +239,14 @@ class Pool(Generic[In, Out]):
         """Whether no worker is left."""
         return not any(thread.is_alive() for thread in self._threads)
 
+    def interrupt(self) -> None:
+        """Raises SystemExit in each worker, which it sees before its next line of Python."""
+        for thread in self._threads:
+            if thread.is_alive() and thread.ident:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+                )
+
     # ---- called by workers
 
     def _work(self) -> None:
@@ -351,3 +367,17 @@ class Pool(Generic[In, Out]):
         if task.sequence == self._next_out:
             self._ready.notify_all()
         self._room.notify_all()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Stops all workers, also in the middle of an item. A thread that runs while the interpreter is taken down may
+    abort the process, or hang it, in a library's native code."""
+    pools = [pool for pool in _pools if not pool.gone]  # a fork has none of the threads
+    for pool in pools:
+        pool.close()
+    end = time.monotonic() + EXIT_WAIT_S
+    while not all(pool.gone for pool in pools) and time.monotonic() < end:
+        for pool in pools:
+            pool.interrupt()
+            pool.join(0.1)

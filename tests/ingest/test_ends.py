@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.errors import LoaderError
@@ -279,3 +282,51 @@ def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypat
     turning.join(60)
     assert not turning.is_alive()
     loader.close()
+
+
+_BUSY = """
+import atexit, sys, threading
+names = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("sluice-read")]
+atexit.register(lambda: print(names()))  # the first to register is the last to run
+
+import sluice
+from sluice.ingest.knobs import Knobs
+from sluice.petastorm import TransformSpec, make_batch_reader
+
+every = threading.Barrier(7)
+
+def busy(frame):
+    every.wait()
+    while True:
+        sum(range(10**6))  # holds the interpreter's lock
+
+spec = TransformSpec(busy)
+if sys.argv[2] == "Loader":
+    loader = sluice.Loader(sys.argv[1], batch_size=80, transforms=[spec], tuning="fixed",
+                           roles={"label": "label", "dense": ["x"]}, knobs=Knobs(workers={"read": 6}))
+else:
+    loader = make_batch_reader("file://" + sys.argv[1], transform_spec=spec, workers_count=6)
+    loader.close = lambda: (loader.stop(), loader.join())
+threading.Thread(target=lambda: next(iter(loader)), daemon=True).start()
+every.wait()
+loader.close()
+print(names())
+"""
+
+
+@pytest.mark.parametrize("door", ["Loader", "make_batch_reader"])
+def test_no_reader_is_in_a_users_function_when_the_interpreter_is_taken_down(tmp_path, repo, door):
+    """The function never returns, and six readers are in it when the program ends."""
+    table = pa.table({"label": [0, 1] * 500, "x": np.arange(1000.0)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+    ended = subprocess.run(
+        [sys.executable, "-c", _BUSY, str(tmp_path), door],
+        check=False,
+        cwd=repo,
+        text=True,
+        capture_output=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    after_close, at_last = map(eval, ended.stdout.splitlines())
+    assert len(after_close) == 6
+    assert at_last == []

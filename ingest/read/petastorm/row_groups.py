@@ -6,12 +6,10 @@ Petastorm's worker as a dict of arrays.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import math
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,8 +32,6 @@ from sluice.ingest.stats import StageStats
 
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import RowGroupReader, Work
-
-_open_stages: weakref.WeakSet[RowGroupStage] = weakref.WeakSet()
 
 
 class RowGroupError(LoadingError):
@@ -131,7 +127,6 @@ class RowGroupStage:
         self._governor = self._new_governor()
         self._lock = threading.RLock()
         self.apply(self.limits.clamp(Knobs(workers={READ.name: workers})))
-        _open_stages.add(self)
 
     @property
     def limits(self) -> Limits:
@@ -237,9 +232,3 @@ def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:
 
 def _rows_and_bytes(decoded: Decoded) -> tuple[int, int]:
     return rows_of(decoded.table), sum(values.nbytes for values in decoded.table.values())
-
-
-@atexit.register
-def _close_all() -> None:
-    for one in list(_open_stages):
-        one.close()
