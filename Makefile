@@ -80,8 +80,8 @@ docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; de
 	@.venv-docs/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
 	@touch $@
 
-bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader (SUBSET=1: less of everything)
-	@$(PY) -m benchmarks.loaders $(if $(SUBSET),--subset)
+bench: setup  ## the loader beside the decoder's limit and a loop of the least work
+	@$(PY) -m benchmarks.loaders
 
 bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming, SPDL, LanceDB and litData
 	@bash .ci/peers

@@ -4,6 +4,7 @@ process of its own; and `table`, which prints them."""
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,6 @@ class Results:
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
                 self._found[_name(entry["asked"])] = entry["found"]
-
-    def has(self, asked: Mapping[str, Any]) -> bool:
-        """Whether it is known without measuring."""
-        return _name(asked) in self._found
 
     def once(self, asked: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
         """What was found for this question, measured now if it never was."""
@@ -83,6 +80,11 @@ class Cases:
 
 def _name(asked: Mapping[str, Any]) -> str:
     return json.dumps(asked, sort_keys=True)
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Returns the median of the rounds' ratios."""
+    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -13,8 +13,6 @@ def test_what_was_asked_once_is_not_measured_again(tmp_path):
     for _ in range(2):
         assert found.once({"a": 1, "b": 2}, lambda: asked.append(1) or 7) == 7
     assert Results(tmp_path / "results.jsonl").once({"b": 2, "a": 1}, lambda: 8) == 7
-    assert found.has({"a": 1, "b": 2})
-    assert not found.has({"a": 1})
     assert asked == [1]
 
 
