@@ -15,15 +15,15 @@ setup:  ## make .venv from the locks and check Java (instant when nothing change
 	@bash .ci/setup
 
 demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a report to open
-	@$(PY) -m dlrm.demo --out demo-out
+	@$(PY) -m examples.demo --out demo-out
 
 .PHONY: demo-cluster
 demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
-	@$(PY) -m dlrm.demo --out demo-out --cluster
+	@$(PY) -m examples.demo --out demo-out --cluster
 
 .PHONY: demo-schema
 demo-schema: setup  ## a table gets new columns while 2 ranks train: with the agent, and frozen at the change, on one page
-	@$(PY) -m dlrm.demo.schema_change --out demo-schema-out
+	@$(PY) -m examples.demo.schema_change --out demo-schema-out
 
 test: setup  ## all tests, in four processes side by side
 	@$(PY) -m tests $(PYTEST_ARGS)

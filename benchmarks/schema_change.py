@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo import schema_change
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.demo import schema_change
 
 
 @dataclass(frozen=True, kw_only=True)

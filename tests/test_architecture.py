@@ -61,11 +61,7 @@ PROGRAMS = {
     "sluice.dlrm.evaluate",
     "sluice.dlrm.serve",
     "sluice.dlrm.plan",
-    "sluice.dlrm.demo.__main__",
-    "sluice.dlrm.demo.schema_change",
 }
-# Parts of programs: they may import every room, too, and only their room's programs import them.
-PARTS_OF_PROGRAMS = {"sluice.dlrm.demo.steps"}
 FOR_PROGRAMS = {"sluice.common.program"}
 STORES = "sluice.common.stores"
 """Imports Arrow and fsspec once it opens a store."""
@@ -163,9 +159,7 @@ def allowed(importer: str, imported: str) -> bool:
     if imported in PROGRAMS:
         # A package's `python -m` entry may hand over to programs, its own and those of tools.
         return importer.endswith("__main__") and target in (source, TOOLS)
-    if imported in PARTS_OF_PROGRAMS:
-        return source == target and importer in PROGRAMS
-    if importer in PROGRAMS | PARTS_OF_PROGRAMS or source == TOOLS:
+    if importer in PROGRAMS or source == TOOLS:
         return True
     if imported in FOR_PROGRAMS:
         return False
@@ -352,7 +346,7 @@ def test_a_class_name_has_one_home():
 def test_the_table_is_complete():
     """Every program named here exists, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
-    assert packages <= {*ROOMS, "sluice", "tests", "benchmarks"}, packages
+    assert packages <= {*ROOMS, "sluice", "tests", "benchmarks", "examples"}, packages
     left_out = {
         name
         for name in PROGRAMS

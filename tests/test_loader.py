@@ -227,7 +227,7 @@ class TestEnds:
             "from sluice.ingest.errors import LoaderError\n"
             "loader = Loader(sys.argv[1], batch_size=80, read_ahead_epochs=10**6,\n"
             "                roles='label=clicked;dense=price;sparse=item',\n"
-            "                transforms=['sluice.dlrm.squash:squash'],\n"
+            "                transforms=['examples.demo.squash:squash'],\n"
             "                knobs=Knobs(backend={'squash': 'process'}))\n"
             "batches = iter(loader)\nnext(batches)\n"
             "held, over, workers = threading.Event(), threading.Event(), loader._batches.worker_pids\n"

@@ -158,7 +158,7 @@ PROGRAMS = {
     },
     "sluice": ["-m", "sluice"],
     "etl/job.py": ["etl/job.py"],
-    **{name: ["-m", name] for name in ("etl", "ingest", "agent", "dlrm.train", "dlrm.demo")},
+    **{name: ["-m", name] for name in ("etl", "ingest", "agent", "dlrm.train", "examples.demo")},
 }
 LARGE = ("numpy", "pyarrow", "numba", "torch", "torchrec", "pyspark", "petastorm", "pandas")
 

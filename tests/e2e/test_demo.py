@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.demo.__main__ import FAULTS, has_java, main
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
-from sluice.dlrm.demo.__main__ import FAULTS, has_java, main
 from tests import processes
 from tests.raises import assert_names, raises
 
@@ -33,7 +33,7 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         [
             sys.executable,
             "-m",
-            "dlrm.demo",
+            "examples.demo",
             "--out",
             tmp_path / "out",
             "--rows",
@@ -101,7 +101,7 @@ def test_java_counts_from_version_17_on(tmp_path, monkeypatch, version, there):
 
 
 def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("sluice.dlrm.demo.__main__.has_java", lambda: False)
+    monkeypatch.setattr("examples.demo.__main__.has_java", lambda: False)
     with raises(UsageError, "--cluster", "Java 17"):
         main(["--out", str(tmp_path / "out"), "--cluster"])
     assert not (tmp_path / "out").exists()
@@ -110,7 +110,7 @@ def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, mon
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "precious").write_text("mine")
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path],
+        [sys.executable, "-m", "examples.demo", "--out", tmp_path],
         capture_output=True,
         text=True,
         timeout=120,
@@ -124,7 +124,7 @@ def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
 @pytest.mark.timeout(300)
 def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "5000000"],
+        [sys.executable, "-m", "examples.demo", "--out", tmp_path / "out", "--rows", "5000000"],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -146,7 +146,7 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
         [
             sys.executable,
             "-m",
-            "dlrm.demo",
+            "examples.demo",
             "--out",
             tmp_path / "out",
             "--rows",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.schema_change import AGENT, FROZEN, Comparison
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm.demo.schema_change import AGENT, FROZEN, Comparison
 from tests.agent.test_page_in_browser import OVERLAPS
 from tests.browser import CHROMIUM, WITHOUT, browser
 from tests.raises import assert_names
@@ -147,7 +147,7 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
         [
             sys.executable,
             "-m",
-            "dlrm.demo.schema_change",
+            "examples.demo.schema_change",
             "--out",
             tmp_path / "out",
             "--rows",

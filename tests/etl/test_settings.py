@@ -161,22 +161,22 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
     [
         name
         for name in (
-            "etl.job",
-            "tools.bench",
-            "tools.doctor",
-            "tools.headroom_cli",
-            "dlrm.train",
-            "dlrm.evaluate",
-            "dlrm.serve",
-            "dlrm.plan",
-            "dlrm.demo.__main__",
-            "dlrm.demo.schema_change",
+            "sluice.etl.job",
+            "sluice.tools.bench",
+            "sluice.tools.doctor",
+            "sluice.tools.headroom_cli",
+            "sluice.dlrm.train",
+            "sluice.dlrm.evaluate",
+            "sluice.dlrm.serve",
+            "sluice.dlrm.plan",
+            "examples.demo.__main__",
+            "examples.demo.schema_change",
         )
-        if not is_left_out(f"{name.replace('.', '/')}.py")
+        if not is_left_out(f"{name.removeprefix('sluice.').replace('.', '/')}.py")
     ],
 )
 def test_no_program_shows_a_default_that_says_nothing(program, capsys):
-    main = importlib.import_module(f"sluice.{program}").main
+    main = importlib.import_module(program).main
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     text = capsys.readouterr().out

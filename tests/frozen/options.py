@@ -17,8 +17,8 @@ from sluice.__main__ import VERBS
 from sluice.common.extras import advice
 
 OTHERS = {
-    "python -m dlrm.demo": "sluice.dlrm.demo.__main__",
-    "python -m dlrm.demo.schema_change": "sluice.dlrm.demo.schema_change",
+    "python -m examples.demo": "examples.demo.__main__",
+    "python -m examples.demo.schema_change": "examples.demo.schema_change",
 }
 """Commands beside the verbs of `sluice`, and their modules. `etl/job.py` and `dlrm.train` are verbs, too."""
 LEFT_OUT = "its optional folder was left out"

@@ -1,6 +1,6 @@
 """`make demo`: runs all parts on this machine: raw logs, Spark, a Delta table, and a tuned training on two ranks.
 
-    python -m dlrm.demo --out demo-out [--rows 900000] [--cluster]
+    python -m examples.demo --out demo-out [--rows 900000] [--cluster]
 
 With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers. Each rank has its own torchrun
 agent, as on two hosts.
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
 from sluice.agent.report.animation import picture
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run, replace_text
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
 
 _LOCAL_ETL = ("sluice", "etl", "--engine", "local")
 STORE = "latency://20ms"
@@ -36,7 +36,7 @@ SPEC = "features/criteo_raw.toml"
 GROUP_ROWS = 512
 """Rows of a row group. It is small, because the table is small and each read takes one row group."""
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
-TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}@60s"
+TRANSFORM = f"examples.demo.squash:levels:{_COUNTS}>{_COUNTS}@60s"
 """A batch may take 60 s. A function with a limit always runs in processes, so one of them can be killed."""
 ONE_WORKER = "read=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of one second. The default buffers would hold half an epoch and hide the effects."""
@@ -84,7 +84,7 @@ class Tables:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(DemoOptions, argv, "python -m dlrm.demo", description=__doc__)
+    args = parse(DemoOptions, argv, "python -m examples.demo", description=__doc__)
     out = args.out.resolve()
     if args.cluster and not has_java():
         raise UsageError(

@@ -1,6 +1,6 @@
 """`make demo-schema`: adds columns to a table while two ranks train on it, once with the agent and once without.
 
-    python -m dlrm.demo.schema_change --out demo-schema-out [--rows 400000] [--seconds 12]
+    python -m examples.demo.schema_change --out demo-schema-out [--rows 400000] [--seconds 12]
 
 The first version of the table has the counts I1 to I6. During a training with --follow, a job adds I7 to I13 and a
 transform that looks them up at a slow service. The loader applies their operators. The agent tunes the first run all
@@ -18,6 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from examples.demo.steps import ROOT, StepFailed, begin, step, torchrun, under_way
 from sluice.agent.report import charts, tables
 from sluice.agent.report.charts import Panel, Points, Series
 from sluice.agent.report.format import count, percent, seconds
@@ -27,13 +28,12 @@ from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.demo.steps import ROOT, StepFailed, begin, step, torchrun, under_way
 from sluice.ingest.knobs import Knobs
 
 AGENT, FROZEN = "the agent goes on", "frozen at the change"
 ONE_WORKER = "read=1,shuffle=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of one second, so that a page of one minute shows the effects at once."""
-SERVICE = "sluice.dlrm.squash"
+SERVICE = "examples.demo.squash"
 _NEW = [f"I{number}" for number in range(7, 14)]
 _LOOKUP = f"""
 [[transform]]
@@ -64,7 +64,9 @@ class SchemaDemoOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(SchemaDemoOptions, argv, "python -m dlrm.demo.schema_change", description=__doc__)
+    args = parse(
+        SchemaDemoOptions, argv, "python -m examples.demo.schema_change", description=__doc__
+    )
     out, began = args.out.resolve(), time.monotonic()
     begin(out)
     whole = (ROOT / "features/criteo_raw.toml").read_text()

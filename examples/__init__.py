@@ -1,0 +1,1 @@
+"""Programs that show how Sluice is used. They are not part of the installed package."""
