@@ -1,4 +1,4 @@
-"""Shows runs (`sluice report`, `explain`, `replay`, `live`), tries policies in the simulator (`sluice policies`,
+"""Shows runs (`sluice report`, `explain`), tries policies in the simulator (`sluice policies`,
 `simulate`) and trains them (`sluice teach`, `learn`)."""
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.agent import policies
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import train
-from sluice.common.errors import UsageError
 from sluice.common.program import command_of, run, say
 from sluice.common.settings import parse, setting
 
 _EXAMPLES = """examples:
   sluice report runs/first
   sluice explain runs/first
-  sluice report runs/first --picture first.svg
 
 Training, `sluice bench` and loaders write run folders. The run need not have ended.
 The last line of standard output is a JSON object."""
@@ -27,10 +24,8 @@ _USAGE = f"""usage: sluice COMMAND …
 {__doc__}
 
 commands:
-  report     write RUN/report.html again: one page that opens offline; with --picture also an animated picture
+  report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
-  replay     decide a recorded run again, by its own policy, by others, and in a fitted simulator
-  live       serve the pages of runs while they grow, on 127.0.0.1
   policies   run every policy in every scenario of the simulator, and print a table of scores
   simulate   run one policy through one scenario, and print each change
   teach      train the learned policies in simulated pipelines
@@ -43,45 +38,9 @@ commands:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """The option of `report`, `explain` and `replay`."""
+    """The option of `report` and `explain`."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions(RunChoice):
-    """The options of `report`."""
-
-    picture: Path | None = setting(
-        None, "also write an animated picture of the run (SVG) there", metavar="FILE"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions(RunChoice):
-    """The options of `replay`."""
-
-    policy: tuple[str, ...] = setting(
-        (),
-        f"a policy to compare with the run's own (default: {', '.join(policies.USUAL)})",
-        metavar="P",
-        again=True,
-    )
-    agent_weights: str = setting(
-        "",
-        "the learned policy's weights (default: those in use)",
-        metavar="FILE",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveOptions:
-    """The options of `live`."""
-
-    runs: tuple[str, ...] = setting(
-        help="run folders, of one job or several", metavar="RUN", positional=True, several=True
-    )
-    port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,32 +66,15 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 def report(argv: list[str]) -> dict[str, Any]:
     """Writes a run's page again: one page that opens offline."""
-    options = parse(
-        ReportOptions,
-        argv,
-        "sluice report",
-        description=report.__doc__,
-        epilog=_EXAMPLES,
-    )
+    options = parse(RunChoice, argv, "sluice report", description=report.__doc__, epilog=_EXAMPLES)
 
-    from sluice.agent.report import animation, narrative, page
-    from sluice.agent.report.run_folder import Run, replace_text
+    from sluice.agent.report import narrative, page
+    from sluice.agent.report.run_folder import Run
 
     written = page.write(options.run)
     run = Run.read(options.run)
     say(f"{narrative.verdict(run)}\n{written}")
-    found = {"report": str(written), **narrative.summary(run)}
-    if options.picture is not None:
-        try:
-            replace_text(options.picture, animation.picture(run))
-        except OSError as error:
-            raise UsageError(
-                f"--picture {options.picture}: cannot be written ({error.strerror}); name a file in a folder that "
-                "exists"
-            ) from None
-        found["picture"] = str(options.picture)
-        say(found["picture"])
-    return found
+    return {"report": str(written), **narrative.summary(run)}
 
 
 def explain(argv: list[str]) -> dict[str, Any]:
@@ -147,42 +89,6 @@ def explain(argv: list[str]) -> dict[str, Any]:
     run = Run.read(options.run)
     print(narrative.tell(run))
     return {"verdict": narrative.verdict(run), **narrative.summary(run)}
-
-
-def replay(argv: list[str]) -> dict[str, Any]:
-    """Decides a recorded run again, offline: by its own policy, by others, and in a simulator fitted to the run."""
-
-    options = parse(
-        ReplayOptions,
-        argv,
-        "sluice replay",
-        description=replay.__doc__,
-        epilog="example:\n  sluice replay runs/first --policy planner",
-    )
-
-    from sluice.agent.evaluate.replay import replay as decide_again
-    from sluice.agent.report.run_folder import replace_text
-
-    found = decide_again(options.run, options.policy, options.agent_weights)
-    print(found.text)
-    path = Path(options.run) / "replay.html"
-    replace_text(path, found.html)
-    return {**found.figures, "page": str(path)}
-
-
-def live(argv: list[str]) -> None:
-    """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
-
-    options = parse(LiveOptions, argv, "sluice live", description=live.__doc__)
-
-    from sluice.agent.report.live import LivePages
-    from sluice.agent.report.live_server import listening
-    from sluice.agent.report.run_folder import Run
-
-    folders = [Run.read(folder).path for folder in options.runs]
-    with LivePages(listening(options.port), folders) as pages:
-        say(f"{pages.url} shows {', '.join(options.runs)}; Ctrl-C ends this")
-        pages.serve_forever()
 
 
 def learn(argv: list[str]) -> Mapping[str, Any]:
@@ -213,8 +119,6 @@ def learn(argv: list[str]) -> Mapping[str, Any]:
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "report": report,
     "explain": explain,
-    "replay": replay,
-    "live": live,
     "evaluate": simulated.main,
     "simulate": simulated.simulate,
     "train": train.main,

@@ -31,7 +31,7 @@ class Controller:
 
     `step()` is one tick. `start()` runs ticks in a thread. `record` gets the events: decision, effect, proposal,
     occasion (a change that no decision caused), opening, verdict, fault. `observe` gets each tick's loader metrics.
-    `looks` gets what the policy is asked, so that `sluice replay` can ask again.
+    `looks` gets what the policy is asked, with its choice.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
     policy is not asked while the pipeline starts up either, and starts again after that."""

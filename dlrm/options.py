@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.report.live_server import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
@@ -56,7 +55,7 @@ MISSING = ("refuse", "mask")
 ON_NONFINITE = ("stop", "skip")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_REMOVED = ("auxiliary", "mllog")
+_REMOVED = ("auxiliary", "live", "mllog")
 """Settings that recorded runs of earlier versions have."""
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
@@ -404,7 +403,6 @@ class Config(
     EvaluationSettings,
     InputSettings,
     PetastormRequest,
-    PageOptions,
 ):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 

@@ -63,13 +63,7 @@ VERBS = {
         "explain",
         "tell what a run tuned, why, and what came of it",
     ),
-    "replay": (
-        "sluice.agent.__main__",
-        "replay",
-        "decide a recorded run again, and compare policies on it",
-    ),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
-    "live": ("sluice.agent.__main__", "live", "show runs in a browser while they last"),
     "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
     "teach": (
         "sluice.agent.__main__",

@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from inspect import signature
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset
 
-from sluice.agent.report.live_server import shown
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
@@ -50,7 +49,6 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
         ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs", "version"),
         (Integral, "8"),
     ),
-    "live": (Integral, "8080"),
     "memory_limit": ((Integral, str), "'2GiB'"),
     "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
     "hash": (Mapping, "{'user': 1_000_000}"),
@@ -127,7 +125,6 @@ class Loader(IterableDataset[Any]):
       you call `apply`, the agent no longer changes the knobs.
     - `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
       it. Without it nothing is written. Only rank 0 writes.
-    - `live` is a port of 127.0.0.1 that shows this report while the run goes on. 0 takes any free port.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
@@ -175,7 +172,6 @@ class Loader(IterableDataset[Any]):
         knobs: Knobs | None = None,
         tuning: str | Policy | None = None,
         run_dir: str | os.PathLike[str] | None = None,
-        live: int | None = None,
         epochs: int | None = None,
     ):
         if epochs is not None:
@@ -185,10 +181,6 @@ class Loader(IterableDataset[Any]):
                 stacklevel=2,
             )
             read_ahead_epochs = epochs
-        if live is not None and run_dir is None:
-            raise LoaderError(
-                f"live={live} shows the report of a run folder, and there is none; name one with run_dir"
-            )
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
         mode = policy_of(tuning).name
@@ -227,7 +219,6 @@ class Loader(IterableDataset[Any]):
             allow_code=allow_code,
             history=history,
         )
-        self._live_page = ExitStack()
         settings = {
             "batch_size": batch_size,
             "split": split,
@@ -240,15 +231,11 @@ class Loader(IterableDataset[Any]):
             "memory_limit": limit,
         }
         try:
-            self._live_page.enter_context(
-                shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
-            )
             if knobs is None and mode == "fixed":
                 self._batches.apply(self._one_worker_a_stage(remote=workers is not None))
             self._tuned = self._tune(tuning, table, None if rank else run_dir, settings)
         except BaseException:
             self._batches.close()
-            self._live_page.close()
             raise
         if rank == 0:
             _report_skipped_rows(table.uri, self.plan)
@@ -426,11 +413,10 @@ class Loader(IterableDataset[Any]):
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
         quarantined = self.quarantined
         was_open = not self._batches.closed
-        with self._live_page:
-            try:
-                self._tuned.close()
-            finally:
-                self._batches.close()
+        try:
+            self._tuned.close()
+        finally:
+            self._batches.close()
         if was_open and quarantined["rows_set_aside"]:
             reasons = ", ".join(
                 f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()

@@ -296,7 +296,6 @@ class TestWhatItSays:
             ("knobs", {"read": 2}, "Knobs"),
             ("errors", "quarantine", "Errors"),
             ("reading", "arrow", "Reading"),
-            ("live", "8080", "8080"),
         ],
     )
     def test_an_argument_of_another_kind_is_named_with_an_example(

@@ -46,8 +46,6 @@ PRODUCT = {
 MODES = tuple(PRODUCT)
 ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
 """Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
-USUAL = ("planner", "auto", "fixed")
-"""The policies that `replay` compares unless others are named."""
 RIVALS = (
     "autotune",
     "autotune-adaptive",

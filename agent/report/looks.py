@@ -1,4 +1,4 @@
-"""Records what a policy decided on, and reads it back: `LookWriter` and `read`. `sluice replay` uses both.
+"""Records what a policy decided on, and reads it back: `LookWriter` and `read`.
 
 looks.jsonl of a run folder has a line for each start of the policy and one for each look on which it was asked. A look
 has the values of its snapshot in a fixed order. [] stands for a value that has not changed since the line before.
@@ -102,7 +102,7 @@ class LookWriter:
         except Exception as error:
             self._write = None
             print(
-                f"looks are no longer recorded, so `sluice replay` sees the run up to here: {error}",
+                f"looks are no longer recorded in looks.jsonl: {error}",
                 file=sys.stderr,
             )
 

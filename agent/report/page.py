@@ -64,7 +64,7 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
 
 def page(run: Run) -> str:
     """Returns the page of a run as HTML."""
-    found = outcome(run)
+    result = outcome(run)
     story = changes(run)
     incidents = find_incidents(run)
     first, *rest = sentences(run)
@@ -76,18 +76,18 @@ def page(run: Run) -> str:
         name=name,
         headline=first,
         rest=" ".join(rest),
-        verdicts=_verdicts(found, incidents, bool(fault_times(part)), len(warnings)),
-        tiles=_tiles(found, settled_period(part)),
-        faults=_texts("Faults", found.faults) + _texts("Warnings", warnings),
-        charts=figures.hero(run, found, story, incidents),
+        verdicts=_verdicts(result, incidents, bool(fault_times(part)), len(warnings)),
+        tiles=_tiles(result, settled_period(part)),
+        faults=_texts("Faults", result.faults) + _texts("Warnings", warnings),
+        charts=figures.hero(run, result, story, incidents),
         occasions=tables.incidents_section(incidents),
-        stages=figures.stages(run, found),
+        stages=figures.stages(run, result),
         decisions=tables.decisions(story),
         training=figures.training(run),
         machine=figures.machine(run),
-        plan=tables.plan(run) + tables.ladder(run),
+        plan=tables.plan(run),
         config=tables.config(run),
-        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.",
+        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(result.seconds)}.",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sluice.agent.report.format import count, seconds
+from sluice.agent.report.format import seconds
 from sluice.agent.report.incidents import Incident
 from sluice.agent.report.narrative import DecisionEffect
 from sluice.agent.report.run_folder import Line, Run
@@ -17,19 +17,6 @@ from sluice.ingest.knobs import format_bytes
 
 _MOST_OPEN_ROWS = 15
 """A table with more rows is folded."""
-_BAR_PIXELS = 120
-"""The width of the longest bar."""
-_LADDER = (
-    "lever",
-    "step",
-    "samples a second",
-    "",
-    "AUC",
-    "tables",
-    "state",
-    "sent a step",
-    "verdict",
-)
 TONES = {
     "recovered": "good",
     "as fast as before": "good",
@@ -153,39 +140,6 @@ def plan(run: Run) -> str:
         f"<section><details><summary>Sharding plan, {len(rows)} tables</summary>{table(head, rows)}{note}"
         "</details></section>"
     )
-
-
-def ladder(run: Run) -> str:
-    """Returns the section for the last `ladder` event. Empty if there is none."""
-    events = run.of("ladder")
-    if not events:
-        return ""
-    steps: Sequence[Line] = events[-1]["steps"]
-    most = max((s["samples_per_s"] for s in steps if s.get("samples_per_s")), default=1.0)
-    note = escape(
-        "One lever a step. A step that is kept stays for those below it; each of the others is tried alone."
-    )
-    return (
-        f"<section><h2>Ladder</h2>{table(_LADDER, [_cells(step, most) for step in steps], row='step')}"
-        f"<p>{note}</p></section>"
-    )
-
-
-def _cells(step: Line, most: float) -> list[str]:
-    rate = step.get("samples_per_s")
-    bar = f'<div class="bar" style="width:{_BAR_PIXELS * rate / most:.0f}px"></div>' if rate else ""
-    return [
-        escape(str(step["lever"])),
-        escape(str(step["step"])),
-        count(rate) if rate else "",
-        bar,
-        f"{step['auc']:.4f}" if step.get("auc") else "",
-        *(
-            format_bytes(step[name]) if step.get(name) is not None else ""
-            for name in ("table_bytes", "state_bytes", "bytes_per_step")
-        ),
-        escape(str(step.get("verdict", ""))),
-    ]
 
 
 def config(run: Run) -> str:

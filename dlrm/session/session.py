@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sluice.agent.report.live_server import shown
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
@@ -50,8 +49,6 @@ class TrainingSession:
                     self.start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
                 )
             )
-            if self.ranks.first:
-                stack.enter_context(shown(self.start.run, self.start.config.live, self.say))
             self._pins = (
                 PinKeeper(f"train-{self.start.run.name}", self.say) if self.ranks.first else None
             )

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
-from sluice.agent.report.animation import picture
 from sluice.agent.report.format import count, percent
-from sluice.agent.report.run_folder import Run, replace_text
+from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
@@ -46,8 +45,6 @@ _TRAIN = (
 ).split()
 A_SIXTH = ["--evals", "6", "--stop-auc", "0.6"]
 """Ends the run with one worker after a sixth of the epoch, which is enough to measure how long the trainer waits."""
-PICTURE = "demo.svg"
-"""The animated picture of the tuned run, in the demo's folder."""
 FAULTS = "kill-worker=1@17%,slow-store=0.4s@34%,slow-transform=3@60%"
 """The faults of the tuned run, as --inject takes them. The last one has the longest part of the epoch, because a slow
 lookup takes 1.3 s a batch, and the agent needs several batches for a decision."""
@@ -125,7 +122,6 @@ def main(argv: list[str]) -> dict[str, Any]:
         *f"--tuning auto --knobs {ONE_WORKER} --inject {FAULTS}".split(),
         hosts=hosts,
     )
-    replace_text(out / PICTURE, picture(Run.read(tuned["run"])))
     return _report(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
 
 
@@ -248,7 +244,6 @@ def _report(
   Test AUC {tuned["auc"]:.4f}: {share:.0%} of the way from chance to the best reachable {data["bayes_auc"]:.4f}.
 
   Open {tuned["report"]}
-  Animated: {Path(tuned["run"]).parent / PICTURE}
   Your own data: sluice bench '…/*.parquet' --tuning shadow"""
     )
     return {
@@ -266,7 +261,6 @@ def _report(
         "minutes": round(minutes, 2),
         "report": tuned["report"],
         "report_one_worker": alone["report"],
-        "picture": str(Path(tuned["run"]).parent / PICTURE),
     }
 
 

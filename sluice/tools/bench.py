@@ -42,7 +42,7 @@ def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[st
     from sluice.tools.bench_session import BenchSession
 
     conditions = replace(options.conditions, packed=None, packed_folder="")
-    with BenchSession(replace(options, run="", live=None, conditions=conditions), say) as session:
+    with BenchSession(replace(options, run="", conditions=conditions), say) as session:
         plain = session.run()
     return {
         "rows_per_s_parquet": plain["rows_per_s"],

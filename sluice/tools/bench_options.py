@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sluice.agent import policies
-from sluice.agent.report.live_server import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
@@ -90,7 +89,7 @@ class BenchInput(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
+class BenchOptions(BenchRows, OrderOptions, BenchInput):
     """What is loaded and how, the imitated trainer and store, and the run folder."""
 
     title = "measurement"

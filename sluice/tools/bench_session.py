@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.live_server import shown
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
@@ -90,7 +89,6 @@ class BenchSession:
 
         options = self._options
         with ExitStack() as stack:
-            stack.enter_context(shown(options.run, options.live, self._say))
             self._loader = loader = stack.enter_context(
                 BatchLoader(
                     self._table,

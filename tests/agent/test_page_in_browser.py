@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from sluice.agent.report import page
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.live import LivePages
-from sluice.agent.report.live_server import listening
-from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.report.run_folder import Run
 from sluice.ingest.knobs import format_bytes
 from tests.agent import grown_run
 from tests.browser import CHROMIUM, WITHOUT, browser
@@ -201,36 +198,6 @@ def test_the_checks_see_what_overlaps_and_what_is_pale(shown):
         "<p style='position:absolute;left:12px;top:60px;color:var(--line)'>pale and in the way of all</p>")""")
     assert any("in the way" in pair for pair in chromium.value(OVERLAPS)["found"])
     assert chromium.value(CONTRAST).keys() == {"pale and in the way of all"}
-
-
-def test_a_live_page_is_drawn_anew_as_its_run_grows(tmp_path):
-    look = {"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5}
-    with (
-        RunFolder.create(tmp_path / "run", {}) as folder,
-        LivePages(listening(0), [tmp_path / "run"]) as pages,
-        browser(tmp_path / "profile") as chromium,
-    ):
-        server = threading.Thread(target=pages.serve_forever)
-        server.start()
-        try:
-            folder.metric(look)
-            chromium.open(pages.url, width=1400)
-            assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 1
-            chromium.value(
-                "window.grown = new Promise(done => new MutationObserver(() => requestAnimationFrame("
-                "() => done(0))).observe(document.documentElement, {childList: true})), 0"
-            )
-            folder.metric(look)
-            chromium.value("grown")
-            assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 2
-            assert chromium.value(
-                "charts[0].plot.isConnected && !!charts[0].plot.querySelector('polyline')"
-            )
-            assert not chromium.complaints
-        finally:
-            pages.over.set()
-            pages.shutdown()
-            server.join()
 
 
 def test_a_process_that_the_browser_starts_meanwhile_is_the_browsers(shown):

@@ -83,7 +83,9 @@ def test_every_option_arrives():
     )
     assert (config.memory_limit, config.reader) == (2**30, "arrow")
     assert Config.from_dict(config.to_dict()) == config
-    assert Config.from_dict({**config.to_dict(), "mllog": True}) == config  # a run of 0.2.0
+    assert (
+        Config.from_dict({**config.to_dict(), "live": None, "mllog": True}) == config
+    )  # a run of 0.2.0
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():

@@ -181,7 +181,6 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
             ("as_='kjt'", "on_error='quarantine'", "weights"),
         ),
         ({"as_": None}, ("as_=None", "batch, dict, kjt, numpy, pandas")),
-        ({"live": 0}, ("live=0", "run_dir")),
         ({"knobs": "read=2"}, ("knobs='read=2'", "knobs=Knobs(workers={'read': 2})")),
     ],
 )
