@@ -34,9 +34,7 @@ _POLICIES = (
     "even",
     "cores",
     "autotune",
-    "autotune-adaptive",
-    "plumber-adaptive",
-    "ds2",
+    "plumber",
     "intune",
     "planner",
     "auto",
@@ -91,14 +89,14 @@ def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
 
 def settings_table(seeds: int) -> dict[str, Any]:
     found = {}
-    ratios_of = "auto ÷ autotune | ÷ even | ÷ autotune-adaptive | intune ÷ autotune"
+    ratios_of = "auto ÷ autotune | ÷ even | intune ÷ autotune"
     head = f"| setting | {' | '.join(_POLICIES)} | {ratios_of} |"
-    say(f"\n{_PUBLISHED}\n{head}\n|" + "---|" * (len(_POLICIES) + 5))
+    say(f"\n{_PUBLISHED}\n{head}\n|" + "---|" * (len(_POLICIES) + 4))
     for setting in _BATCH:
         for rescale in (False, True):
             scores = compare(published(setting, rescale=rescale), seeds)
             name = setting + (", 32 → 8 → 32 cores" if rescale else "")
-            ratios = [scores["auto"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")]
+            ratios = [scores["auto"] / scores[p] for p in ("autotune", "even")]
             say(
                 f"| {name} | "
                 + " | ".join(f"{scores[p]:.3f}" for p in _POLICIES)
@@ -112,7 +110,7 @@ def settings_table(seeds: int) -> dict[str, Any]:
 
 def sweep_table(seeds: int) -> dict[str, Any]:
     found = {}
-    shown = ("even", "autotune", "plumber-adaptive", "ds2", "intune", "planner", "auto")
+    shown = ("even", "autotune", "plumber", "intune", "planner", "auto")
     say(
         "\n| criteo | "
         + " | ".join(shown)

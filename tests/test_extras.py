@@ -252,7 +252,7 @@ code, out, err = called("bench", given[0], "--batch-size", "512", "--reader", "a
 assert code == 2 and err.strip().endswith('pip install "sluice-recsys[ray]"'), (out, err)
 code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
 assert code == 0 and '"tuning": "auto"' in out, (out, err)
-code, out, err = called("policies", "--policy", "ds2")
+code, out, err = called("policies", "--policy", "even")
 assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
 """,
         f"{files}/*.parquet",

@@ -152,7 +152,7 @@ def measure(
 
 _EXAMPLES = """examples:
   sluice policies
-  sluice policies --quick --policy planner --policy ds2
+  sluice policies --quick --policy planner --policy autotune
   sluice policies --live-only --setup 'far store'
   sluice policies --scenario mine.json     (docs/scenarios.md describes the file)"""
 

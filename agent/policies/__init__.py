@@ -48,18 +48,10 @@ ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
 """Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
 RIVALS = (
     "autotune",
-    "autotune-adaptive",
-    "bayes",
-    "cachew",
     "cores",
-    "ds2",
     "even",
-    "hill",
     "intune",
-    "offline-grid",
     "plumber",
-    "plumber-adaptive",
-    "trident",
 )
 """The policies of `benchmarks/rivals`, for the error message of a program without them."""
 _registered: dict[str, Callable[[], Policy]] = {}

@@ -7,7 +7,7 @@ the latency is below what the budget of cores can do, nothing helps, or the buff
 default half of the machine's). It runs ever more seldom: the pause doubles up to a minute. The prefetch buffer doubles
 whenever it was found empty. There is no term for contention, and what a user's function allocates does not count.
 
-`autotune` keeps the number of cores it saw at first; `autotune-adaptive` begins again after each rescale.
+It keeps the number of cores that it saw at first.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ class AutotuneState:
 
 class Autotune(Policy):
     name = "autotune"
-    adaptive = False
 
     def initial(self, limits: Limits, knobs: Knobs) -> AutotuneState:
         return AutotuneState(limits=limits, knobs=limits.clamp(knobs))
@@ -106,10 +105,6 @@ class Autotune(Policy):
                 state, last=snapshot, cores=snapshot.cpu_quota, next_at=snapshot.at + state.pause_s
             )
             return state.knobs, first, Reason(text="nothing was seen yet")
-        if self.adaptive and snapshot.cpu_quota != state.cores:
-            state = replace(
-                state, cores=snapshot.cpu_quota, pause_s=1.0, next_at=snapshot.at, costs=None
-            )
         assert state.last is not None
         seen = rates(state.last, snapshot)
         if snapshot.at < state.next_at or seen is None:
@@ -150,11 +145,6 @@ class Autotune(Policy):
                 text=f"the modelled latency is least at {knobs}", details={"costs": dict(costs)}
             ),
         )
-
-
-class AutotuneAdaptive(Autotune):
-    name = "autotune-adaptive"
-    adaptive = True
 
 
 def _costs(known: Mapping[str, float], seen: PipelineRates) -> dict[str, float]:

@@ -15,9 +15,9 @@ Ours:
 - Deep Q-learning learns the value of each stage's steps from the common reward. In a live pipeline the unit of the
   reward is the best rate seen there.
 
-`python -m benchmarks.rivals.intune_teacher` makes weights and compares the variants. The weights here are those of the
-variant that did best on separate pipelines. That variant was trained without the machine's properties and the
-prefetched bytes, on pipelines of an earlier generator (their record says so).
+`python -m benchmarks.rivals.intune_teacher` of commit `a6c6dacc` makes weights and compares the variants. The weights
+here are those of the variant that did best on separate pipelines. That variant was trained without the machine's
+properties and the prefetched bytes, on pipelines of an earlier generator (their record says so).
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ def observe(
     snapshot: Snapshot,
     knobs: Knobs,
     machine: Hardware,
-    *,
-    model_latency: bool = True,
 ) -> ndarray:
     """The network's inputs. Latencies are in units of the slowest stage's, so the balance shows and not the scale."""
     batch = snapshot.rows / max(1, snapshot.batches)
@@ -122,7 +120,7 @@ def observe(
     values += [
         max(-1.0, 1 - given / max(1e-9, rates.cpu_quota)),
         1 - rates.memory_used / rates.memory_limit,
-        math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0,
+        math.log(max(model / slowest, 1e-3)) + 7,
         *machine.inputs(),
         prefetched,
     ]
@@ -178,13 +176,11 @@ class InTune(Policy):
         weights: Path | Layers = WEIGHTS,
         *,
         machine: Hardware | None = None,
-        model_latency: bool = True,
         rate: float = RATE,
     ) -> None:
         """`machine` is the one that the pipeline runs on; None: this one."""
         self._layers = load(weights) if isinstance(weights, Path) else weights
         self._machine = machine or hardware()
-        self._model_latency = model_latency
         self._rate = rate
 
     def made_of(self) -> dict[str, Any]:
@@ -199,9 +195,7 @@ class InTune(Policy):
         state = replace(state, last=snapshot)
         if measured is None:
             return state.knobs, state, Reason(text="nothing was seen yet")
-        inputs = observe(
-            measured, snapshot, state.knobs, self._machine, model_latency=self._model_latency
-        )
+        inputs = observe(measured, snapshot, state.knobs, self._machine)
         state = self._learn(
             state,
             inputs,
@@ -284,5 +278,5 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 def load(path: Path) -> Layers:
     """The weight and bias of each layer. Raises WeightsError for a file that is not such a network."""
-    tensors, _ = read(path, shapes(), "python -m benchmarks.rivals.intune_teacher")
+    tensors, _ = read(path, shapes(), "git checkout benchmarks/rivals/intune.safetensors")
     return tuple((tensors[f"weight{i}"], tensors[f"bias{i}"]) for i in range(len(SIZES) - 1))

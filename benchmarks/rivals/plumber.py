@@ -4,7 +4,7 @@
 
 A stage that waits for a store keeps no core busy with one worker: it gets as many as its cores need. Caching and the
 rewriting of the pipeline are left out, as no policy here can do either. A trace, a solution, three times in all; then
-it rests. `plumber-adaptive` begins again after each rescale.
+it rests.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class PlumberState:
 
 class Plumber(Policy):
     name = "plumber"
-    adaptive = False
 
     def initial(self, limits: Limits, knobs: Knobs) -> PlumberState:
         return PlumberState(limits=limits, knobs=limits.clamp(knobs))
@@ -70,12 +69,6 @@ class Plumber(Policy):
                 state.knobs,
                 replace(state, cores=snapshot.cpu_quota, watch=Stopwatch(0, snapshot)),
                 Reason(text="tracing"),
-            )
-        if self.adaptive and snapshot.cpu_quota != state.cores:
-            return (
-                state.knobs,
-                replace(state, cores=snapshot.cpu_quota, rounds=0, watch=Stopwatch()),
-                Reason(text=f"{snapshot.cpu_quota:g} cores now: tracing again"),
             )
         if state.rounds >= _ROUNDS:
             return (
@@ -112,8 +105,3 @@ class Plumber(Policy):
                 bottleneck=max(cost, key=lambda n: cost[n]),
             ),
         )
-
-
-class PlumberAdaptive(Plumber):
-    name = "plumber-adaptive"
-    adaptive = True

@@ -19,7 +19,6 @@ from sluice.agent.simulator.scenario import Scenario
 from sluice.benchmarks.rivals.intune import (
     DISCOUNT,
     FACTORS,
-    HIDDEN,
     INPUTS,
     PLACES,
     SIZES,
@@ -30,15 +29,12 @@ from sluice.benchmarks.rivals.intune import (
     Transition,
     hardware,
     learned,
-    load,
     move,
     observe,
     reward,
-    shapes,
     values,
 )
 from sluice.benchmarks.rivals.intune_ceiling import Ceiling
-from sluice.benchmarks.rivals.intune_teacher import Replay, hardware_of, learn, lesson, main
 from sluice.ingest.knobs import Knobs, Limits
 from tests.raises import raises
 
@@ -84,7 +80,11 @@ def test_the_prefetched_bytes_are_multiplied_within_their_limits():
 def test_its_inputs_are_the_published_six_factors_and_the_prefetched_bytes():
     """Latency (per stage), free processors, free memory, model latency, bandwidth and speed: each place says what it
     is of, and another machine shows in its two places alone."""
-    scenario = lesson(2)
+    scenario = Scenario(
+        name="two",
+        machine=SimMachine(cores=16),
+        stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
+    )
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
     before = simulator.snapshot()
     simulator.advance(5)
@@ -94,8 +94,6 @@ def test_its_inputs_are_the_published_six_factors_and_the_prefetched_bytes():
     assert inputs.shape == (INPUTS,) == (STAGES + 6,)
     assert inputs[: len(scenario.stages)].max() == pytest.approx(7), "the slowest stage"
     assert not inputs[len(scenario.stages) : STAGES].any()
-    blind = observe(seen, now, simulator.knobs, MACHINE, model_latency=False)
-    assert np.flatnonzero(inputs != blind).tolist() in ([], [STAGES + 2])
     for machine, place in (
         (Hardware(bytes_per_s=1e8, speed=1), 3),
         (Hardware(bytes_per_s=0, speed=2), 4),
@@ -163,7 +161,7 @@ def test_it_goes_on_learning_in_the_live_pipeline_and_a_frozen_one_does_not():
     )
     ends = {}
     for rate in (0.0, 1e-2):
-        policy = InTune(_layers(), machine=hardware_of(scenario), rate=rate)
+        policy = InTune(_layers(), machine=MACHINE, rate=rate)
         state, simulator = (
             policy.initial(scenario.limits, scenario.first_knobs),
             Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs),
@@ -192,44 +190,6 @@ def test_a_learner_with_one_good_step_finds_it():
         layers = learned(layers, seen, present, 1e-2)
     found = values(layers, inputs[None])[0, 0]
     assert found.argmax() == 3
-
-
-def test_drawn_decisions_keep_the_place_of_the_prefetched_bytes():
-    replay = Replay.empty(16)
-    for i in range(16):
-        replay.add(np.arange(INPUTS), np.arange(PLACES), float(i), np.arange(INPUTS), stages=3)
-    inputs, steps, _, after, present = replay.sample(np.random.default_rng(0))
-    assert (steps[:, STAGES] == STAGES).all()
-    assert (present[:, STAGES] == 1).all()
-    assert (inputs[:, STAGES:] == np.arange(STAGES, INPUTS)).all()
-    assert (steps[:, :STAGES] == inputs[:, :STAGES]).all()
-    assert (inputs == after).all()
-    assert (present[:, :STAGES] == (steps[:, :STAGES] < 3)).all()
-
-
-@pytest.mark.slow
-def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
-    layers, _ = learn(400, seed=3)
-    again, _ = learn(400, seed=3)
-    assert all(
-        (a == b).all()
-        for one, other in zip(layers, again, strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
-    assert [w.shape for w, _ in layers] == [
-        (HIDDEN, INPUTS),
-        (HIDDEN, HIDDEN),
-        (HIDDEN, HIDDEN),
-        (PLACES * 5, HIDDEN),
-    ]
-    words = ["--decisions", "400", "--seed", "3", "--validated", "1", "--out", str(tmp_path / "a")]
-    assert main(words)["weights"] == str(tmp_path / "a")
-    assert all(
-        (a == b).all()
-        for one, other in zip(layers, load(tmp_path / "a"), strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
-    assert shapes().keys() == {f"{kind}{i}" for kind in ("weight", "bias") for i in range(4)}
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10])

@@ -20,10 +20,8 @@ from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
-SLOW = {"bayes"}  # it takes a second a decision, and has nothing that the others lack
 
-
-@pytest.mark.parametrize("name", sorted(set(RIVALS) - SLOW))
+@pytest.mark.parametrize("name", RIVALS)
 class TestEachOfTheRivals(PolicyContract):
     """What holds of every policy."""
 
