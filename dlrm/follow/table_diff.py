@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.dlrm.follow.lineage import explain_difference
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.table_transform import TableTransform
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
 
-_MADE_OTHERWISE = "the spec makes it in another way"
 _LEARNED_ANEW = "its vocabulary was learned anew, so its ids mean other values"
 
 
@@ -70,7 +70,9 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     old = {f.name: f.cardinality or 0 for f in before.fields if f.role in ("sparse", "id_list")}
     new = {f.name: f.cardinality or 0 for f in after.fields if f.role in ("sparse", "id_list")}
     dense = [tuple(f.name for f in table.fields if f.role == "dense") for table in (before, after)]
-    specs = _columns(before), _columns(after)
+    has_specs = before.record.spec and after.record.spec
+    specs = [table.spec() for table in (before, after)] if has_specs else []
+    columns = [{made.name: made for made in spec.columns} for spec in specs] or [{}, {}]
     same_state = before.record.state == after.record.state
     states = (None, None) if same_state else (before.state(), after.state())
     anew: dict[str, str] = {}
@@ -83,16 +85,10 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     }
     # The inputs of a transform are compared before its outputs.
     for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
-        old_column, new_column = specs[0].get(name), specs[1].get(name)
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
-        if not reason and old_column is not None and new_column is not None:
-            if (old_column.role, old_column.sources, old_column.ops) != (
-                new_column.role,
-                new_column.sources,
-                new_column.ops,
-            ):
-                reason = _MADE_OTHERWISE
-            elif not _ids_stay(new_column, *states):
+        if not reason and name in columns[0] and name in columns[1]:
+            reason = explain_difference(*specs, name)
+            if not reason and not _ids_stay(columns[1][name], *states):
                 reason = (
                     _LEARNED_ANEW
                     if name in new
@@ -156,11 +152,6 @@ def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]
         for name in sorted(new)
         if name in old and abs(new[name] - old[name]) >= MORE
     }
-
-
-def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:
-    """Returns the spec's columns by name. Empty for a table without a spec."""
-    return {c.name: c for c in table.spec().columns} if table.record.spec else {}
 
 
 def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState | None) -> bool:

@@ -1,0 +1,183 @@
+"""Two versions of a spec: for which columns an equal value means the same, down to the input."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.dlrm.follow.lineage import explain_difference
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+
+INPUT = """
+[input]
+format = "csv"
+columns = ["label:int", {a}, "b:text", "user:text", "day:int", {time}]
+{more}
+[table]
+order = "day"
+[[column]]
+name = "label"
+role = "label"
+"""
+COLUMN = """
+[[column]]
+name = "x"
+from = "{source}"
+role = "sparse"
+ops = [{ops}]
+"""
+HISTORY = """
+[[history]]
+name = "past"
+of = "{of}"
+by = "{by}"
+order = "{order}"
+length = {length}
+"""
+LAG = """
+[[lag]]
+name = "last"
+of = "{of}"
+by = "{by}"
+order = "day"
+rows = {rows}
+"""
+JOIN = """
+[[join]]
+path = "{path}"
+on = ["{on}"]
+columns = ["city:{kind}"]
+"""
+HASH = '{op = "hash", size = 100}'
+
+
+def read_spec(
+    source: str = "a",
+    *,
+    a: str = '"a:text"',
+    time: str = '"t:int"',
+    rows: str = "",
+    ops: str = HASH,
+    more: str = "",
+) -> Spec:
+    text = INPUT.format(a=a, time=time, more=more) + rows
+    return Spec.parse(text + COLUMN.format(source=source, ops=ops))
+
+
+def history(of="a", by="user", order="day", length=5) -> Spec:
+    rows = HISTORY.format(of=of, by=by, order=order, length=length)
+    text = INPUT.format(a='"a:text"', time='"t:int"', more="") + rows
+    column = COLUMN.format(source="past", ops=HASH).replace('"sparse"', '"id_list"')
+    return Spec.parse(text + column)
+
+
+def lag(of="a", by="user", rows=1) -> Spec:
+    return read_spec("last", rows=LAG.format(of=of, by=by, rows=rows))
+
+
+def join(path="cities", on="user", kind="text") -> Spec:
+    return read_spec("city", rows=JOIN.format(path=path, on=on, kind=kind))
+
+
+def at(format_: str, zone: str) -> Spec:
+    kind = f'{{name = "t:int", format = "{format_}", zone = "{zone}"}}'
+    return read_spec("t", time=kind)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (read_spec(), read_spec("b")),
+        (read_spec(), read_spec(ops='{op = "hash", size = 101}')),
+        (read_spec(), read_spec(a='"a:int"')),
+        (read_spec("day"), read_spec("day", more='thousands = "."\ndecimal = ","')),
+        (at("%Y-%m-%d", "UTC"), at("%Y-%d-%m", "UTC")),
+        (at("%Y-%m-%d", "UTC"), at("%Y-%m-%d", "Europe/Paris")),
+        (history(), history(of="b")),
+        (history(), history(by="b")),
+        (history(), history(order="t")),
+        (lag(), lag(of="b")),
+        (lag(), lag(by="b")),
+        (lag(), lag(rows=2)),
+        (join(), join(path="towns")),
+        (join(), join(on="a")),
+        (join(), join(kind="int")),
+    ],
+)
+def test_a_column_of_other_values_is_named(before, after):
+    assert explain_difference(before, after, "x")
+    assert explain_difference(after, before, "x")
+    assert not explain_difference(before, before, "x")
+    assert not explain_difference(after, after, "x")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (history(), history(length=9)),
+        (read_spec(), read_spec(more='null_values = ["-"]')),
+        (read_spec(), read_spec("new", a='{name = "new:text", was = "a"}')),
+    ],
+)
+def test_a_column_of_the_same_values_keeps_its_ids(before, after):
+    assert not explain_difference(before, after, "x")
+
+
+def test_drawn_renames_are_followed_to_the_value():
+    """Each version renames some input columns, to new names or to each other's. Columns x0, x1, x2 read one each."""
+    compared = sum(compare_drawn_versions(random.Random(seed)) for seed in range(300))
+    assert compared > 500
+
+
+def compare_drawn_versions(draw: random.Random) -> int:
+    """Returns the number of versions that were compared with the one before."""
+    names = ["a", "b", "c"]  # the present name of each value
+    reads = [0, 1, 2]  # the value that each column reads
+    was: dict[str, str] = {}
+    before = read_renamed(names, was, reads)
+    for version in range(4):
+        renamed = draw.sample(range(3), draw.randint(0, 3))
+        after = [f"{names[number]}{version}" for number in renamed]
+        if draw.random() < 0.5:
+            after = [names[number] for number in renamed]
+            draw.shuffle(after)
+        changes = {
+            new: names[number]
+            for number, new in zip(renamed, after, strict=True)
+            if new != names[number]
+        }
+        stays = {
+            new: old
+            for new, old in was.items()
+            if new not in after and new in names and old not in changes.values()
+        }
+        if changes.items() & was.items():
+            return version  # such a declaration stood there before, so it says nothing new
+        for number, new in zip(renamed, after, strict=True):
+            names[number] = new
+        was = changes | (stays if draw.random() < 0.5 else {})
+        old_reads = list(reads)
+        draw.shuffle(reads)
+        try:
+            spec = read_renamed(names, was, reads)
+        except SpecError:  # it names an old column and a new one alike
+            return version
+        for column in range(3):
+            differs = bool(explain_difference(before, spec, f"x{column}"))
+            assert differs == (old_reads[column] != reads[column]), (before.text, spec.text)
+        before = spec
+    return 4
+
+
+def read_renamed(names: list[str], was: dict[str, str], reads: list[int]) -> Spec:
+    entries = [
+        f'{{name = "{name}:text", was = "{was[name]}"}}' if name in was else f'"{name}:text"'
+        for name in names
+    ]
+    text = f'[input]\nformat = "csv"\ncolumns = ["label:int", {", ".join(entries)}]\n'
+    text += '[[column]]\nname = "label"\nrole = "label"\n'
+    for column, value in enumerate(reads):
+        text += COLUMN.format(source=names[value], ops=HASH).replace('"x"', f'"x{column}"')
+    return Spec.parse(text)
