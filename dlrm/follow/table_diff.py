@@ -87,7 +87,7 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
         if not reason and name in columns[0] and name in columns[1]:
-            reason = explain_difference(*specs, name)
+            reason = explain_difference(specs[0], specs[1], name)
             if not reason and not _ids_stay(columns[1][name], *states):
                 reason = (
                     _LEARNED_ANEW

@@ -91,12 +91,20 @@ class Identity:
             recognised=_list_recognised(columns, by, table, source, types),
         )
 
-    def find_in(self, table: TableSpec, source: Input, types: Mapping[str, str]) -> Identity:
+    def find_in(
+        self, table: TableSpec, source: Input, types: Mapping[str, str], *, may_lack: bool = False
+    ) -> Identity:
         """Returns this rule with the names and types that its columns have in a later spec. Raises SplitMoved if that
-        spec lacks one.
+        spec lacks one. `may_lack`: the rule then goes on without it, because it does not decide a row's split.
 
         The rows that are in the table can then be recognised again, whatever the spec's own rule is."""
-        columns = tuple(_find_column(column, source, types) for column in self.columns)
+        columns: tuple[KeyColumn, ...] = ()
+        for number, column in enumerate(self.columns, 1):
+            try:
+                columns += (_find_column(column, source, types),)
+            except SplitMoved:
+                if not may_lack or (number == len(self.columns) and not columns):
+                    raise
         by = tuple(_find_column(column, source, types) for column in self.split_by)
         return replace(
             self,
@@ -199,14 +207,14 @@ def _find_column(column: KeyColumn, source: Input, types: Mapping[str, str]) -> 
             "" if column.name not in types else f" ({column.name!r} was {was[column.name]!r} there)"
         )
         raise SplitMoved(
-            f"input column {column.name!r} is missing{renamed}, and it decides the split of this table's rows"
+            f"input column {column.name!r} is missing{renamed}, and this table's rows are recognised by it"
             f"{nearest(column.name, [n for n in types if n not in was])}; put it back, or, if it has another name "
             f'now, write {{name = "…:{column.type}", was = "{column.name}"}} in input.columns, or {_accept()}'
         )
     kind = types[name]
     if kind != column.type and name not in was:
         raise SplitMoved(
-            f"input column {name!r} is {kind} and was {column.type}, and it decides the split of this table's rows; "
+            f"input column {name!r} is {kind} and was {column.type}, and this table's rows are recognised by it; "
             f'write {column.type} again, or {{name = "{name}:{kind}", was = "{name}"}} in input.columns to '
             f"read it as {column.first_type} there, or {_accept()}"
         )

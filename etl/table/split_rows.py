@@ -37,7 +37,7 @@ class SplitRows:
         rules, settings = [r.identity for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
         if rule is None or not all(
-            r is not None and r.is_same(rule) and s == settings[-1]
+            r is not None and s == settings[-1] and (r.is_same(rule) or s.get("split_time"))
             for r, s in zip(rules, settings, strict=True)
         ):
             rule = None
@@ -114,13 +114,15 @@ def under_rule(
     """Returns the spec with the rule of its rows, and the table's rule, if the spec has its columns.
 
     Both rules are the same, unless the spec begins a new rule. A spec begins a new rule in three
-    cases: there is no table yet, the spec is the first with a key, or the user accepts that rows change their split."""
+    cases: there is no table yet, the spec is the first with a key, or the user accepts that rows change their split.
+    If the same times cut the splits as before, the rule goes on without the columns that the spec lacks."""
     rule = parent.identity if parent else None
-    if rule is None:
+    if parent is None or rule is None:
         return spec, None
     first_key = bool(spec.table.key) and not rule.named
     try:
-        found = rule.find_in(spec.table, spec.input, spec.types)
+        same_times = bool(spec.table.split_time) and _settings(parent) == _settings_of(spec)
+        found = rule.find_in(spec.table, spec.input, spec.types, may_lack=same_times)
     except SplitMoved:
         if not accept and not first_key:
             raise
@@ -143,15 +145,19 @@ def _spec(text: str) -> Spec:
 
 
 def _settings(record: JobRecord) -> dict[str, Any]:
-    if not record.spec:
-        return {}
-    table = _spec(record.spec).table
+    return _settings_of(_spec(record.spec)) if record.spec else {}
+
+
+def _settings_of(spec: Spec) -> dict[str, Any]:
+    table = spec.table
+    time_was = spec.input.was.get(table.split_time or "")
     return {
         "split": dict(table.split),
         "split_by": list(table.split_by),
         "split_column": table.split_column,
         "split_time": table.split_time,
         "split_from": list(table.split_from),
+        **({"split_time_was": time_was} if time_was else {}),
     }
 
 
@@ -201,7 +207,12 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
     ):
         # Tables that no job made have neither rules nor settings.
         return Seen(shares=shares, exact=exact)
-    if before.rule is None or after.rule is None or not before.rule.is_same(after.rule):
+    same_times = before.settings == after.settings and after.settings.get("split_time")
+    if (
+        before.rule is None
+        or after.rule is None
+        or not (same_times or before.rule.is_same(after.rule))
+    ):
         raise SplitMoved(
             "its rows are known by other columns than the rows that were trained on, so the two cannot be "
             f"compared ({_words(before.rule)}; now {_words(after.rule)})"

@@ -162,6 +162,52 @@ CASES = {
 }
 
 
+BY_TIME = 'split = {train = 0, test = 3500}\nsplit_time = "hour"'
+
+
+@pytest.mark.parametrize("names", [("user",), ("user", "price"), ("id", "price", "tags")])
+@pytest.mark.parametrize("key", ["", 'key = ["id", "user"]'])
+def test_a_column_that_does_not_decide_the_split_may_be_dropped(names, key):
+    """The time decides it. The dropped columns are in the key all the same."""
+    columns = noise(500)
+    begun = Spec.parse(text(*COLUMNS, table=f"{BY_TIME}\n{key}"))
+    parent = record(begun, columns)
+    later = text(*(c for c in COLUMNS if c.split(":")[0] not in names), table=BY_TIME)
+    spec, _ = under_rule(Spec.parse(later), parent, accept=False)
+    assert not {c.name for c in spec.rule.columns} & set(names)
+    assert np.array_equal(split_of(begun, columns), split_of(spec, columns))
+    after = record(spec, columns, version=1)
+    trained = SplitRows.of([parent]).trained
+    assert trained_on(trained, SplitRows.of([after])).text == ""
+    assert trained_on(trained, SplitRows.of([parent, after])).text == ""
+    assert under_rule(Spec.parse(later), after, accept=False)[0].rule == spec.rule
+
+
+@pytest.mark.parametrize(
+    ("columns", "table"),
+    [
+        (COLUMNS, BY_TIME.replace("3500", "3000")),  # other times
+        (COLUMNS, 'split = {train = 0, test = 3500}\nsplit_time = "id"'),
+        (
+            ("label:int", "id:int", ("hour:int", "price"), ("price:int", "hour"), "tags:texts"),
+            BY_TIME,
+        ),
+        (COLUMNS, HALVES),
+    ],
+)
+def test_a_column_that_is_dropped_while_the_splits_are_cut_anew_is_refused(columns, table):
+    rows = noise(500)
+    parent = record(Spec.parse(text(*COLUMNS, table=BY_TIME)), rows)
+    later = Spec.parse(text(*(c for c in columns if c != "user:text"), table=table))
+    with raises(SplitMoved, "'user'", "missing"):
+        under_rule(later, parent, accept=False)
+    accepted, _ = under_rule(later, parent, accept=True)
+    if "id" not in table:
+        after = SplitRows.of([record(accepted, rows, version=1)])
+        with raises(SplitMoved, "cannot be compared"):
+            trained_on(SplitRows.of([parent]).trained, after)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_that_changes_shows_test_rows_to_a_learner(case):
     """Pure noise: whoever knows a row by heart from training knows its label in the test."""
