@@ -46,6 +46,11 @@ class FileOpener:
         store, name = self._store(path)
         return store.open(name)
 
+    def state(self, path: str) -> tuple[int, str]:
+        """Asks the store for the size and the tag that a file has now."""
+        store, name = self._store(path)
+        return store.state(name)
+
     def stats(self) -> dict[str, int]:
         """Counts reads, bytes, retries and cache hits over all stores."""
         found: Counter[str] = Counter()

@@ -66,8 +66,8 @@ class HeldFooters:
         self._held: dict[int, pq.FileMetaData] = {}
         self._bytes = 0
         """The stored bytes of the held footers that can be read again for little."""
-        self._seen: dict[int, tuple[tuple[int, int, int], bytes]] = {}
-        """For each local file, its inode, time and size, and the digest of its footer."""
+        self._seen: dict[int, tuple[tuple[Any, ...], bytes]] = {}
+        """For each file, its size, time (or a store's tag) and inode, and the digest of a local file's footer."""
 
     def get(self, number: int) -> pq.FileMetaData | None:
         return self._held.get(number)
@@ -81,18 +81,28 @@ class HeldFooters:
                 self._held[number] = footer
                 self._bytes += size
 
-    def is_unchanged(self, number: int, descriptor: int) -> bool:
-        """Whether an open local file is the one that was first seen under this number, or has the same footer."""
-        about = os.fstat(descriptor)
-        known = about.st_ino, about.st_mtime_ns, about.st_size
-        if (before := self._seen.get(number)) is not None and before[0] == known:
-            return True
-        digest = hashlib.sha256(footer_by(partial(os.pread, descriptor), about.st_size)).digest()
-        with self._lock:
-            if self._seen.get(number, (known, digest))[1] != digest:
-                return False
-            self._seen[number] = known, digest
-        return True
+    def knows(self, number: int) -> bool:
+        """Whether `is_unchanged` has seen a file under this number."""
+        return number in self._seen
+
+    def is_unchanged(self, number: int, at: int | str | tuple[Any, ...]) -> bool:
+        """Whether a file is the one that was first seen under this number. `at` is the path or the descriptor of a
+        local file, or a store's file as `FileOpener.state` describes it.
+
+        Some mounts give a file another inode. Its footer must then be the same."""
+        if isinstance(at, tuple):
+            return self._seen.setdefault(number, (at, b""))[0] == at
+        about = os.stat(at)
+        state = about.st_size, about.st_mtime_ns, about.st_ino
+        before = self._seen.get(number, (state, b""))[0]
+        if number not in self._seen or (before[:2] == state[:2] and before != state):
+            with open(at, "rb", buffering=0, closefd=isinstance(at, str)) as file:
+                footer = footer_by(partial(os.pread, file.fileno()), about.st_size)
+            digest = hashlib.sha256(footer).digest()
+            with self._lock:
+                if self._seen.get(number, (state, digest))[1] == digest:
+                    self._seen[number] = state, digest
+        return self._seen[number][0] == state
 
 
 def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:

@@ -106,6 +106,7 @@ class FsspecFiles:
 class _FsspecSource:
     def __init__(self, files: Any, path: str):
         self._files, self._path = files, path
+        files.invalidate_cache(path)  # an old listing may describe an earlier file
         info = self._try(files.info, path)
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{path} is a folder")

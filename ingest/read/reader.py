@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -53,8 +54,8 @@ T = TypeVar("T")
 
 _MOST_OPEN_FILES = 32
 _REPLACED = (
-    "another file has taken its place since its footer was read. Write changed files under new names, and "
-    "start again"
+    "the file was replaced or changed since it was first read. Write changed files under new names, "
+    "and start again"
 )
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
@@ -364,40 +365,40 @@ class RowGroupReader:
     def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
         """Reads stored columns of a row group, from its packed copy or its file. Adds the columns that its folders
         name."""
-        file = None
         try:
-            entry = (
-                self.packed.find_entry(number, group) if self.packed and columns is None else None
-            )
-            table: Any = (
-                self.packed.read(entry, self.may_stay_packed) if self.packed and entry else None
-            )
-            if table is None:
-                file = self._take(number)
-                table = self._table(
-                    file,
-                    number,
-                    group,
-                    self.decoding.portions or ((),)
-                    if columns is None
-                    else (tuple(dict.fromkeys([*columns, *self._selection_columns])),),
-                )
-                if self.packed and entry:
-                    self.packed.keep(entry, file, table)
+            table = self._read_copy(number, group, columns)
             wanted = self.columns if columns is None else (*columns, *self._selection_columns)
             table = self._located[number].with_constants(table, dict.fromkeys(wanted))
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
             for name in lacking:
                 table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
         except Exception as error:  # a damaged file can cause any error
-            if file is not None:
-                file.close()
             cause = without_frames(error) if isinstance(error, OSError) else error
             raise SourceError(
                 f"{self._where(number, group)}: {error or type(error).__name__}"
             ) from cause
-        if file is not None:
-            self._keep_open(number, file)
+        return table
+
+    def _read_copy(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
+        """Reads a row group's packed copy, or its file if there is none. Makes a missing copy."""
+        entry = self.packed.find_entry(number, group) if self.packed and columns is None else None
+        if self.packed and entry:
+            copy = self.packed.read(entry, self.may_stay_packed)
+            if copy is not None:
+                if not self._footers.is_unchanged(
+                    number, str(self._opener.local(self.files[number].path))
+                ):
+                    raise SourceError(_REPLACED)
+                return copy
+        portions = (
+            self.decoding.portions or ((),)
+            if columns is None
+            else (tuple(dict.fromkeys([*columns, *self._selection_columns])),)
+        )
+        with self._opened(number) as file:
+            table = self._table(file, number, group, portions)
+            if self.packed and entry:
+                self.packed.keep(entry, file, table)
         return table
 
     def _earlier_groups(self, number: int, group: int) -> Iterator[tuple[str, pa.Table]]:
@@ -499,7 +500,35 @@ class RowGroupReader:
             reader.close()
         self._opener.close()
 
-    # Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses it.
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[OpenFile]:
+        """Opens a file to read from it. Raises SourceError afterwards if another file has taken its place.
+
+        Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses
+        it."""
+        file = self._take(number)
+        try:
+            yield file
+        except Exception as error:
+            # A changed file explains any error, unless its store does not answer.
+            changed = not isinstance(error, DeliveryError) and not self._is_unchanged(number, file)
+            file.close()
+            if changed:
+                raise SourceError(_REPLACED) from error
+            raise
+        if not self._is_unchanged(number, file):
+            file.close()
+            raise SourceError(_REPLACED)
+        self._keep_open(number, file)
+
+    def _is_unchanged(self, number: int, file: OpenFile | None = None) -> bool:
+        """Whether a file is the one that was first seen. None: a file in a store, which is not open yet."""
+        return self._footers.is_unchanged(
+            number,
+            file.descriptor
+            if isinstance(file, LocalFile)
+            else self._opener.state(self.files[number].path),
+        )
 
     def _take(self, number: int) -> OpenFile:
         with self._lock:
@@ -511,16 +540,15 @@ class RowGroupReader:
         footer = self._footers.get(number)
         dictionaries = self._located[number].stored(self._dictionaries)
         local = self._opener.local(path)
-        opened = (
-            StoreFile(self._opener.open(path), footer, dictionaries)
-            if local is None
-            else LocalFile(local, footer, dictionaries)
-        )
-        if isinstance(opened, LocalFile) and not self._footers.is_unchanged(
-            number, opened.descriptor
-        ):
-            opened.close()
-            raise SourceError(_REPLACED)
+        if local is None:
+            if not self._footers.knows(number):
+                self._is_unchanged(number)  # notes what the store has before the first read
+            opened: OpenFile = StoreFile(self._opener.open(path), footer, dictionaries)
+        else:
+            opened = LocalFile(local, footer, dictionaries)
+            if not self._is_unchanged(number, opened):
+                opened.close()
+                raise SourceError(_REPLACED)
         self._footers.hold(number, opened.metadata, is_local=local is not None)
         return opened
 
@@ -561,6 +589,8 @@ class RowGroupReader:
                 if not self._footers.is_unchanged(file, descriptor):
                     raise SourceError(f"{path}: {_REPLACED}")
 
+            if not is_local and not self._is_unchanged(file):
+                raise SourceError(f"{path}: {_REPLACED}")
             footer = _read_footer(path, self._opener, check)[0]
             self._footers.hold(file, footer, is_local=is_local)
         return footer

@@ -80,15 +80,25 @@ class RemoteFiles:
     def open(self, path: str = "") -> pa.NativeFile:
         """Opens a file by its full path or its path below the root. Without a path, the root itself is the file.
         `pyarrow.parquet.ParquetFile` takes the result but does not close it, so use `with`."""
+        name, source = self._open(path)
+        if isinstance(self._backend, LocalFiles):
+            source.close()
+            return pa.OSFile(name)
+        return pa.PythonFile(_File(self, name, source), mode="r")
+
+    def state(self, path: str = "") -> tuple[int, str]:
+        """Returns the size and the tag that a file has now."""
+        _, source = self._open(path)
+        source.close()
+        return source.size, source.tag
+
+    def _open(self, path: str) -> tuple[str, RangeFile]:
         if self._scheme and path.startswith(self._scheme):
             key = path.removeprefix(self._scheme)
         else:
             key = os.path.join(self.root, path) if path else self.root
-        if isinstance(self._backend, LocalFiles):
-            return pa.OSFile(key)
         name = self._scheme + key
-        source = self._retrier.call(lambda: self._backend.open(key), f"{name}: opening")
-        return pa.PythonFile(_File(self, name, source), mode="r")
+        return name, self._retrier.call(lambda: self._backend.open(key), f"{name}: opening")
 
     def stats(self) -> dict[str, int]:
         """Returns the counters since the start, for the run's metrics."""

@@ -684,7 +684,9 @@ def test_damaged_parquet_stays_an_error_that_names_it(files):
     content = bytearray(files[0].read_bytes())
     at = pq.read_metadata(files[0]).row_group(1).column(2).data_page_offset + 100
     content[at] ^= 1
+    status = files[0].stat()
     files[0].write_bytes(content)
+    os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))  # as a bad disk would
     with raises(Exception, "part-0.parquet", "row group 1", "CRC"):
         groups.decoded(0, 1)
     groups.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,13 +20,15 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read import footers as footers_file
+from sluice.ingest.read.open_file import OpenFile
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
 from sluice.ingest.stages.completed_windows import CompletedWindows
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask
 from tests.open_loader import open_loader
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -145,11 +149,69 @@ def test_a_file_that_was_replaced_is_refused_though_its_footer_is_not_held(tmp_p
         read_labels(groups, number)
     pq.write_table(pa.table({"label": [9] * 8, "more": [1] * 8}), tmp_path / "new")
     os.replace(tmp_path / "new", files[40].path)
-    with raises(SourceError, "part-40.parquet", "another file has taken its place"):
+    with raises(SourceError, "part-40.parquet", "the file was replaced"):
         read_labels(groups, 40)
-    os.utime(files[41].path)
-    assert read_labels(groups, 41) == [41] * 8
     groups.close()
+
+
+def write_rows(path, value, groups, statistics=True):
+    table = pa.table({"label": np.full(8 * groups, value, np.int8)})
+    pq.write_table(table, path, row_group_size=8, write_statistics=statistics)
+
+
+def replace_file(path, chance):
+    """Puts a file of ones at the path of a file of zeros, in one of the ways in which programs do it."""
+    new = path.with_name("new")
+    write_rows(new, 1, chance.choice([6, 6, 3, 9]), statistics=False)
+    if chance.random() < 0.5:
+        path.write_bytes(new.read_bytes())
+    else:
+        os.replace(new, path)
+
+
+@pytest.mark.parametrize("store", ["local", "with a packed copy", "far away", "fsspec"])
+def test_of_drawn_replacements_none_mixes_old_and_new_rows(tmp_path, monkeypatch, store):
+    """Before, while or after a row group is read. With statistics off, even the footers are the same."""
+    errors = 0
+    for seed in range(20):
+        chance = random.Random(seed)
+        path = tmp_path / f"part-{seed}.parquet"
+        write_rows(path, 0, 6, statistics=False)
+        file = DataFile(
+            path={"far away": f"latency://1ms{path}", "fsspec": f"local://{path}"}.get(
+                store, str(path)
+            ),
+            rows=48,
+            bytes=path.stat().st_size,
+            row_group_rows=(8,) * 6,
+        )
+        packed = PackedCopy(folder=str(tmp_path / "copies")) if "copy" in store else None
+        groups = RowGroupReader([file], ["label"], packed=packed)
+        due, during = chance.randrange(8), chance.random() < 0.5
+        read_part = OpenFile.read
+
+        def read(opened, *args, path=path, chance=chance, read_part=read_part):
+            table = read_part(opened, *args)
+            replace_file(path, chance)
+            return table
+
+        for turn in range(12):
+            try:
+                with monkeypatch.context() as patch:
+                    if turn == due and during:
+                        patch.setattr(OpenFile, "read", read)
+                    elif turn == due:
+                        replace_file(path, chance)
+                    group = chance.randrange(6)
+                    rows = groups.read(Read(0, group, 8, (WindowPart(0, 0, 0, 8),)))
+                assert rows["label"].to_pylist() == [0] * 8, (seed, turn, due)
+            except SourceError as error:
+                if turn < due:
+                    raise
+                assert_names(str(error), path.name, "row group", "the file was replaced")
+                errors += 1
+        groups.close()
+    assert errors > 50
 
 
 @pytest.mark.parametrize("reader", READERS)

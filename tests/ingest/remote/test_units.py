@@ -348,7 +348,7 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
     os.replace(other[0], ours[0])
     for unit in units[1:]:
         with pytest.raises(
-            SourceError, match=r"part-0\.parquet, row group \d: another file has taken its place"
+            SourceError, match=r"part-0\.parquet, row group \d: the file was replaced"
         ):
             maker.rows(unit)
     maker.close()
