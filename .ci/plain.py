@@ -1,8 +1,11 @@
-"""Counts what makes code and pages hard to read, and fails where a count has risen.
+"""Counts the code and what makes it hard to read, and fails where a count or a limit has risen.
 
 python .ci/plain.py            compare with the limits in .ci/plain.json
 python .ci/plain.py --lower    set each limit that is too high to today's count
-python .ci/plain.py --show     also list the places
+python .ci/plain.py --show     also list the places and the tokens of each folder
+
+A limit only falls: it is at most that of each parent commit, and at most the count of 0.2.0 in .ci/released.json.
+There, the demo is counted with the examples.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import io
 import itertools
 import json
 import re
+import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("etl", "ingest", "agent", "dlrm", "sluice")
+PRODUCT = ("etl", "ingest", "agent", "dlrm", "sluice")
+FOLDERS = (*PRODUCT, "benchmarks", "examples", "tests")
 LIMITS = Path(__file__).with_name("plain.json")
+RELEASED = LIMITS.with_name("released.json")
 LONG_SENTENCE = 30
 LONG_FUNCTION = 60
 README_WORDS = 1000
@@ -31,15 +37,19 @@ CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
 
 
 def main(words: list[str]) -> int:
-    counts = {"tokens": sum(count_tokens(path) for path in python_files())}
+    tokens = {folder: sum(map(count_tokens, python_files(folder))) for folder in FOLDERS}
+    counts = {"product": sum(tokens[folder] for folder in PRODUCT)}
+    counts |= {folder: tokens[folder] for folder in FOLDERS if folder not in PRODUCT}
     places: dict[str, list[str]] = {"long functions": [], "long sentences": [], "no subject": []}
-    for path in python_files():
-        inspect_code(path, places)
+    for folder in PRODUCT:
+        for path in python_files(folder):
+            inspect_code(path, places)
     for page in pages():
         inspect_text(page.read_text("utf-8"), str(page), places)
-    counts |= {measure: len(found) for measure, found in places.items()}
+    counts |= {measure: len(places[measure]) for measure in places}
     if "--show" in words:
         print("\n".join(f"{measure}: {place}" for measure in places for place in places[measure]))
+        print("\n".join(f"{folder}: {count:,} tokens" for folder, count in tokens.items()))
     if "--lower" in words:
         limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
         lowered = {
@@ -49,24 +59,59 @@ def main(words: list[str]) -> int:
         return 0
     limits = json.loads(LIMITS.read_text())
     risen = [
-        f"{measure}: {count:,}, and the limit is {limits[measure]:,}"
+        f"{measure}: {count:,}, and the limit is {limits[measure]:,}; "
+        "`python .ci/plain.py --show` lists the places"
         for measure, count in counts.items()
         if count > limits[measure]
     ]
+    risen += raised_limits(limits)
     readme = len(re.sub(r"```.*?```", "", Path("README.md").read_text(), flags=re.S).split())
     if readme > README_WORDS:
         risen.append(f"README.md: {readme:,} words, and the limit is {README_WORDS:,}")
     for line in risen:
-        print(f"plain: {line}; `python .ci/plain.py --show` lists the places", file=sys.stderr)
+        print(f"plain: {line}", file=sys.stderr)
     return bool(risen)
 
 
-def python_files() -> Iterator[Path]:
-    """Yields the product's Python files, without those behind links."""
-    for package in PACKAGES:
-        for path in sorted(Path(package).rglob("*.py")):
-            if not any(parent.is_symlink() for parent in path.parents):
-                yield path
+def raised_limits(limits: dict[str, int]) -> list[str]:
+    """Returns a line for each limit that is above the release's count, the last commit's limit or a parent's."""
+    earlier = {"0.2.0": json.loads(RELEASED.read_text())}
+    for commit in recent_commits():
+        text = run_git("show", f"{commit}:.ci/plain.json")
+        if text is None:
+            return [f"commit {commit} cannot be read: fetch the history (`git fetch --deepen=2`)"]
+        earlier[f"commit {commit[:10]}"] = json.loads(text)
+    return [
+        f"{measure}: its limit of {limits[measure]:,} is above the {before[measure]:,} of {name}, "
+        "and limits only fall"
+        for name, before in earlier.items()
+        for measure in limits
+        if limits[measure] > before.get(measure, limits[measure])
+    ]
+
+
+def recent_commits() -> list[str]:
+    """Returns the last commit and its parents. Empty in a source archive, which has no history."""
+    if not Path(".git").exists():
+        print("plain: no history here, so limits are compared with 0.2.0 alone", file=sys.stderr)
+        return []
+    written = (
+        run_git("cat-file", "-p", "HEAD") or ""
+    )  # a cut-off history hides parents from git log
+    return ["HEAD", *re.findall(r"^parent (\w+)$", written, re.M)]
+
+
+def run_git(*words: str) -> str | None:
+    """Returns what git prints, or None if it fails."""
+    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def python_files(folder: str) -> Iterator[Path]:
+    """Yields the Python files below a folder, without those behind links."""
+    for path in sorted(Path(folder).rglob("*.py")):
+        if not any(parent.is_symlink() for parent in path.parents):
+            yield path
 
 
 def pages() -> Iterator[Path]:

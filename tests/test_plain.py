@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def run_script(tmp_path, monkeypatch):
     (tmp_path / "etl").mkdir()
     (tmp_path / "etl" / "one.py").write_text(GOOD)
     (tmp_path / "README.md").write_text("Sluice reads rows.\n")
+    script.with_name("released.json").write_text(json.dumps({"product": 100, "tests": 100}))
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
@@ -43,13 +45,17 @@ def run_script(tmp_path, monkeypatch):
         ("etl/two.py", LONG, "long sentences"),
         ("etl/two.py", '"""Whoever reads."""\n', "no subject"),
         ("etl/two.py", GOOD + "def f():\n" + "    x = 1\n" * 60, "long functions"),
-        ("etl/two.py", GOOD + "x = (1, 2)\n", "tokens"),
+        ("etl/two.py", GOOD + "x = (1, 2)\n", "product"),
+        ("benchmarks/two.py", GOOD, "benchmarks"),
+        ("tests/two.py", GOOD, "tests"),
+        ("examples/two.py", GOOD, "examples"),
         ("README.md", "Of this it is no part.\n", "no subject"),
         ("README.md", "word " * 1001, "README.md"),
     ],
 )
 def test_a_count_that_rises_is_refused_by_name(run_script, capfd, path, text, measure):
     assert run_script() == 0
+    Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text(text)
     assert run_script() == 1
     assert f"plain: {measure}: " in capfd.readouterr().err
@@ -69,4 +75,54 @@ def test_a_limit_is_lowered_and_never_raised(run_script):
     Path("etl/one.py").unlink()
     Path("etl/two.py").unlink()
     run_script("--lower")
-    assert json.loads(limits.read_text())["tokens"] == 0
+    assert json.loads(limits.read_text())["product"] == 0
+
+
+@pytest.mark.parametrize("earlier", ["released", "last commit", "parent", "other parent"])
+def test_a_limit_above_an_earlier_one_is_refused(run_script, capfd, earlier):
+    limits = Path(".ci/plain.json")
+    low, high = ({**json.loads(limits.read_text()), "product": count} for count in (50, 60))
+    if earlier == "released":
+        Path(".ci/released.json").write_text(json.dumps(low))
+    commits = {
+        "released": (high, high, high),
+        "last commit": (high, high, low),
+        "parent": (low, high, high),
+        "other parent": (high, low, high),
+    }[earlier]
+    commit_limits(*commits)
+    limits.write_text(json.dumps(high))
+    assert run_script() == 1
+    assert "product: its limit of 60 is above the 50 of " in capfd.readouterr().err
+    limits.write_text(json.dumps(low))
+    assert run_script() == 0
+
+
+def test_a_history_that_is_cut_off_is_refused(run_script, capfd):
+    commit_limits(*[json.loads(Path(".ci/plain.json").read_text())] * 3)
+    run_git("clone", "-q", "--depth=1", f"file://{Path.cwd()}", "shallow")
+    Path(".git").rename("whole")
+    Path("shallow/.git").rename(".git")
+    assert run_script() == 1
+    assert "fetch the history" in capfd.readouterr().err
+
+
+def commit_limits(parent: dict[str, int], other: dict[str, int], last: dict[str, int]) -> None:
+    """Commits limits in a history of two parents and their merge."""
+    limits = Path(".ci/plain.json")
+    run_git("init", "-q", "-b", "main")
+    for name in ("name", "email"):
+        run_git("config", f"user.{name}", "test")
+    run_git("commit", "-q", "--allow-empty", "-m", "Start")
+    for branch, counts in (("one", parent), ("two", other)):
+        run_git("checkout", "-q", "-b", branch, "main")
+        limits.write_text(json.dumps(counts))
+        run_git("add", ".ci/plain.json")
+        run_git("commit", "-q", "-m", branch)
+    run_git("merge", "-q", "-s", "ours", "--no-commit", "one")
+    limits.write_text(json.dumps(last))
+    run_git("commit", "-q", "-a", "-m", "Merge")
+
+
+def run_git(*words: str) -> None:
+    subprocess.run(["git", *words], check=True)
