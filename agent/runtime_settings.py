@@ -51,21 +51,11 @@ class RuntimeSettings:
     limit_change_share: float = 0.05
     """Share of a memory limit by which it must change. Smaller changes come from other programs."""
 
-    # How runs share a host's cores.
-    starved_stall: float = 0.1
-    """A run with a stall above this asks for all the cores that it can get."""
-    calm_looks: int = 5
-    """Looks without a stall after which a run asks for no more cores than it needs."""
-    claimed_ratio: float = 1.25
-    """A run asks for this many times the cores that it uses."""
-    claim_step: float = 0.25
-    """Requests are rounded up to a multiple of this, because each change makes other runs plan again."""
-
     def __post_init__(self) -> None:
         check_numbers(
             self,
-            times={"overdue_ratio", "claimed_ratio"},
-            shares={"early_share", "as_good_share", "limit_change_share", "starved_stall"},
+            times={"overdue_ratio"},
+            shares={"early_share", "as_good_share", "limit_change_share"},
         )
 
 

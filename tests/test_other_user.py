@@ -17,7 +17,6 @@ from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.core_sharing import CoreClaims
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
@@ -83,10 +82,8 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         books.close()
         with (
             FileCache(place / "cache", 2**20, "t") as cache,
-            CoreClaims(place / "registry") as claims,
             PinKeeper("reader", print) as hold,
         ):
-            claims.share(2.0, None)
             cache.put("a", b"b")
             hold.take(table.uri, 0)
             assert len([p for p in place.rglob("*") if p.is_file()]) > 15

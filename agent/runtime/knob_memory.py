@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import (
     KnobContext,
@@ -16,7 +14,6 @@ from sluice.agent.runtime.settled_knobs import (
     RegistryEntry,
     machine_fingerprint,
 )
-from sluice.agent.runtime.unfinished_runs import UnfinishedRuns
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs
@@ -50,7 +47,7 @@ class Loading(Tunable, Protocol):
 class KnobMemory:
     """Finds a run's first knobs and keeps its best ones.
 
-    Call `start` before the run, use `sharing` and `observing` during the run, and call `finish` after it."""
+    Call `start` before the run, use `observing` during the run, and call `finish` after it."""
 
     def __init__(
         self,
@@ -65,7 +62,6 @@ class KnobMemory:
         self._loader = loader
         self._options = options
         self._say = say
-        self._ranks = ranks
         self._registry = (
             None if options.registry is None else Registry(options.registry or None, say=say)
         )
@@ -75,12 +71,6 @@ class KnobMemory:
             row_bytes=loader.row_bytes,
             schema=" ".join([loader.layout, *loader.knobs.workers]),
         )
-        self._unfinished = (
-            None
-            if self._registry is None
-            else UnfinishedRuns(self._registry.local_folder / "running", self.context.name, say=say)
-        )
-        self._killed: Knobs | None = None
         self._best = BestChoice()
         self.learned: Mapping[str, Any] | None = None
         """What the policy of an earlier run had learned about these stages. None: nothing."""
@@ -107,38 +97,7 @@ class KnobMemory:
             if knobs_file.is_file_name(knobs)
             else loader.knobs.parse(knobs)
         )
-        # A run that was killed just now counts more than one that an earlier run has recorded in the registry.
-        self._killed = None if self._unfinished is None else self._unfinished.killed()
-        if self._killed is None and self.learned is not None and "killed" in self.learned:
-            self._killed = Knobs.from_dict(self.learned["killed"])
-        elif self._killed is not None:
-            self._say(
-                f"an earlier run was killed with these knobs, so this one stays half-way to them: {self._killed}"
-            )
-        self.learned = self.with_kill(self.learned)
         return known is not None
-
-    def with_kill(self, learned: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Returns what was learned, with the knobs at which an earlier run was killed if one was."""
-        if self._killed is None:
-            return learned
-        nothing_learned = {"other_cpu_s": 0.0, "services": {}, "settled": False}
-        return {**(learned or nothing_learned), "killed": self._killed.to_dict()}
-
-    @contextmanager
-    def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """Yields the tunable with the cores that other runs of the same registry leave free.
-
-        If this run is killed meanwhile, the next run finds its knobs."""
-        if self._registry is None:
-            yield tunable
-            return
-        assert self._unfinished is not None, "there is a registry"
-        with (
-            CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims,
-            self._unfinished.running(self._loader.knobs),
-        ):
-            yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
     def observing(
         self, other: Callable[[dict[str, Any]], None]
@@ -147,8 +106,6 @@ class KnobMemory:
 
         def note_and_pass_on(line: dict[str, Any]) -> None:
             self._best.observe(line)
-            if self._unfinished is not None and line.get("kind") == "decision":
-                self._unfinished.note(Knobs.from_dict(line["after"]))
             other(line)
 
         return note_and_pass_on
@@ -188,7 +145,7 @@ class KnobMemory:
                     knobs=knobs,
                     rows_per_s=rows_per_s,
                     stages=stages,
-                    learned=self.with_kill(learned),
+                    learned=learned,
                 )
             )
         if self._options.save_knobs:

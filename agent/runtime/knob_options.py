@@ -34,9 +34,8 @@ class KnobOptions:
     )
     registry: str | None = setting(
         None,
-        "start where an earlier run on such a machine and schema settled, keep where "
-        "this one does, and share the cores with runs that name the same place (without a "
-        "value: in the user's cache)",
+        "start where an earlier run on such a machine and schema settled, and keep where "
+        "this one does (without a value: in the user's cache)",
         metavar="FOLDER|URI",
         bare="",
     )

@@ -15,7 +15,6 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from sluice.common.number_checks import is_number
@@ -126,11 +125,6 @@ class Registry:
         self.place = str(cache_folder() / "registry" if place is None else place)
         self._say = say
         self._most = most
-
-    @property
-    def local_folder(self) -> Path:
-        """A folder on this host: the registry itself, or the default folder if the registry is a URI."""
-        return cache_folder() / "registry" if "://" in self.place else Path(self.place)
 
     def recall(self, context: KnobContext, limits: Limits) -> RegistryEntry | None:
         """Returns the entry for this context, with knobs within `limits`. None if the machine is unknown.

@@ -133,11 +133,9 @@ def tuned(
         earlier = knob_memory.learned
     elif agent["schema"] != origin["schema"]:
         earlier = {**earlier, "settled": False}  # its final knobs were for another schema
-    earlier = knob_memory.with_kill(earlier)
     with (
-        knob_memory.sharing(loading) as tunable,
         Controller(
-            tunable,
+            loading,
             policy,
             record=knob_memory.observing(record),
             observe=knob_memory.observing(observe),

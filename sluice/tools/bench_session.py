@@ -154,10 +154,9 @@ class BenchSession:
         self._view = View()
         stack.callback(self._view.close)
         peak = stack.enter_context(Peak(loader.memory_used))
-        tuned = stack.enter_context(self._knob_memory.sharing(loader))
         controller = stack.enter_context(
             Controller(
-                tuned,
+                loader,
                 self._policy,
                 record=self._knob_memory.observing(self._record),
                 observe=self._knob_memory.observing(self._observe),

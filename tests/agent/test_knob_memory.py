@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import pytest
-
-from sluice.agent.policies import make as policy
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
@@ -137,67 +131,8 @@ def test_knobs_that_were_given_are_distinguished_from_defaults():
     assert make(KnobOptions, said) == KnobOptions(registry="", knobs="read=2")
 
 
-def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):
-    def kept(registry):
-        return KnobMemory(_loader(), KnobOptions(registry=registry), say=print)
-
-    one, other, apart = kept(str(tmp_path)), kept(str(tmp_path)), kept(None)
-    with (
-        one.sharing(_loader()) as first,
-        other.sharing(_loader()) as second,
-        apart.sharing(_loader()) as third,
-    ):
-        assert [t.snapshot().cpu_quota for t in (first, second, third)] == [1.0, 1.0, 2.0]
-
-
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():
     alone, shared = (
         KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).context for n in (1, 2)
     )
     assert shared.machine == f"{alone.machine}, shared by 2 ranks"
-
-
-_KILLED = """
-import os, signal, sys
-from tests.agent.test_knob_memory import KnobMemory, KnobOptions, Knobs, _loader
-loader = _loader()
-kept = KnobMemory(loader, KnobOptions(registry=sys.argv[1]), say=print)
-kept.start()
-with kept.sharing(loader):
-    kept.observing(lambda line: None)({"kind": "decision", "after": Knobs(workers={"read": 40, "online": 1}).to_dict()})
-    if sys.argv[2] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise SystemExit("an error of its own")
-"""
-
-
-def _begun(folder):
-    loader, said = _loader(), []
-    kept = KnobMemory(loader, KnobOptions(registry=str(folder)), say=said.append)
-    kept.start()
-    return loader, kept, said
-
-
-@pytest.mark.parametrize("how", ["kill", "fail"])
-def test_with_which_knobs_a_run_was_killed_is_known_to_those_after_it(tmp_path, how):
-    ended = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(tmp_path), how], check=False, capture_output=True
-    )
-    assert ended.returncode == (-9 if how == "kill" else 1), ended.stderr
-    loader, kept, said = _begun(tmp_path)
-    if how == "fail":  # it ended by itself
-        assert (kept.learned, said) == (None, [])
-        return
-    assert "killed" in said[0]
-    planner = policy("planner")
-    state = planner.recall(planner.initial(loader.limits, loader.knobs), kept.learned)
-    assert state.limits.workers == {"read": (1, 6), "online": (1, 64)}
-    with kept.sharing(loader):
-        assert _begun(tmp_path)[1].learned is None, "that run lives, and nobody else was killed"
-    loader.advance(2.0)
-    kept.finish(policy="planner", record=None, learned=planner.learned(state))
-    _, again, _ = _begun(tmp_path)  # from the registry, which keeps it
-    assert (
-        planner.recall(planner.initial(loader.limits, loader.knobs), again.learned).limits
-        == state.limits
-    )

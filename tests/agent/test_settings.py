@@ -42,7 +42,7 @@ def test_a_number_that_cannot_be_is_refused_by_name(setting, bound):
     ("setting", "bound"),
     [
         ({"early_share": 1.2}, "from 0 to 1"),
-        ({"claimed_ratio": 0.9}, "at least 1"),
+        ({"overdue_ratio": 0.9}, "at least 1"),
         ({"window_looks": 2.5}, "whole number"),
     ],
 )

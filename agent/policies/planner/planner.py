@@ -32,7 +32,7 @@ from sluice.agent.costs import stage_layouts
 from sluice.agent.costs.forecast import Forecast, Ranges, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
 from sluice.agent.costs.remote_work import at_work
-from sluice.agent.costs.stage_cost import StageCost, between
+from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
     change,
@@ -85,14 +85,7 @@ class Planner(Policy):
         }
 
     def recall(self, state: PlannerState, learned: Mapping[str, Any]) -> PlannerState:
-        """Returns a state with what was learned before. If an earlier run was killed with many workers, this run has at
-        most the geometric mean of one and that number."""
-        killed = learned["killed"]["workers"] if "killed" in learned else {}
-        workers = {}
-        for name, (low, high) in state.limits.workers.items():
-            most = between(1, killed[name]) if killed.get(name, 1) > 1 else high
-            workers[name] = (low, max(low, min(high, most)))
-        limits = replace(state.limits, workers=workers)
+        """Returns a state with what was learned before."""
         known = {
             name: StageCost.from_dict(name, values, self.settings)
             for name, values in learned["services"].items()
@@ -100,8 +93,6 @@ class Planner(Policy):
         }
         return replace(
             state,
-            limits=limits,
-            knobs=limits.clamp(state.knobs),
             services={**state.services, **known},
             other_cpu=learned["other_cpu_s"],
             average_rows_per_s=1.0,  # so that other_cpu_s comes out as it was learned
