@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.decode_limit import decode_rows_per_s
 from benchmarks.results import median_ratio
 from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
@@ -34,7 +35,6 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import Order, Read, WindowPart
-from sluice.tools.decode_limit import decode_rows_per_s
 
 Contender = Callable[[float], float]  # seconds → rows a second
 

@@ -1,4 +1,4 @@
-"""The commands `sluice bench`, `sluice headroom`, `sluice doctor` and `sluice guess`."""
+"""The commands `sluice bench`, `sluice doctor` and `sluice guess`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any, NoReturn
 
 from sluice.common.program import command_of, run
 
-COMMANDS = ("bench", "doctor", "guess", "headroom")
+COMMANDS = ("bench", "doctor", "guess")
 USAGE = """\
 usage: sluice COMMAND …
 
 commands:
-  bench TABLE      load a feature table as a trainer would, and say how fast
-  headroom TABLE   would faster loading help, and where?
+  bench TABLE      load a feature table as a trainer would, say how fast, and what would help
   doctor [TABLE]   is this machine, and this table, fit for loading?
   guess FILES      write a spec for plain Parquet, to edit
 
@@ -35,10 +34,6 @@ def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
         from sluice.tools import doctor
 
         return doctor.main
-    if name == "headroom":
-        from sluice.tools import headroom_cli
-
-        return headroom_cli.main
     from sluice.tools import bench
 
     return bench.main

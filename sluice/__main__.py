@@ -35,11 +35,6 @@ VERBS = {
         "load a table as a trainer would, and say how fast",
     ),
     "worker": ("sluice.ingest.remote.worker", None, "read row groups for loaders on other hosts"),
-    "headroom": (
-        "sluice.ingest.__main__",
-        "headroom",
-        "say whether faster loading would help, and where",
-    ),
     "guess": (
         "sluice.ingest.__main__",
         "guess",

@@ -52,7 +52,6 @@ PROGRAMS = {
     "sluice.etl.__main__",
     "sluice.ingest.__main__",
     "sluice.tools.bench",
-    "sluice.tools.headroom_cli",
     "sluice.ingest.remote.worker",
     "sluice.agent.__main__",
     "sluice.agent.evaluate.simulated",

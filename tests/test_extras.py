@@ -243,7 +243,7 @@ except ValueError as error:
 else:
     raise AssertionError("petastorm was not missed")
 absent("petastorm", "deltalake", "torchrec", "safetensors", "optuna", "pandas", "rich")
-helps("bench", "headroom", "explain", "report", "synth", "plan")
+helps("bench", "explain", "report", "synth", "plan")
 refused("table", "show", "nowhere")
 refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
 refused("serve", "serve", "nowhere", "--port", "0")

@@ -1,1 +1,1 @@
-"""Programs that combine packages: bench, headroom, doctor, guess, and the steps after a job's commit."""
+"""Programs that combine packages: bench, doctor, guess, and the steps after a job's commit."""

@@ -1,4 +1,4 @@
-"""Measures how fast a table can be loaded here, against how fast it can be decoded: `sluice bench TABLE`."""
+"""Measures how fast a table can be loaded here, and says what would help: `sluice bench TABLE`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sluice.common.program import say
 from sluice.common.settings import parse
 from sluice.tools.bench_options import BenchOptions
 
-_DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and the rate at which its reader decodes (the
-limit). A terminal shows the run while it lasts. The last line of the output is one JSON object."""
+_DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and what would raise it. A terminal shows
+the run while it lasts. The last line of the output is one JSON object."""
 _EXAMPLES = """\
 examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20

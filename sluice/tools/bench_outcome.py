@@ -1,4 +1,4 @@
-"""The measurements of `sluice bench`: when batches came, the peak of memory, and the rate of the decoder alone."""
+"""The measurements of `sluice bench`: when batches came, and the peak of memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sluice.ingest.read.reader import RowGroupReader, RowGroupSource
-from sluice.tools.decode_limit import decode_rows_per_s
-
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 _LOOK_S = 0.05
 _LEAST_S = 0.5  # a rate of less is that of a few batches that lay ready
-_DECODE_S = 0.4
-_DECODE_THREADS = (1, 2, 4)
 
 
 @dataclass
@@ -74,21 +69,21 @@ def consume(
     """Takes batches for that many seconds from the first batch on, over as many epochs as needed. With `epochs` it
     takes exactly so many, and the wait for the first batch counts. `step` is the trainer's work for a batch."""
     end, began = float("inf"), clock()
-    found = BenchOutcome(began=None if epochs is None else began)
-    while epochs is None or len(found.order_hashes) < epochs:
+    outcome = BenchOutcome(began=None if epochs is None else began)
+    while epochs is None or len(outcome.order_hashes) < epochs:
         for batch in loader:
             now = clock()
-            found.waits.append(now - began)
-            if not found.marks and epochs is None:
+            outcome.waits.append(now - began)
+            if not outcome.marks and epochs is None:
                 end = now + seconds
-            found.marks.append((now, batch.rows))
+            outcome.marks.append((now, batch.rows))
             if batch.step == len(loader) - 1:
-                found.order_hashes.append(loader.order_hash)
-            if now >= end and len(found.marks) > 1:
-                return found
+                outcome.order_hashes.append(loader.order_hash)
+            if now >= end and len(outcome.marks) > 1:
+                return outcome
             step()
             began = clock()
-    return found
+    return outcome
 
 
 class Peak:
@@ -111,19 +106,3 @@ class Peak:
         self._stop.set()
         self._thread.join()
         self.bytes = max(self.bytes, self._memory_used())
-
-
-@dataclass
-class DecodeLimit:
-    """The best decoding rate so far. It tries a few numbers of threads in turn."""
-
-    source: RowGroupSource
-    groups: RowGroupReader
-    rows_per_s: float = 0.0
-    threads: int = 0
-
-    def measure(self) -> None:
-        for threads in _DECODE_THREADS:
-            rate = decode_rows_per_s(self.source, self.groups, threads, _DECODE_S)
-            if rate > self.rows_per_s:
-                self.rows_per_s, self.threads = rate, threads

@@ -25,16 +25,15 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest
 from sluice.ingest.options import function_of, table_named
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import ParquetFiles, located_of
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import reader_of, source_of
+from sluice.ingest.read.sources import reader_of
 from sluice.ingest.row_order import Order, Read
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
 from sluice.tools.bench_options import BenchOptions
-from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.tools.terminal import View
+from sluice.tools.bench_outcome import BenchOutcome, Peak, consume
+from sluice.tools.terminal import View, advice
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.transform import Function
@@ -149,8 +148,6 @@ class BenchSession:
         """Loads for the requested time and returns the figures."""
         loader, stack = self._loader, self._stack
         loader.pack()
-        limit = self._decode_limit()
-        limit.measure()
         self._view = View()
         stack.callback(self._view.close)
         peak = stack.enter_context(Peak(loader.memory_used))
@@ -164,23 +161,22 @@ class BenchSession:
                 learned=self._knob_memory.learned,
             )
         )
+        begun = loader.snapshot()
         with on_signal(loader.stacks), self._conditions.inject_faults(loader, self._record):
-            found = consume(loader, self._options.seconds, self._step, epochs=self._options.epochs)
+            measured = consume(
+                loader, self._options.seconds, self._step, epochs=self._options.epochs
+            )
         controller.stop()
-        # The peak is read before the decoder is measured alone, to which the limit does not apply.
-        peak_bytes = peak.bytes
         knobs = loader.knobs
+        self._advice = advice(begun, loader.snapshot(), knobs)
         record = None if self._run is None else partial(self._write, "event")
         self._knob_memory.finish(
             policy=self._policy.name, record=record, learned=controller.learned()
         )
         loader.close()
-        limit.measure()
         outcome = {
-            **_figures(found, self._options.epochs),
-            "decode_rows_per_s": round(limit.rows_per_s),
-            "decode_threads": limit.threads,
-            "peak_bytes": peak_bytes,
+            **_figures(measured, self._options.epochs),
+            "peak_bytes": peak.bytes,
             "decisions": controller.decisions,
             "opening": controller.opening,
             "knobs": knobs.to_dict(),
@@ -215,23 +211,10 @@ class BenchSession:
                 self._say(line)
             if report is not None:
                 self._say(f"report: {report}")
+        self._say(self._advice)
         if outcome["order_hash"] is None:
             self._say("no epoch was finished, so there is no order hash; give more --seconds")
         return outcome
-
-    def _decode_limit(self) -> DecodeLimit:
-        split, names = self._options.split, Columns.of(self._table.fields).names
-        made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
-        groups = RowGroupReader(
-            self._table.files_of(split),
-            made.sources if made else names,
-            self._before_read if self._latency_s else None,
-            self._conditions.files(),
-            made=made,
-            located=located_of(self._table),
-        )
-        self._stack.callback(groups.close)
-        return DecodeLimit(source_of(self._reader, groups), groups)
 
     def _before_read(self, _read: Read) -> None:
         time.sleep(self._latency_s)
@@ -265,22 +248,22 @@ class BenchSession:
             )
 
 
-def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
+def _figures(measured: BenchOutcome, epochs: int | None) -> dict[str, Any]:
     """Returns the consumer's measurements as figures, with the order hash of the first epoch. With `epochs`, it is that
     of the last."""
     of_epochs = (
         {}
         if epochs is None
-        else {"order_hash": found.order_hashes[-1], "order_hashes": found.order_hashes}
+        else {"order_hash": measured.order_hashes[-1], "order_hashes": measured.order_hashes}
     )
-    settled = _SETTLED if found.rows_per_s(_SETTLED) else 1.0
+    settled = _SETTLED if measured.rows_per_s(_SETTLED) else 1.0
     return {
-        "rows_per_s": round(found.rows_per_s()),
-        "rows_per_s_settled": round(found.rows_per_s(settled)),
-        "stall_fraction": round(found.stall_fraction(), 4),
-        "stall_fraction_settled": round(found.stall_fraction(settled), 4),
-        "first_batch_s": round(found.waits[0], 3),
-        "order_hash": found.order_hash,
-        "rows": found.rows,
+        "rows_per_s": round(measured.rows_per_s()),
+        "rows_per_s_settled": round(measured.rows_per_s(settled)),
+        "stall_fraction": round(measured.stall_fraction(), 4),
+        "stall_fraction_settled": round(measured.stall_fraction(settled), 4),
+        "first_batch_s": round(measured.waits[0], 3),
+        "order_hash": measured.order_hash,
+        "rows": measured.rows,
         **of_epochs,
     }

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Any, TextIO
 
 from sluice.agent.report.format import count, line, moves, percent, seconds
-from sluice.ingest.knobs import format_bytes
+from sluice.ingest.knobs import Knobs, format_bytes
 from sluice.ingest.stats import Snapshot
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -20,6 +20,8 @@ _FIGURE = 11  # characters of a figure before its bar
 _NARROWEST, _WIDEST = 8, 60  # characters of a bar
 _TAIL = 28  # characters after a bar
 _OFF_SCALE = 3.0  # times the highest rate: a possible rate above that is not shown
+_NOISE = 0.02  # share of waiting that nobody needs to mend
+_NO_STEP = 100.0  # times the rows without waiting, from which on there is no trainer to speak of
 
 
 def rows(
@@ -64,6 +66,32 @@ def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
     taken = after.rows - before.rows
     compute_s = after.consumer_compute_s - before.consumer_compute_s
     return taken / max(after.at - before.at, 1e-9), taken / max(compute_s, 1e-9)
+
+
+def advice(before: Snapshot, after: Snapshot, knobs: Knobs) -> str:
+    """Says how much a faster loader would bring at most, and which stage to help."""
+    stall = _stall(before, after)
+    if stall < _NOISE:
+        return f"the trainer waited {percent(stall)} of its time: a faster loader brings nothing"
+    busy = dict[str, float]()
+    head = ""
+    for name, _, share in rows(before, after, knobs.fused):
+        head = head if name in knobs.fused else name
+        busy[head] = busy.get(head, 0.0) + share
+    slowest = max(busy, key=lambda name: busy[name])
+    rate, possible = rates(before, after)
+    gain = possible / max(rate, 1e-9)
+    most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
+    used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
+    what = (
+        f"try --tuning auto, or --knobs {slowest}={knobs.workers[slowest] + 1}"
+        if after.cpu_quota - used >= 1
+        else "only more cores or --workers on other hosts help"
+    )
+    return (
+        f"the trainer waited {percent(stall)} of its time{most}; the busiest stage is {slowest} "
+        f"({percent(busy[slowest])}), with {_cores(before, after)} cores in use: {what}"
+    )
 
 
 def _stall(before: Snapshot, after: Snapshot) -> float:

@@ -32,7 +32,6 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     assert ended(etl_main, "check", table) == 0
     short = ("--batch-size", 64, "--seconds", 0.05)
     assert ended(ingest_main, "bench", table, *short, "--run", tmp_path / "bench") == 0
-    assert ended(ingest_main, "headroom", table, *short, "--step-ms", 1) == 0
     assert ended(ingest_main, "doctor", table) in (0, 1)
     assert ended(plan.main, "--data", table) == 0
     assert (

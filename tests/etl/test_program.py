@@ -117,7 +117,6 @@ def refused(program, words, capsys) -> str:
     ("program", "words", "meant"),
     [
         ("ingest.__main__", "bench t --tunning auto", "tuning"),
-        ("ingest.__main__", "headroom t --secnods 2", "seconds"),
         ("ingest.__main__", "doctor --jsno", "json"),
         ("agent.__main__", "evaluate --polcy auto", "policy"),
         ("agent.__main__", "explain run --hlep", "help"),

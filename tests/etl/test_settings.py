@@ -164,7 +164,6 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
             "sluice.etl.job",
             "sluice.tools.bench",
             "sluice.tools.doctor",
-            "sluice.tools.headroom_cli",
             "sluice.dlrm.train",
             "sluice.dlrm.evaluate",
             "sluice.dlrm.serve",

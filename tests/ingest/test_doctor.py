@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.machine import Machine
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
-from sluice.tools import doctor_checks, headroom_cli
+from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
 from sluice.tools.doctor_checks import chunks_with_crc, has_crc
 from sluice.tools.guess_spec import guessed_spec
@@ -60,10 +61,7 @@ def parquet(path, *, checksums=True, **options):
 def test_all_well(tidy, table, capsys):
     code, result, text = said(capsys, table.uri)
     assert (code, result["problems"]) == (0, [])
-    assert (
-        min(result["machine"][name] for name in ("cores", "core_bytes_per_s", "memory_bytes_per_s"))
-        > 0
-    )
+    assert result["machine"]["cores"] > 0
     assert result["limits"]["memory"] > 2**28
     for line in ("✓ python", "✓ process workers", "✓ checksums", "✓ store", "✓ table"):
         assert line in text
@@ -136,8 +134,8 @@ class TestPlainFiles:
         code, _, text = said(capsys, self.written(tmp_path))
         assert code == 0
         assert_names(text, "✓ columns", "1 label", "1 dense", "1 sparse", "guess", "price become 0")
-        found = headroom_cli.main([str(tmp_path), "--batch-size", "80", "--seconds", "0.05"])
-        assert found["loading_rows_per_s"] > 0
+        found = ingest_main(f"bench {tmp_path} --batch-size 80 --seconds 0.05".split())
+        assert found["rows_per_s"] > 0
 
     def test_a_label_that_is_missing_stops_both(self, tidy, tmp_path, capsys):
         folder = self.written(tmp_path, label=pa.array([None] * 100 + [1] * 200))
@@ -146,7 +144,7 @@ class TestPlainFiles:
         (problem,) = result["problems"]
         assert_names(problem, "row group 0", "'label'", "100 empty")
         with raises(ColumnError, "row group 0", "'label'", "100 empty"):
-            headroom_cli.main([folder, "--batch-size", "80", "--seconds", "0.05"])
+            ingest_main(f"bench {folder} --batch-size 80 --seconds 0.05".split())
 
     def test_a_spec_of_ones_own_decides_what_is_loaded(self, tidy, tmp_path, capsys):
         (tmp_path / "data").mkdir()

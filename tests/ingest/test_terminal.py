@@ -16,6 +16,7 @@ import termios
 
 import pytest
 
+from sluice.ingest.knobs import Knobs
 from sluice.tools import terminal
 from sluice.tools.terminal import Attempt, Moment, View, draw, summary
 from tests.ingest.test_stats import snapshot, stage
@@ -106,6 +107,35 @@ def test_a_fused_stage_shares_the_time_of_the_workers_that_do_its_work():
 
     found = {name: busy for name, _, busy in terminal.rows(at(0), at(1), {"shuffle"})}
     assert found == pytest.approx({"read": 0.03, "shuffle": 0.01, "batch": 0.05})
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "used_s", "facts"),
+    [
+        (0.01, 1.0, ["1.0 %", "brings nothing"]),
+        (0.5, 1.0, ["50 %", "2 times the rows", "read (90 %)", "--knobs read=5"]),
+        (0.5, 1.5, ["read (90 %)", "1.5 of 2 cores", "--workers"]),
+    ],
+)
+def test_the_advice_names_the_gain_and_the_busiest_stage(wait_s, used_s, facts):
+    """Reading is busy for 30 %, and shuffling, which its workers do, for 60 % of their time."""
+    times = {"read": (0.3, 0.1), "shuffle": (0.6, 0.0), "batch": (0.8, 0.2)}
+
+    def at(share):
+        return snapshot(
+            at=share,
+            rows=int(100 * share),
+            consumer_wait_s=wait_s * share,
+            consumer_compute_s=(1 - wait_s) * share,
+            cpu_used_s=used_s * share,
+            stages=tuple(
+                stage(name, busy_s=share * busy, wait_input_s=share * waits, wait_output_s=0.0)
+                for name, (busy, waits) in times.items()
+            ),
+        )
+
+    knobs = Knobs(workers={"read": 4, "batch": 1}, fused={"shuffle"})
+    assert_names(terminal.advice(at(0), at(1), knobs), *facts)
 
 
 def test_what_is_unknown_has_no_line():
