@@ -24,7 +24,8 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
 from sluice.etl.apply.number_texts import NumberTexts
-from sluice.etl.apply.parse import WRONG, fits
+from sluice.etl.apply.parse import LONG_TEXT, WRONG, fits
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
@@ -113,14 +114,20 @@ class Decoder:
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON:
             _check_charset(content_type)
-            return self._json(body)
-        if kind == ARROW:
-            return self._arrow(body)
-        raise Refusal(
-            415,
-            f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
-            f"rows are, as curl does with -H 'content-type: {JSON}'",
-        )
+            rows = self._json(body)
+        elif kind == ARROW:
+            rows = self._arrow(body)
+        else:
+            raise Refusal(
+                415,
+                f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
+                f"rows are, as curl does with -H 'content-type: {JSON}'",
+            )
+        if len(body) > MOST_TEXT_BYTES:
+            for name, values in self.columns([rows]).items():
+                for row in rows_of_long_texts(values):
+                    raise Refusal(422, f"rows[{row}]: feature {name!r} is {LONG_TEXT}; shorten it")
+        return rows
 
     def read_all(self, requests: Sequence[tuple[str, bytes]]) -> list[RequestRows | Refusal]:
         """Reads requests, each given by its content type and body. Gives what `read` returns or raises for each."""
@@ -147,6 +154,8 @@ class Decoder:
         a line's end. So a body ends inside an object only if the whole is no JSON."""
         if not self._can_join or sum(map(len, bodies)) < self._together_bytes:
             return []
+        if max(map(len, bodies)) > MOST_TEXT_BYTES:
+            return []  # it may have a text that is too long
         text = b"\n".join(bodies)
         try:
             text.decode()

@@ -16,6 +16,7 @@ from sluice.etl.apply.lines import FIELDS, Delimited, merge_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.apply.number_texts import NumberTexts, find_false
 from sluice.etl.ops.base import as_number
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
@@ -31,6 +32,7 @@ WRONG = {
     "texts": "not a list of texts",
     "floats": "not a list of numbers of 64 bits",
 }
+LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
 ADDED_COLUMNS = ("_bad", "_file", "_from", "_at", *TIES)
@@ -85,7 +87,7 @@ class InputParser:
             parsed = self._parse_cells_of_bytes(batch)
         else:
             parsed = self._reject_marked(batch)
-        parsed = self._reject_bad_labels(self._parse_times(parsed))
+        parsed = self._reject_bad_labels(self._parse_times(_reject_long_texts(parsed)))
         parsed = self._reject_without_split(parsed)
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(
@@ -224,6 +226,16 @@ class InputParser:
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
                 parsed = _reject(parsed, good, f"{name}: {NO_TIME}")
         return parsed
+
+
+def _reject_long_texts(parsed: Parsed) -> Parsed:
+    for name in parsed.columns:
+        rows = rows_of_long_texts(parsed.columns[name])
+        if len(rows):
+            good = np.ones(parsed.rows, bool)
+            good[rows] = False
+            parsed = _reject(parsed, pa.array(good), f"{name}: {LONG_TEXT}")
+    return parsed
 
 
 def _reject(parsed: Parsed, good: pa.Array, reason: str | Callable[[int], str]) -> Parsed:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from sluice.etl import ops
 from sluice.etl.ops.base import as_one_column, id_kind
 from sluice.etl.ops.chain import make_labels
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -140,6 +141,11 @@ class Making:
     def __call__(self, arrays: Sequence[pa.Array]) -> pa.Array:
         """Makes the values of one piece. `arrays` has one array for each source."""
         recipe = self._recipe
+        if recipe.operators and any(len(rows_of_long_texts(array)) for array in arrays):
+            raise ColumnError(
+                f"column {recipe.name!r} has a text of more than {MOST_TEXT_BYTES:,} bytes. Shorten it in the data, or "
+                "leave out its row with on_error='quarantine'"
+            )
         if (
             self._hash is not None
             and can_hash(str(arrays[0].type))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
 import numpy as np
@@ -11,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.etl.ops import hashing
 from sluice.etl.ops.hash_table import Lookup
-from sluice.etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
+from sluice.etl.ops.hashing import (
+    MOST_TEXT_BYTES,
+    NULL,
+    hash_numbers,
+    hash_rows,
+    hash_texts,
+    rows_of_long_texts,
+)
 from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Hash
 from sluice.etl.ops.numeric import Clip, Fill, Log
 from tests.etl.slow_hashes import hashed
@@ -41,6 +50,41 @@ def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
         start
     )  # a slice begins anywhere
     assert hash_texts(column, salt).tolist() == [hashed(t, salt) for t in texts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hashes_of_few_long_texts_among_many_short_ones_are_as_documented(seed):
+    chance = random.Random(seed)
+    longest = [chance.choice([0, 7, 9, 200, 70_000]) for _ in range(4)]
+    texts = [
+        chance.choice(["x", "é", "z1"])
+        * chance.randrange(1 + chance.choice(longest[: 1 + n // 60]))
+        for n in range(chance.choice([1, 63, 64, 65, 240]))
+    ]
+    assert hash_texts(pa.array(texts), seed).tolist() == [hashed(t, seed) for t in texts]
+
+
+@pytest.mark.parametrize("texts", [1, 63, 10_000])
+def test_the_steps_for_a_text_grow_with_its_bytes_and_not_with_the_longest_text(monkeypatch, texts):
+    steps, absorb = [], hashing._absorb
+    monkeypatch.setattr(
+        hashing, "_absorb", lambda *args: steps.append(len(args[0])) or absorb(*args)
+    )
+    hash_texts(pa.array(["a" * 12] * (texts - 1) + ["b" * 10**6]))
+    assert len(steps) <= 2
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.list_(pa.string()), "dictionary"]
+)
+def test_rows_of_long_texts_are_found_in_every_kind_of_column(kind):
+    texts = ["a", "b" * (MOST_TEXT_BYTES + 1), None, "c" * MOST_TEXT_BYTES, "é" * MOST_TEXT_BYTES]
+    lists = kind == pa.list_(pa.string())
+    values = pa.array([text and ["", text] for text in texts] if lists else texts)
+    column = values.dictionary_encode() if kind == "dictionary" else values.cast(kind)
+    assert rows_of_long_texts(column).tolist() == [1, 4]
+    assert rows_of_long_texts(column.slice(1, 3)).tolist() == [0]
+    assert rows_of_long_texts(column.slice(2, 2)).tolist() == []
 
 
 GOLDEN = [

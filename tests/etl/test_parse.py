@@ -56,6 +56,7 @@ BAD = [
     (b"2\t1\t1\tc", "label: neither 0 nor 1"),
     (b"-1\t1\t1\tc", "label: neither 0 nor 1"),
     (b"\t1\t1\tc", "label: missing"),
+    (b"1\t1\t1\t" + b"c" * (2**20 + 1), "C: a text of more than 1,048,576 bytes"),
     (b"x\t1\t1\tc", "label: not a whole number of 64 bits"),
 ]
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.jobs.job import Job
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
@@ -371,6 +372,32 @@ def test_rows_of_which_a_column_cannot_be_made_are_quarantined(tmp_path, reader)
         (1, 8, "column 'y' holds 7"),
         (1, 18, "column 'price' holds 0.5"),
     }
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_text_that_is_too_long_is_an_error_by_name_or_quarantined_with_its_row(
+    tmp_path, repeated
+):
+    """As a dictionary or not, which the first row group decides."""
+    texts = (
+        np.where(np.arange(ROWS) % 2, "a", "b").astype(object)
+        if repeated
+        else np.arange(ROWS).astype(str)
+    )
+    texts = [*texts[:45], "x" * (MOST_TEXT_BYTES + 1), *texts[46:]]
+    write(tmp_path, "a", y=np.arange(ROWS) % 2, ids=texts)
+    options = {"roles": {"label": "y", "sparse": ["ids"]}, "hash": {"ids": 100}}
+    source = ParquetFiles.open(tmp_path, **options)
+    with (
+        raises(ColumnError, "a.parquet", "row group 1", "ids", "1,048,576"),
+        BatchLoader(source, batch_size=16) as loader,
+    ):
+        list(loader)
+    errors = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
+    with BatchLoader(source, batch_size=16, errors=errors) as loader:
+        assert sum(int(batch.weight.sum()) for batch in loader) == ROWS - 1
+    [listed] = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
+    assert (listed["row_group"], listed["row"]) == (1, 13)
 
 
 def test_more_rows_than_may_be_quarantined_end_the_run(tmp_path):

@@ -158,3 +158,18 @@ def test_the_page_has_every_status_and_field(repo):
     assert {status for row in rows for status in row.split(", ")} == set(statuses)
     fields = Answer(probabilities=[], step=1, version=0).to_dict().keys() | {"rows", "fingerprint"}
     assert [name for name in fields if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_text_that_is_too_long_is_refused_by_name_and_other_requests_are_read(others):
+    decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=99, together_bytes=0)
+    long, longest = (
+        json.dumps({"rows": [{"C1": "a"}, {"C1": "é" * size}]}).encode()
+        for size in (2**19 + 1, 2**19)
+    )
+    refusal, answer, *more = decoder.read_all(
+        [(JSON, long), (JSON, longest)] + [(JSON, GOOD)] * others
+    )
+    assert refusal.status == 422
+    assert_names(str(refusal), "rows[1]", "C1", "1,048,576")
+    assert [rows.count for rows in (answer, *more)] == [2] * (1 + others)
