@@ -18,6 +18,7 @@ from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement
 from sluice.dlrm.sharding.traffic import StepTraffic, step_traffic
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes, nearest
+from sluice.ingest.row_order import rank_rows
 
 if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
@@ -89,7 +90,9 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     copied = sum(
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
     )
-    gradients = 4 * (whole.parameters + 3 * (config.batch_size // machine.ranks) * vectors) + copied
+    gradients = (
+        4 * (whole.parameters + 3 * rank_rows(config.batch_size, machine.ranks) * vectors) + copied
+    )
     held, read = placement.balance
     text = "\n".join(
         [

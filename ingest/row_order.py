@@ -170,6 +170,11 @@ class Order(NamedFields):
     """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
 
 
+def rank_rows(batch_size: int, ranks: int) -> int:
+    """Returns the rows of a batch that each rank gets."""
+    return batch_size // ranks
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowsPlan:
     """The order of rows for one table version, by the rules of this module's docstring."""
@@ -301,13 +306,9 @@ class RowsPlan:
             reader=rank // parts,
             readers=ranks // parts,
             part=rank % parts,
-            rows=self.rank_rows(ranks),
+            rows=rank_rows(self.batch_size, ranks),
             parts=parts,
         )
-
-    def rank_rows(self, ranks: int) -> int:
-        """Returns the rows of a batch that each rank gets."""
-        return self.batch_size // ranks
 
     def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
         """Returns the streams that a rank reads."""

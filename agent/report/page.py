@@ -20,8 +20,9 @@ from sluice.agent.report.narrative import (
     sentences,
     settled_period,
 )
-from sluice.agent.report.run_folder import Run, replace_text
+from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import TONES, verdict
+from sluice.common.whole_file import replace_file
 from sluice.ingest.knobs import format_bytes
 
 _TEMPLATE, _STYLE, _SCRIPT = (
@@ -46,7 +47,7 @@ def write(run_path: str | os.PathLike[str]) -> Path:
     """Writes `report.html` in the run folder from the present content. Returns its path."""
     run = Run.read(run_path)
     path = run.path / "report.html"
-    replace_text(path, page(run))
+    replace_file(path, page(run))
     return path
 
 

@@ -17,7 +17,6 @@ import os
 import re
 import threading
 import time
-import uuid
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from typing import Any, TextIO
 
 from sluice.agent.report.format import seconds
 from sluice.common.errors import UsageError
+from sluice.common.whole_file import replace_file
 
 LOCK = "lock"
 FORMAT = 1
@@ -102,7 +102,7 @@ class RunFolder:
                 ),
                 default=0.0,
             )
-            replace_text(
+            replace_file(
                 path / "config.json",
                 json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n",
             )
@@ -318,17 +318,6 @@ def _append(file: FileIO, line: str) -> None:
     except OSError as error:
         os.ftruncate(file.fileno(), before)
         raise OSError(error.errno, error.strerror, str(file.name)) from None
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file completely or not at all. The draft has a random name, so it cannot be a planted link."""
-    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(new, "x", encoding="utf-8") as draft:
-            draft.write(text)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

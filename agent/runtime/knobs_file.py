@@ -6,12 +6,13 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 import tomllib
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sluice.common.whole_file import replace_file
 from sluice.ingest.knobs import (
     NAMES,
     SIZES,
@@ -44,37 +45,28 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
             *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items()),
         ]
     path = Path(path)
-    with _temporary_file(path) as temporary:
-        # Mode "x" never writes through a link that somebody has put there.
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-        temporary.replace(path)
+    with _naming_the_file(path):
+        replace_file(path, "\n".join(lines) + "\n")
     return path
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises KnobError if `save` would. Leaves no file behind."""
-    with _temporary_file(Path(path)) as temporary:
-        temporary.touch(exist_ok=False)
-        if Path(path).is_dir():
+    path = Path(path)
+    with _naming_the_file(path), tempfile.TemporaryFile(dir=path.parent):
+        if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 @contextlib.contextmanager
-def _temporary_file(path: Path) -> Iterator[Path]:
-    """Yields the path of a temporary file next to `path`, and removes the file afterwards.
-
-    An OSError meanwhile becomes a KnobError that names `path`."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def _naming_the_file(path: Path) -> Iterator[None]:
+    """Turns an OSError into a KnobError that names `path`."""
     try:
-        yield temporary
+        yield
     except OSError as error:
         raise KnobError(
             f"{path}: the knobs cannot be written: {error.strerror}; choose another file"
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:

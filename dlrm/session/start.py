@@ -185,11 +185,10 @@ def check(
         raise RunError(
             f"{start.run}: already holds a run; choose another folder, or go on with it by --resume"
         )
-    rows_read = config.batch_size // plan.share_of(0, config.ranks).readers
+    share = plan.share_of(0, config.ranks)
     say(planned.text)
-    say(
-        f"a rank reads {rows_read:,} rows a step and trains on {config.batch_size // config.ranks:,}"
-    )
+    rows_read = share.rows * share.parts
+    say(f"a rank reads {rows_read:,} rows a step and trains on {share.rows:,}")
     for line in (start.chosen, left_out(plan), planned_save(planned, local_ranks).text):
         if line:
             say(line)

@@ -18,6 +18,7 @@ from sluice.dlrm.liveness.rank_exit import Elsewhere, LostRanks, RankExit
 from sluice.dlrm.ranks import world
 from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training.signals import StopSignals
+from sluice.ingest.row_order import rank_rows
 
 
 def train(
@@ -31,7 +32,7 @@ def train(
     `start_on` returns another start, for a table that has changed meanwhile: on a version, or on the newest."""
     activity = Activity(most_s=start.config.stall_after)
     with (
-        world(start.config.batch_size // start.config.ranks) as ranks,
+        world(rank_rows(start.config.batch_size, start.config.ranks)) as ranks,
         StopSignals(ranks.store, ranks.rank) as signals,
         Heartbeat(
             ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
-from sluice.ingest.row_order import RankShare, RowsPlan
+from sluice.ingest.row_order import RankShare, RowsPlan, rank_rows
 from sluice.ingest.stage_spec import StageSpec
 from sluice.ingest.stages.batch import most_steps
 from sluice.ingest.stages.shuffle import chunk_steps
@@ -74,7 +74,7 @@ def footprint_of(
         plan.widest + together,
     )
     band = rows * len(plan.streams_of(rank, ranks))
-    a_rank = plan.rank_rows(ranks)
+    a_rank = rank_rows(plan.batch_size, ranks)
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
     series = steps * a_rank * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window, rank_rows
 from sluice.ingest.stages.bags import (
     BagError,
     Bags,
@@ -190,8 +190,8 @@ class Chunks:
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = chunk_steps(plan, ranks)
-        self._floats = (self.steps, len(columns.floats), plan.rank_rows(ranks))
-        self._ids = (self.steps, len(columns.scalars), plan.rank_rows(ranks))
+        self._floats = (self.steps, len(columns.floats), rank_rows(plan.batch_size, ranks))
+        self._ids = (self.steps, len(columns.scalars), rank_rows(plan.batch_size, ranks))
         self.strides = np.repeat(
             [4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
             [len(columns.floats), len(columns.scalars)],

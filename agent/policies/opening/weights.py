@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sluice.common.errors import UsageError
+from sluice.common.whole_file import replace_file
 from sluice.ingest.machine import cache_folder
 
 SHIPPED = Path(__file__).with_name("opening.safetensors")
@@ -74,12 +75,7 @@ def digest(*tensors: np.ndarray) -> str:
 
 def write(path: Path, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
     """Writes the file completely or not at all."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    unfinished = path.with_name(path.name + ".unfinished")
-    save_file(
-        {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()},
-        unfinished,
-        {"record": json.dumps(record)},
-    )
-    unfinished.replace(path)
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
+    replace_file(path, save(tensors, {"record": json.dumps(record)}))

@@ -1,0 +1,34 @@
+"""A file is replaced as a whole or not at all: `replace_file`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sluice.common.whole_file import replace_file
+
+
+def test_a_file_or_a_link_is_replaced_and_no_draft_stays(tmp_path):
+    kept, path = tmp_path / "kept", tmp_path / "config.json"
+    kept.write_text("mine")
+    path.symlink_to(kept)
+    replace_file(path, "new ½")
+    assert (path.read_text(), path.is_symlink(), kept.read_text()) == ("new ½", False, "mine")
+    replace_file(path, b"\xff")
+    assert path.read_bytes() == b"\xff"
+    assert sorted(tmp_path.iterdir()) == [path, kept]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_no_draft_does(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
