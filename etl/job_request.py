@@ -146,7 +146,12 @@ class JobRequest(JobInput, LearningOptions):
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         if self.explain:
-            return self._explained(job, engine, progress)
+            from sluice.etl.spark.explain import explain
+
+            lines, about = explain(job, engine)
+            for line in lines:
+                progress.say(line)
+            return about
         if engine == "spark":
             refuse_by_first_rows(job)
         with opened(engine, job.inputs, progress) as engine_for:
@@ -170,15 +175,3 @@ class JobRequest(JobInput, LearningOptions):
         ):
             progress.say(line)
         return {**dataclasses.asdict(result), **copied, "seconds": seconds}
-
-    def _explained(self, job: Job, engine: str, progress: JobProgress) -> dict[str, Any]:
-        from sluice.etl.estimate import estimate_job, last_spark_job, lines_of
-        from sluice.etl.spark.explain import explain
-
-        lines, about = explain(job, engine)
-        if engine == "local" and (found := estimate_job(job)) is not None:
-            lines += lines_of(found, last_spark_job(job))
-            about |= {"estimate": dataclasses.asdict(found)}
-        for line in lines:
-            progress.say(line)
-        return about

@@ -36,7 +36,6 @@ OPTIONAL = {
         paths=("etl/local", "etl/audit.py"),
         tests=(
             "tests/etl/local",
-            "tests/etl/test_estimate.py",
             "tests/etl/test_first_rows.py",
             "tests/e2e/test_feature_store.py",
             "tests/etl/test_audit.py",
@@ -51,7 +50,6 @@ OPTIONAL = {
         askers=(
             "etl/__main__.py",
             "etl/engines.py",
-            "etl/estimate.py",
             "tests/etl/jobs.py",
         ),
     ),

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
-OTHERWISE = {"job", "at", "files", "engine", "took"}
+OTHERWISE = {"job", "at", "files", "engine"}
 """What of a record says who wrote it, when and where."""
 
 
