@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
