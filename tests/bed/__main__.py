@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import venv
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,48 +40,66 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self._root, bin_folder = folder / "sources", folder / "environment/bin"
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
         for name in filter(None, tracked.stdout.decode().split("\0")):
             if os.path.lexists(ROOT / name):
                 (self._root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self._root / name, follow_symlinks=False)
         venv.create(bin_folder.parent, symlinks=True)
-        self._python = bin_folder / "python"
+        python = bin_folder / "python"
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         own = next(bin_folder.parent.glob("lib/*/site-packages"))
         (own / "bed.pth").write_text(f"{self._root}\n{packages}\n")
-        for program in Path(sys.executable).parent.iterdir():
+        for program in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
             text = program.read_bytes()
             if text.startswith(b"#!") and not (bin_folder / program.name).exists():
                 head, _, rest = text.partition(b"\n")
-                head = f"#!{self._python}".encode() if b"python" in head else head
+                head = f"#!{python}".encode() if b"python" in head else head
                 (bin_folder / program.name).write_bytes(head + b"\n" + rest)
                 (bin_folder / program.name).chmod(0o755)
+        self._report = folder / "failures.jsonl"
+        more = {"BED_FAILURES": str(self._report), "VIRTUAL_ENV": str(bin_folder.parent)}
+        self._server = subprocess.Popen(
+            [python, "-m", "tests.bed.failures"],
+            cwd=self._root,
+            env={**os.environ, **more},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def run(self, tests: Sequence[str]) -> Failures:
         """Returns the tests that fail. A test that hangs, or ends the process, is one of them."""
-        report = self._root.parent / "failures.jsonl"
-        report.write_text("")
-        command = [self._python, "-m", "pytest", "-p", "tests.bed.failures", "-p", "no:cacheprovider"]
-        command += ["-q", f"--timeout={_TEST_S}", "--continue-on-collection-errors", *tests]
-        environment = {**os.environ, "BED_FAILURES": str(report), "VIRTUAL_ENV": str(self._python.parents[1])}
-        process = subprocess.Popen(
-            command, cwd=self._root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            process.wait(_RUN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._report.write_text("")
+        options = ("-p", "no:cacheprovider", "-q", f"--timeout={_TEST_S}")
+        words = json.dumps([*options, "--continue-on-collection-errors", *tests])
+        assert self._server.stdin
+        assert self._server.stdout
+        print(words, file=self._server.stdin, flush=True)
+        process = int(self._server.stdout.readline())
+        killer = threading.Timer(_RUN_S, os.killpg, (process, signal.SIGKILL))
+        killer.start()
+        status = int(self._server.stdout.readline())
+        killer.cancel()
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # what a test has left
         failures: Failures = {}
         running = ""
-        for what, test, why in map(json.loads, report.read_text().splitlines()):
+        for what, test, why in map(json.loads, self._report.read_text().splitlines()):
             if what == "failed":
                 failures.setdefault(test, why)
             running = test if what == "running" else ""
         if running:
             failures.setdefault(running, "the process ended in this test")
+        if status > 1 and not failures:
+            failures["pytest"] = f"exit status {status}"
         return failures
+
+    def close(self) -> None:
+        self._server.terminate()
+        self._server.wait()
 
     def replace(self, file: str, old: str, new: str) -> None:
         path = self._root / file
@@ -93,6 +113,7 @@ class Bed:
 
     def __init__(self, out: Path) -> None:
         self._out, self._lock, self._local = out, threading.Lock(), threading.local()
+        self._copies: list[Copy] = []
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-bed-"))
         self.lines = read_lines([out]) if out.exists() else []
 
@@ -105,6 +126,7 @@ class Bed:
         """Plants a fault and notes what fails."""
         if not hasattr(self._local, "copy"):
             self._local.copy = Copy(Path(tempfile.mkdtemp(dir=self._folder)))
+            self._copies.append(self._local.copy)
         copy, began, found = self._local.copy, time.monotonic(), Failures()
         problem = fault.problem()
         if not problem:
@@ -118,18 +140,26 @@ class Bed:
             status = "equivalent"
         seconds = round(time.monotonic() - began, 1)
         line = {"fault": fault.name, "room": room, "effect": fault.effect, "status": status}
-        self._write({**line, "tests": found, "seconds": seconds, "text": problem or fault.equivalent})
+        self._write(
+            {**line, "tests": found, "seconds": seconds, "text": problem or fault.equivalent}
+        )
         print(f"{room}: {fault.name}: {status} ({len(found)} tests, {seconds:g} s)", flush=True)
 
     def _failing_without_fault(self, copy: Copy, tests: Sequence[str]) -> Failures:
         known = {line["clean"]: line["tests"] for line in self.lines if "clean" in line}
         for test in tests:
             if test not in known:
+                began = time.monotonic()
                 known[test] = copy.run([test])
-                self._write({"clean": test, "tests": known[test]})
+                if "pytest" in known[test]:
+                    raise RuntimeError(f"{test}: pytest ends with {known[test]['pytest']}")
+                seconds = round(time.monotonic() - began, 1)
+                self._write({"clean": test, "tests": known[test], "seconds": seconds})
         return {name: why for test in tests for name, why in known[test].items()}
 
     def close(self) -> None:
+        for copy in self._copies:
+            copy.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -141,7 +171,9 @@ def run(rooms: Sequence[str], out: Path, jobs: int, only: str) -> None:
     bed = Bed(out)
     done = {line["fault"] for line in bed.lines if "fault" in line}
     faults = [(fault, room) for room in rooms for fault in read_faults(room)]
-    chosen = [one for one in faults if only == one[0].name or (not only and one[0].name not in done)]
+    chosen = [
+        one for one in faults if only == one[0].name or (not only and one[0].name not in done)
+    ]
     try:
         with ThreadPoolExecutor(jobs) as threads:
             list(threads.map(lambda one: bed.judge(*one), chosen))
@@ -151,7 +183,9 @@ def run(rooms: Sequence[str], out: Path, jobs: int, only: str) -> None:
 
 def print_table(paths: Sequence[Path]) -> None:
     """Prints each fault with the tests that find it, the counts, and the tests that alone find a fault."""
-    lines = {line["fault"]: line for line in read_lines(paths) if "fault" in line}  # the last of a name
+    lines = {
+        line["fault"]: line for line in read_lines(paths) if "fault" in line
+    }  # the last of a name
     print("| room | fault | what a user would get | found by |\n|---|---|---|---|")
     for name, line in lines.items():
         tests = [f"`{test.removeprefix('tests/')}`" for test in line["tests"]]
@@ -159,12 +193,16 @@ def print_table(paths: Sequence[Path]) -> None:
         by = ", ".join(tests[:2]) + more or f"**{line['status']}** {line['text']}"
         print(f"| {line['room']} | {name} | {line['effect']} | {by} |")
     counts = Counter((line["room"], line["status"]) for line in lines.values())
-    print("\n| room | faults | found | not found | equivalent | does not apply |\n|---|---|---|---|---|---|")
+    print(
+        "\n| room | faults | found | not found | equivalent | does not apply |\n|---|---|---|---|---|---|"
+    )
     for room in (*ROOMS, "all"):
         some = Counter({s: n for (r, s), n in counts.items() if r == room})
         for (_, status), number in counts.items() if room == "all" else ():
             some[status] += number
-        columns = [some[status] for status in ("found", "not found", "equivalent", "does not apply")]
+        columns = [
+            some[status] for status in ("found", "not found", "equivalent", "does not apply")
+        ]
         print("|", " | ".join(map(str, (room, some.total(), *columns))), "|")
     alone = {name: [*line["tests"]] for name, line in lines.items() if len(line["tests"]) == 1}
     print(f"\n{len(alone)} faults are found by one test alone:\n")
