@@ -2,8 +2,6 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py tests/dlrm/test_petastorm*.py) tests/ingest/test_source.py
-# Two processes share the quick tests, a file at a time; tests/conftest.py says in which order.
-TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-petastorm test-adapters check docs bench bench-peers race dist clean
@@ -25,12 +23,14 @@ demo-cluster: setup  ## the same on a Spark cluster of a master and two workers,
 demo-schema: setup  ## a table gets new columns while 2 ranks train: with the agent, and frozen at the change, on one page
 	@$(PY) -m examples.demo.schema_change --out demo-schema-out
 
-test: setup  ## all tests, in four processes side by side
-	@$(PY) -m tests $(PYTEST_ARGS)
+# Many tests wait for what they started, so fewer processes would leave the two cores idle. tests/conftest.py says which
+# files a process takes.
+test: setup  ## all tests, in four processes that share one queue; those of PYTEST_ARGS in one process
+	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4)
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, two to three minutes: for the time between two edits
-	@$(PY) -m pytest $(TOGETHER) -m "not spark and not slow" $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 -m "not spark and not slow" $(PYTEST_ARGS)
 
 test-petastorm: setup  ## ours on Petastorm 0.12, then Petastorm's own on today's Arrow, Spark and TensorFlow: 15 minutes
 	@bash .ci/peers petastorm-0.12 compat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -14,10 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -42,8 +42,39 @@ _KEEP = {
 }
 _PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
-_DEAR = ("spark", "transformed", "hostile", "wheel")
-"""Fixtures of a whole run, each made once in a process; the one session of Spark is a mark, too."""
+_SHARED = re.compile(r"def \w+\([^)]*\b(spark|transformed|hostile|wheel)\b")
+"""A test's parameter that is dear to make, once in a process: the files that share it are one group."""
+_SESSIONS = 2
+"""The Spark files are two groups: one group would take longer than all other files together take on two cores."""
+_DEAREST = (
+    "tests/etl/local/test_engines.py",
+    "tests/etl/test_moments.py",
+    "tests/etl/test_large.py",
+    "tests/etl/test_serving.py",
+    "tests/etl/test_build.py",
+    "tests/etl/test_lines.py",
+    "tests/etl/test_lake_input.py",
+    "tests/etl/test_examples.py",
+    "tests/etl/test_training.py",
+    "tests/etl/test_number_limits.py",
+    "tests/etl/test_fuzz.py",
+    "tests/etl/test_log_as_it_comes.py",
+    "tests/etl/test_jobs.py",
+    "tests/dlrm/test_foreign_training.py",
+    "tests/dlrm/test_follow.py",
+    "tests/ingest/test_histories.py",
+    "tests/etl/test_guess_to_server.py",
+    "tests/dlrm/test_hosts.py",
+    "tests/frozen/test_frozen.py",
+    "tests/dlrm/test_ranks.py",
+    "tests/dlrm/test_elastic.py",
+    "tests/dlrm/serving/test_serve.py",
+    "tests/etl/test_job.py",
+    "tests/dlrm/test_guess_trains.py",
+    "tests/dlrm/serving/test_serving.py",
+)
+"""The files that need most of the processors' time, dearest first, as measured on 27 November 2026. Processes take
+them first, so that quick files fill up the end."""
 # A library's own helpers that live as long as the process: each says whose they are.
 _FOREIGN_THREADS = (
     "ThreadPoolExecutor-pyarrow",
@@ -60,7 +91,11 @@ _FOREIGN_FILES = ("pytest-of-", "hsperfdata", "torchinductor_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A temporary folder of this run's own: what another program leaves in the shared one is not this run's fault."""
+    """A temporary folder of this run's own: what another program leaves in the shared one is not this run's fault.
+
+    Interrupts work also where a shell began the run in the background, so that it would ignore them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_TEMPORARY] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="sluice-tests-")
     tempfile.tempdir = None
 
@@ -69,23 +104,50 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_TEMPORARY], ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)
+@functools.cache
+def _groups() -> dict[str, str]:
+    """Returns all files with tests in the order in which processes take them, each with its group's name."""
+    root = Path(__file__).parent.parent
+    texts = {
+        str(path.relative_to(root)): path.read_text()
+        for path in sorted((root / "tests").rglob("test_*.py"))
+    }
+    shared = {
+        name: match[1] if (match := _SHARED.search(text)) else name for name, text in texts.items()
+    }
+    ranks = {name: rank for rank, name in enumerate(_DEAREST)}
+    ordered = sorted(
+        texts,
+        key=lambda name: (
+            shared[name] != "spark",
+            ranks.get(name, len(ranks)),
+            "pytest.mark.slow" not in texts[name],
+        ),
+    )
+    return {
+        name: f"spark {number % _SESSIONS}" if shared[name] == "spark" else shared[name]
+        for number, name in enumerate(ordered)
+    }
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where processes share the tests, each takes a whole file, the long ones first: what is quick fills up the end.
-    Files that share what is dear to make go to one process."""
-    if not config.getoption("loadgroup", False):
-        return
-    used: dict[Path, set[str]] = defaultdict(set)
-    for item in items:
-        used[item.path].update(
-            getattr(item, "fixturenames", ()), (mark.name for mark in item.iter_markers())
-        )
-    items.sort(key=lambda item: ("spark" not in used[item.path], "slow" not in used[item.path]))
-    for item in items:
-        own = f"{item.path.parent.name}.{item.path.stem}"
-        item.add_marker(
-            pytest.mark.xdist_group(next((one for one in _DEAR if one in used[item.path]), own))
-        )
+    if hasattr(config, "workerinput"):  # one of several processes
+        order = {name: place for place, name in enumerate(_groups())}
+        items.sort(key=lambda item: order[item.nodeid.split("::")[0]])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Returns one queue of groups of files for all processes. (xdist's own groups need a private name of pytest that
+    pytest 9.2 no longer has.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _groups()[nodeid.split("::")[0]]
+
+    config.option.loadscopereorder = False  # keeps the order of `_groups`
+    return FileGroups(config, log)
 
 
 @pytest.fixture(autouse=True)
