@@ -62,7 +62,7 @@ fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader 
 
 .PHONY: policy
 policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
-	@$(PY) -m sluice teach --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
+	@$(PY) -m sluice.agent.lab.teach --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
 
 check: setup  ## style, types, and that no text or function became harder to read
 	@.venv/bin/ruff format --check --quiet . || { echo "make check: run .venv/bin/ruff format" >&2; exit 1; }

@@ -18,7 +18,9 @@ DESCRIPTION = re.sub(
 setup(
     long_description=DESCRIPTION,
     long_description_content_type="text/markdown",
-    packages=find_packages(include=["sluice", "sluice.*"], exclude=["sluice.benchmarks*"]),
-    package_data={"": ["*.html", "*.css", "*.js", "*.json", "*.safetensors", "scenarios/*.json"]},
+    packages=find_packages(
+        include=["sluice", "sluice.*"], exclude=["sluice.agent.lab*", "sluice.benchmarks*"]
+    ),
+    package_data={"": ["*.html", "*.css", "*.js", "*.json", "*.safetensors"]},
     include_package_data=False,  # only these: what else lies beside the modules stays in the repository
 )

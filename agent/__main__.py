@@ -1,5 +1,4 @@
-"""Shows runs (`sluice report`, `explain`), tries policies in the simulator (`sluice policies`,
-`simulate`) and trains them (`sluice teach`, `learn`)."""
+"""Shows runs (`sluice report`, `explain`), and trains the learned policy on them (`sluice learn`)."""
 
 from __future__ import annotations
 
@@ -8,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.agent.evaluate import simulated
-from sluice.agent.learn import train
 from sluice.common.program import command_of, run, say
 from sluice.common.settings import parse, setting
 
@@ -26,9 +23,6 @@ _USAGE = f"""usage: sluice COMMAND …
 commands:
   report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
-  policies   run every policy in every scenario of the simulator, and print a table of scores
-  simulate   run one policy through one scenario, and print each change
-  teach      train the learned policies in simulated pipelines
   learn      train the learned policy further with the results of your own runs
 
 `sluice COMMAND --help` lists a command's options.
@@ -119,9 +113,6 @@ def learn(argv: list[str]) -> Mapping[str, Any]:
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "report": report,
     "explain": explain,
-    "evaluate": simulated.main,
-    "simulate": simulated.simulate,
-    "train": train.main,
     "learn": learn,
 }
 

@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sluice.agent.evaluate.yardsticks import make_policy
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.rollout import reference, run, score
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import reference, run, score
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.lab.yardsticks import make_policy
 from sluice.common.errors import UsageError
 from sluice.common.program import run as program
 from sluice.common.program import say

@@ -19,6 +19,11 @@ VERBS = {
         "check",
         "verify a feature table's files, counts and checksums",
     ),
+    "audit": (
+        "sluice.etl.__main__",
+        "audit",
+        "show whether a feature holds a label or what came later",
+    ),
     "vacuum": (
         "sluice.etl.__main__",
         "vacuum",
@@ -54,18 +59,11 @@ VERBS = {
         "tell what a run tuned, why, and what came of it",
     ),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
-    "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
-    "teach": (
-        "sluice.agent.__main__",
-        "train",
-        "train the learned policies in simulated pipelines",
-    ),
     "learn": (
         "sluice.agent.__main__",
         "learn",
         "go on teaching the agent by what came of runs of your own",
     ),
-    "simulate": ("sluice.agent.__main__", "simulate", "follow one policy through one scenario"),
 }
 """Verb → the module that holds its program, the program's own first word if it has several, and what it does."""
 

@@ -33,11 +33,13 @@ class OptionalFolder:
 
 OPTIONAL = {
     "local ETL": OptionalFolder(
-        paths=("etl/local",),
+        paths=("etl/local", "etl/audit.py"),
         tests=(
             "tests/etl/local",
+            "tests/etl/test_estimate.py",
             "tests/etl/test_first_rows.py",
             "tests/e2e/test_feature_store.py",
+            "tests/etl/test_audit.py",
             "tests/etl/test_foreign_tables.py",
             "tests/etl/test_fuzz.py",
             "tests/etl/test_lake_input.py",
@@ -47,7 +49,9 @@ OPTIONAL = {
             "tests/fuzz",
         ),
         askers=(
+            "etl/__main__.py",
             "etl/engines.py",
+            "etl/estimate.py",
             "tests/etl/jobs.py",
         ),
     ),
@@ -56,7 +60,8 @@ OPTIONAL = {
         tests=("tests/benchmarks/rivals",),
         askers=(
             "agent/policies/__init__.py",
-            "agent/evaluate/simulated.py",
+            "agent/lab/policies.py",
+            "agent/lab/yardsticks.py",
             "benchmarks/tuning.py",
         ),
     ),

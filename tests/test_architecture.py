@@ -28,6 +28,7 @@ SHARED_WITH_AGENT = {
     "sluice.ingest.stats",
     "sluice.ingest.stage_spec",
     "sluice.ingest.row_order",
+    "sluice.ingest.row_costs",
     "sluice.ingest.machine",
 }
 CONTRACTS_OF_ETL = (
@@ -53,8 +54,9 @@ PROGRAMS = {
     "sluice.tools.bench",
     "sluice.ingest.remote.worker",
     "sluice.agent.__main__",
-    "sluice.agent.evaluate.simulated",
-    "sluice.agent.learn.train",
+    "sluice.agent.lab.policies",
+    "sluice.agent.lab.simulate",
+    "sluice.agent.lab.teach",
     "sluice.dlrm.train",
     "sluice.dlrm.evaluate",
     "sluice.dlrm.serve",

@@ -247,12 +247,12 @@ helps("bench", "explain", "report", "synth", "plan")
 refused("table", "show", "nowhere")
 refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
 refused("serve", "serve", "nowhere", "--port", "0")
-refused("tuning", "teach", "--lives", "300")
+refused("tuning", "learn", "run")
 code, out, err = called("bench", given[0], "--batch-size", "512", "--reader", "arrow", "--workers", "ray://127.0.0.1:1")
 assert code == 2 and err.strip().endswith('pip install "sluice-recsys[ray]"'), (out, err)
 code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
 assert code == 0 and '"tuning": "auto"' in out, (out, err)
-code, out, err = called("policies", "--policy", "even")
+code, out, err = called("bench", given[0], "--batch-size", "512", "--tuning", "even")
 assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
 """,
         f"{files}/*.parquet",
@@ -411,6 +411,6 @@ from sluice.agent import policies
 assert policies.names() == list(policies.PRODUCT)
 for name in policies.names():
     policies.make(name)
-helps("policies", "teach", "simulate")
+helps("learn")
 """,
     )

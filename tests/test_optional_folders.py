@@ -89,21 +89,21 @@ def bare(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
+        ("sluice.agent.lab.simulate --policy autotune", ["'autotune'", "installed package"]),
+        ("sluice.agent.lab.policies --live-only", ["benchmarks/rivals"]),
         (
-            f"etl --engine local --spec {ROOT}/features/criteo.toml --input i --output o",
+            f"sluice etl --engine local --spec {ROOT}/features/criteo.toml --input i --output o",
             ["--engine local", "spark-submit"],
         ),
-        ("serve run", ["`sluice serve`", "dlrm/serving"]),
-        ("worker --table t --token-file f", ["`sluice worker`", "ingest/remote"]),
-        ("simulate --policy autotune", ["'autotune'", "installed package"]),
-        ("policies --live-only", ["benchmarks/rivals"]),
+        ("sluice serve run", ["`sluice serve`", "dlrm/serving"]),
+        ("sluice worker --table t --token-file f", ["`sluice worker`", "ingest/remote"]),
     ],
 )
 def test_a_command_that_lacks_its_folder_names_it_in_one_line(bare, tmp_path, words, facts):
     # -S leaves out the hook of an editable install, which would find the folders that are missing in the copy.
     path = os.pathsep.join([str(bare), sysconfig.get_path("purelib")])
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "sluice", *words.split()],
+        [sys.executable, "-S", "-m", *words.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,

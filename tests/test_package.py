@@ -45,11 +45,24 @@ def test_the_wheel_installs_nothing_but_sluice(wheel):
         str(Path("sluice", p.relative_to(ROOT)))
         for room in ROOMS
         for p in (ROOT / room).rglob("*.py")
+        if not p.is_relative_to(ROOT / "agent" / "lab")
     }
     assert ours <= set(names)
+    assert not [name for name in names if name.startswith("sluice/agent/lab")]
     assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, (
         "what modules read lies beside them"
     )
+
+
+def test_nothing_in_the_wheel_imports_the_lab(wheel):
+    lab = re.compile(
+        rb"^\s*(from sluice\.agent\.lab\b|from sluice\.agent import lab|import sluice\.agent\.lab)",
+        re.M,
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        modules = [name for name in archive.namelist() if name.endswith(".py")]
+        assert [name for name in modules if lab.search(archive.read(name))] == []
+    assert lab.search((ROOT / "agent/lab/policies.py").read_bytes())
 
 
 def test_an_index_can_show_the_description(wheel):
@@ -158,7 +171,19 @@ PROGRAMS = {
     },
     "sluice": ["-m", "sluice"],
     "etl/job.py": ["etl/job.py"],
-    **{name: ["-m", name] for name in ("etl", "ingest", "agent", "dlrm.train", "examples.demo")},
+    **{
+        name: ["-m", name]
+        for name in (
+            "etl",
+            "ingest",
+            "agent",
+            "sluice.agent.lab.policies",
+            "sluice.agent.lab.simulate",
+            "sluice.agent.lab.teach",
+            "dlrm.train",
+            "examples.demo",
+        )
+    },
 }
 LARGE = ("numpy", "pyarrow", "numba", "torch", "torchrec", "pyspark", "petastorm", "pandas")
 

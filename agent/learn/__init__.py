@@ -1,1 +1,1 @@
-"""Teaches the learned policies. No run imports this folder."""
+"""Corrects the weights of the learned policy by the user's own runs. No run imports this folder."""

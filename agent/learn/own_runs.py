@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from sluice.agent.learn.episodes import OracleSettings
-from sluice.agent.learn.opening_judgement import mean_between
-from sluice.agent.learn.opening_teacher import STAGES, imitate, lesson
+from sluice.agent.learn.imitation import STAGES, OracleSettings, imitate, lesson, mean_between
 from sluice.agent.learn.student import Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES, Answers, Glimpse, Inputs, answer, observe
 from sluice.agent.policies.opening.record import OpeningRecord
@@ -40,11 +38,13 @@ def learn(
     say: Callable[[str], None],
 ) -> Mapping[str, Any]:
     """Trains the policy on these runs, and writes better weights. `command` is recorded in their file."""
+    import safetensors  # noqa: F401  fails now, not after the training
+
     found = in_use() if weights is None else weights
     if found is None:
         raise UsageError(
             "no weights to start from: this package has none; name a file with --weights, or make weights with "
-            "`sluice teach`"
+            "`python -m sluice.agent.lab.teach` in a checkout"
         )
     before, how = read(found, SHAPES)
     taught, apart = split_lessons(records(runs))

@@ -16,7 +16,6 @@ from sluice.ingest.knobs import KnobError, nearest
 
 if TYPE_CHECKING:
     from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
-    from sluice.agent.simulator.scenario import Scenario
     from sluice.agent.tunable import Policy
 
 _LEARNED = "sluice.agent.policies.opening.policy"
@@ -44,8 +43,8 @@ PRODUCT = {
 }
 """Each policy that may tune a training or a loop, and its class, which is imported when the policy is made."""
 MODES = tuple(PRODUCT)
-ORACLE, CEILING = YARDSTICKS = ("oracle", "intune-ceiling")
-"""Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
+CEILING = "intune-ceiling"
+"""A rival that only the simulator has, because it knows the true costs."""
 RIVALS = (
     "autotune",
     "cores",
@@ -55,22 +54,16 @@ RIVALS = (
 )
 """The policies of `benchmarks/rivals`, for the error message of a program without them."""
 _registered: dict[str, Callable[[], Policy]] = {}
-simulated: dict[str, Callable[[Scenario], Policy]] = {}
-"""Rivals that are made from the scenario if they run in the simulator."""
 
 
-def register(
-    rivals: Mapping[str, Callable[[], Policy]],
-    in_simulator: Mapping[str, Callable[[Scenario], Policy]],
-) -> None:
-    """Adds policies for `make`, and those that the simulator makes from a scenario."""
+def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
+    """Adds policies for `make`."""
     taken = sorted(PRODUCT.keys() & rivals.keys())
     if taken:
         raise ValueError(
             f"{', '.join(taken)}: the product has policies of these names; choose others"
         )
     _registered.update(rivals)
-    simulated.update(in_simulator)
 
 
 def names() -> list[str]:

@@ -28,8 +28,7 @@ class KnobOptions:
     )
     agent_weights: str = setting(
         "",
-        "the weights by which `auto` opens, in place of those in use; `sluice teach` and "
-        "`sluice learn` make some",
+        "the weights by which `auto` opens, in place of those in use; `sluice learn` makes some",
         metavar="FILE",
     )
     registry: str | None = setting(

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from sluice.agent.lab.simulator.oracle import ForesightOracle, OracleState
+from sluice.agent.lab.simulator.physics import TrueCosts
 from sluice.agent.policies import CEILING
-from sluice.agent.simulator.oracle import ForesightOracle, OracleState
-from sluice.agent.simulator.physics import TrueCosts
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.intune import FACTORS, STEPS, move
 from sluice.ingest.knobs import Knobs, Limits

@@ -1,5 +1,5 @@
 """The simulator item by item: every item is taken, worked on and passed on in order. It is slower than
-`sluice.agent.simulator.fluid` and has fewer approximations: the tests check the fluid mode against it."""
+`sluice.agent.lab.simulator.fluid` and has fewer approximations: the tests check the fluid mode against it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
+from sluice.agent.lab.simulator.base import CHUNK_S, SimulatedPipeline
+from sluice.agent.lab.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
 from sluice.ingest.knobs import Knobs, Limits
 
 

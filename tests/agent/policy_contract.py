@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sluice.agent.controller import Controller
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.policies import make
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.stats import Snapshot
 from tests.agent.fake import FakePipeline, FakeStage
 

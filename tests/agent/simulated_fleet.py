@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sluice.agent.simulator.base import CHUNK_S
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.scenario import Scenario
+from sluice.agent.lab.simulator.base import CHUNK_S
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.ingest.knobs import REMOTE, REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

@@ -14,6 +14,10 @@ import pytest
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import GIB, MIB, SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
 from sluice.agent.policies.opening.record import OpeningRecord
@@ -21,10 +25,6 @@ from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import GIB, MIB, SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import assert_names
 

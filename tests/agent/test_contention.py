@@ -9,13 +9,13 @@ import pytest
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.explain import why
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest.knobs import Knobs, Limits
 from tests.raises import assert_names
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from sluice.agent.evaluate import simulated
-from sluice.agent.evaluate.simulated import EvaluationTask, run_task, tasks
-from sluice.agent.evaluate.tables import Row, comparison, lead_over, missed, summary, table
+from sluice.agent.lab import policies as simulated
+from sluice.agent.lab import simulate
+from sluice.agent.lab.policies import EvaluationTask, run_task, tasks
+from sluice.agent.lab.simulator.physics import SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import Rollout, reference, run
+from sluice.agent.lab.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.lab.simulator.scenario_json import shipped
+from sluice.agent.lab.tables import Row, comparison, lead_over, missed, summary, table
 from sluice.agent.policies import make
-from sluice.agent.simulator.physics import SimMachine, SimStage
-from sluice.agent.simulator.rollout import Rollout, reference, run
-from sluice.agent.simulator.scenario import Scenario, ScenarioError
-from sluice.agent.simulator.scenario_json import shipped
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
 from tests.raises import raises
@@ -109,8 +110,7 @@ def test_two_processes_measure_what_one_measures(small, repo):
             [
                 sys.executable,
                 "-m",
-                "agent",
-                "evaluate",
+                "sluice.agent.lab.policies",
                 "--policy",
                 "planner",
                 "--policy",
@@ -150,7 +150,7 @@ def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_sam
         ran.append(governor)
         return run(*given, governor=governor, **named)
 
-    monkeypatch.setattr("sluice.agent.simulator.rollout.run", counted)
+    monkeypatch.setattr("sluice.agent.lab.simulator.rollout.run", counted)
     (found,) = run_task(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
     best = reference(scenario, seed=3)
     bare = run(scenario, make("fixed"), seed=3, governor=False)
@@ -170,8 +170,7 @@ def test_the_program_ends_with_one_line_of_json(small, repo):
         [
             sys.executable,
             "-m",
-            "agent",
-            "evaluate",
+            "sluice.agent.lab.policies",
             "--policy",
             "planner",
             "--policy",
@@ -197,7 +196,7 @@ def test_the_program_ends_with_one_line_of_json(small, repo):
 
 
 def test_simulate_prints_each_change(small, capsys):
-    found = simulated.simulate(["--policy", "planner", "--scenario", str(small)])
+    found = simulate.main(["--policy", "planner", "--scenario", str(small)])
     assert found["changes"] >= 1
     assert found["knobs"]["workers"]["transform"] > found["knobs"]["workers"]["read"]
     assert "transform" in capsys.readouterr().err

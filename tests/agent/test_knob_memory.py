@@ -11,8 +11,16 @@ from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import raises
 
 
+class FakeOperators:
+    def costs(self):
+        return [{"column": "I1", "operators": "log", "cpu_s": 1e-8}]
+
+    def others(self):
+        return []
+
+
 class FakeLoader(FakePipeline):
-    layout, row_bytes = "abc", 100
+    layout, row_bytes, stored_bytes, operators = "abc", 100, 50.0, FakeOperators()
 
 
 def _loader():
@@ -66,7 +74,9 @@ def _ended(tmp_path, **wanted):
     )
     known = kept.start()
     loader.advance(5.0)
-    kept.finish(policy="planner", learned={"services": {"read": 0}})
+    events = []
+    kept.finish(policy="planner", record=events.append, learned={"services": {"read": len(events)}})
+    assert [e["kind"] for e in events] == ["operators"]
     return loader, known, said
 
 

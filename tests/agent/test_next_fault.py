@@ -8,12 +8,12 @@ import random
 
 import pytest
 
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 
 SEEDS = range(8)
 FAULT_AT = 20

@@ -8,15 +8,17 @@ import shlex
 import numpy as np
 import pytest
 
-from sluice.agent.learn import curriculum, opening_teacher, train
-from sluice.agent.learn.curriculum import Curriculum, teach
-from sluice.agent.learn.episodes import Episodes, OracleSettings
-from sluice.agent.learn.opening_judgement import Course, OpeningTable
+from sluice.agent.lab import curriculum, opening_teacher
+from sluice.agent.lab import teach as teaching
+from sluice.agent.lab.curriculum import Curriculum, teach
+from sluice.agent.lab.episodes import Episodes, find_oracle_settings
+from sluice.agent.lab.opening_judgement import Course, OpeningTable
+from sluice.agent.lab.simulator.optimum import best_knobs
+from sluice.agent.lab.simulator.random_pipelines import pipeline
+from sluice.agent.learn.imitation import STAGES, imitate
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import Answers, NetworkPolicy, answer, observe, setting
 from sluice.agent.policies.opening.weights import WeightsError
-from sluice.agent.simulator.optimum import best_knobs
-from sluice.agent.simulator.random_pipelines import pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -66,10 +68,10 @@ def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_setti
 
 def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
     scenarios = [pipeline("training", n) for n in range(4)]
-    best = OracleSettings.of(scenarios, opening_teacher.STAGES)
+    best = find_oracle_settings(scenarios, STAGES)
     for b, scenario in enumerate(scenarios):
         knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
-        own = slice(opening_teacher.STAGES - len(scenario.stages), None)
+        own = slice(STAGES - len(scenario.stages), None)
         assert best.workers[b, own].tolist() == list(knobs.workers.values())
         assert [bool(p) for p in best.process[b, own]] == [
             knobs.backend[s.name] == "process" for s in scenario.stages
@@ -81,8 +83,8 @@ def test_imitation_comes_nearer_to_the_clairvoyant():
     looks = list(opening_teacher.lessons(None, range(60), seed=0))
     taught = {name: np.concatenate([look[name] for look in looks]) for name in looks[0]}
     student = Student.fresh(0)
-    first = opening_teacher.imitate(student, taught, 10, seed=0, number=0)
-    assert opening_teacher.imitate(student, taught, 60, seed=0, number=1) < first
+    first = imitate(student, taught, 10, seed=0, number=0)
+    assert imitate(student, taught, 60, seed=0, number=1) < first
 
 
 def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
@@ -92,7 +94,7 @@ def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
         opening_teacher, "pipeline", lambda split, number: pipeline(split, 3)
     )  # it has 28 cores
     scenarios = range(1)
-    units = OracleSettings.of([pipeline("training", 3)], opening_teacher.STAGES).rows_per_s
+    units = find_oracle_settings([pipeline("training", 3)], STAGES).rows_per_s
     student = Student.fresh(0)
     student.weights["stage.bias"].data[0] = -1.0
     before = opening_teacher.initial_gains(student.arrays(), scenarios, units, 0)[0]
@@ -155,14 +157,14 @@ def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypa
         "--folder",
         str(tmp_path),
     ]
-    found = train.main(command)
-    assert found["weights"] == str(tmp_path / "opening.safetensors")
+    result = teaching.main(command)
+    assert result["weights"] == str(tmp_path / "opening.safetensors")
     record = NetworkPolicy.load(tmp_path / "opening.safetensors").record
     assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
-    assert record["command"] == f"sluice teach {shlex.join(command)}"
+    assert record["command"] == f"python -m sluice.agent.lab.teach {shlex.join(command)}"
     assert record["date"][:2] == "20"
-    assert record["table"] == found["table"]
-    assert found["table"]["pipelines"] == 2
+    assert record["table"] == result["table"]
+    assert result["table"]["pipelines"] == 2
 
 
 def courses(*whole: float, killed: int = 0) -> tuple[Course, ...]:

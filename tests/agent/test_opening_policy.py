@@ -9,7 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from sluice.agent.learn.episodes import Episodes
+from sluice.agent.lab.episodes import Episodes
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
 from sluice.agent.policies.opening.policy import (
@@ -23,8 +25,6 @@ from sluice.agent.policies.opening.policy import (
     setting,
 )
 from sluice.agent.policies.opening.weights import WeightsError, write
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.ingest.knobs import Limits
 from tests.raises import assert_names, raises
 
@@ -211,7 +211,7 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
         NetworkPolicy.load(tmp_path / "b.safetensors")
     (tmp_path / "c.safetensors").write_bytes(b"nonsense" * 10)
     for name in ("c.safetensors", "absent"):
-        with raises(WeightsError, tmp_path / name, "sluice teach"):
+        with raises(WeightsError, tmp_path / name, "sluice learn"):
             NetworkPolicy.load(tmp_path / name)
 
 

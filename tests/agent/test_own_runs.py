@@ -9,6 +9,8 @@ import pytest
 
 from sluice.agent import policies
 from sluice.agent.__main__ import learn
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.learn import own_runs
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
@@ -22,8 +24,6 @@ from sluice.agent.policies.opening.policy import (
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.common.errors import UsageError
 from tests.raises import raises
 

@@ -15,12 +15,12 @@ from sluice.agent.costs import stage_layouts
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.lab.simulator.physics import SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario
+from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.changes import reshape
-from sluice.agent.simulator.physics import SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario
-from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.fake import FakePipeline, FakeStage
 
@@ -361,7 +361,7 @@ def test_a_store_that_slows_down_is_answered_within_three_seconds(factor):
 
 @pytest.mark.parametrize("scenario", shipped(), ids=lambda scenario: scenario.name)
 def test_no_scenario_exceeds_its_memory(scenario):
-    """`sluice policies --missed` judges how fast they get."""
+    """`python -m sluice.agent.lab.policies --missed` judges how fast they get."""
     outcome = run(scenario, make("planner"))
     assert not outcome.killed
     assert outcome.peak_memory <= 1

@@ -8,17 +8,17 @@ import pytest
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.random_pipelines import pipeline
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.planner import _undo
 from sluice.agent.policies.planner.state import WorkerCap
 from sluice.agent.policies.planner.trial_change import TrialChange
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
-from sluice.agent.simulator.random_pipelines import pipeline
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.stats import StageStats
 
 pytestmark = pytest.mark.slow

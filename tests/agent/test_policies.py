@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from sluice.agent import policies
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.policies import CEILING, PRODUCT, RIVALS, make, register
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import KnobError
 from tests.agent.policy_contract import PolicyContract
 from tests.raises import raises
@@ -63,4 +63,4 @@ def test_where_the_rivals_are_not_a_name_of_theirs_says_where_they_are(monkeypat
 
 def test_a_rival_does_not_take_the_name_of_a_product():
     with raises(ValueError, "planner", "the product"):
-        register({"planner": lambda: make("fixed")}, {})
+        register({"planner": lambda: make("fixed")})

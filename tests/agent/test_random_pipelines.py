@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sluice.agent.simulator.random_pipelines import FAMILIES, MECHANISMS, SPLITS, Draw, pipeline
+from sluice.agent.lab.simulator.random_pipelines import FAMILIES, MECHANISMS, SPLITS, Draw, pipeline
 from tests.raises import raises
 
 MIB = 2**20

@@ -9,10 +9,10 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.costs.remote_work import at_work
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.stats import Snapshot, StageStats
 from tests.agent.simulated_fleet import FleetPipeline, FleetTruth

@@ -9,11 +9,11 @@ import inspect
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.lab.simulator.rollout import Rollout, run
+from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.runtime_settings import RuntimeSettings
-from sluice.agent.simulator.rollout import Rollout, run
-from sluice.agent.simulator.scenario_json import shipped
 from tests.raises import raises
 
 POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}

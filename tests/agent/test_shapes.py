@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 from tests.raises import assert_names

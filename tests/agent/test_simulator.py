@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.optimum import best_knobs
-from sluice.agent.simulator.physics import (
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.optimum import best_knobs
+from sluice.agent.lab.simulator.physics import (
     Consumer,
     Load,
     MechanismError,
@@ -19,8 +19,8 @@ from sluice.agent.simulator.physics import (
     flow,
     steady,
 )
-from sluice.agent.simulator.random_pipelines import pipeline as drawn
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
@@ -146,7 +146,7 @@ def test_a_cap_and_a_cliff_hold():
 
 def test_the_published_falling_curve_is_in_the_scenario():
     """Best at 3 workers, 3.4 times slower at 8 (SPDL's demultiplexer)."""
-    from sluice.agent.simulator.scenario_json import SHIPPED, load
+    from sluice.agent.lab.simulator.scenario_json import SHIPPED, load
 
     scenario = load(SHIPPED / "02-falling-curve.json")
     rates = {

@@ -8,12 +8,12 @@ import pickle  # noqa: TID251  only to see that a scenario can travel to another
 
 import pytest
 
+from sluice.agent.lab.simulator.oracle import Oracle
+from sluice.agent.lab.simulator.random_pipelines import pipeline
+from sluice.agent.lab.simulator.rollout import end_score, metric, reference, run, score
+from sluice.agent.lab.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.lab.simulator.scenario_json import METRICS, load, parse, shipped
 from sluice.agent.policies.fixed import Fixed
-from sluice.agent.simulator.oracle import Oracle
-from sluice.agent.simulator.random_pipelines import pipeline
-from sluice.agent.simulator.rollout import end_score, metric, reference, run, score
-from sluice.agent.simulator.scenario import Scenario, ScenarioError
-from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

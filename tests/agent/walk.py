@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.fluid import Simulator
 
 
 def walk(policy, scenario, ticks, begin=lambda state: state):

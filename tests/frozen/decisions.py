@@ -9,8 +9,8 @@ from typing import Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.scenario_json import load
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.scenario_json import load
 from tests.agent.simulated_fleet import FleetPipeline, FleetTruth
 from tests.frozen.digest import digest, key_paths_by_kind
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.placement import with_placement
 from tests.etl.tables import section
 
 KEY = "number"
@@ -54,6 +55,7 @@ class Case:
     """The [[column]] entries, as the ETL applies all of them."""
     left: list[dict[str, Any]] = field(default_factory=list)
     """The same entries, of which some leave operators to the loader."""
+    placement: dict[str, list[str]] = field(default_factory=dict)
     transforms: list[dict[str, Any]] = field(default_factory=list)
     time: str | None = None
     """The input column that files hold as the text of a time."""
@@ -71,11 +73,12 @@ class Case:
 
     def loader(self) -> str:
         """The spec in which some operators are left to the loader, with transforms on top."""
-        return (
-            self.text(self.left)
-            + "\n"
-            + "\n".join(section("transform", **one) for one in self.transforms)
+        text = (
+            with_placement(self.text(self.left), self.placement)
+            if self.placement
+            else self.text(self.left)
         )
+        return text + "\n" + "\n".join(section("transform", **one) for one in self.transforms)
 
     def plain(self, columns: Sequence[str]) -> str:
         """The spec of these columns alone, by which a loader reads the file itself."""

@@ -3,7 +3,7 @@
     Glimpse ──observe──▶ Inputs ──answer──▶ Answers ──setting──▶ Setting ──▶ InitialSetting
 
 The code follows this order. Arrays are pipeline × stage, or have one value for each pipeline. A run has one pipeline;
-the teacher (`sluice.agent.learn.opening_teacher`) passes hundreds at once.
+the teacher (`sluice.agent.lab.opening_teacher`) passes hundreds at once.
 
 All stages share one network. Each stage receives the mean and the maximum of all stages, and the state of its
 neighbours. First a formula estimates each stage's workers. The network multiplies this plain estimate by a factor, so a

@@ -36,7 +36,7 @@ def in_use() -> Path | None:
 
 
 def read(
-    path: Path, shapes: Shapes, made_by: str = "sluice teach"
+    path: Path, shapes: Shapes, made_by: str = "sluice learn"
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors of these shapes, and the record. Raises WeightsError for any other content.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.contest import (
     Contest,

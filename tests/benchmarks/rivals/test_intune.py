@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.evaluate.yardsticks import make_policy
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario
+from sluice.agent.lab.yardsticks import make_policy
 from sluice.agent.policies.opening.weights import WeightsError
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario
 from sluice.benchmarks.rivals.intune import (
     DISCOUNT,
     FACTORS,

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.policies import make
-from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.rollout import run
-from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.benchmarks.rivals.autotune import climb, empty_chance, latency
 from sluice.benchmarks.rivals.plumber import solve
 from sluice.benchmarks.rivals.stopwatch import Stopwatch

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sluice.agent import policies
-from sluice.agent.evaluate import simulated
+from sluice.agent.lab import policies as simulated
 from sluice.agent.policies import PRODUCT, RIVALS, make
 from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import LiveError, Setup
@@ -39,7 +39,15 @@ def test_a_program_finds_them_from_anywhere(tmp_path, repo):
         "raise SystemExit('imported')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "sluice", "simulate", "--policy", "cores", "--scenario", "steady"],
+        [
+            sys.executable,
+            "-m",
+            "sluice.agent.lab.simulate",
+            "--policy",
+            "cores",
+            "--scenario",
+            "steady",
+        ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(repo)},
         capture_output=True,

@@ -1,1 +1,0 @@
-"""Compares policies with each other, in the simulator and on live pipelines."""

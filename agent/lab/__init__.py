@@ -1,0 +1,1 @@
+"""Simulates pipelines, teaches the learned policy there, and judges policies. A wheel does not contain this folder."""
