@@ -121,8 +121,8 @@ class ColumnTransforms:
             # The values are copied, because a function may write into them.
             found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty
             if f.name in self._bags:
-                found[lengths_name(f.name)] = arrays.get(
-                    lengths_name(f.name), np.zeros(rows, np.int32)
+                found[lengths_name(f.name)] = np.array(
+                    arrays.get(lengths_name(f.name), np.zeros(rows)), np.int32
                 )
         for call, function in self._calls:
             names = (of for name in call.columns for of in (name, lengths_name(name)))

@@ -123,11 +123,14 @@ def call_function(function: Callable[[Any], Any], columns: dict[str, Any]) -> An
     it replaced in the dict, as in `columns["price"] = columns["price"] / 2`."""
     got = dict(columns)
     given = function(columns)
-    return (
-        {name: value for name, value in columns.items() if value is not got.get(name)}
-        if given is None
-        else given
-    )
+    if given is None:
+        given = {name: value for name, value in columns.items() if value is not got.get(name)}
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        if np.ma.is_masked(value):
+            raise ValueError(
+                f"column {name!r} came back with masked values; fill them, as with .filled(0)"
+            )
+    return given
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class HistoryError(ColumnError):
 
 @dataclass(frozen=True, slots=True)
 class GroupRange:
-    """The smallest and the largest user of a row group, by its footer, and the smallest time."""
+    """The smallest and the largest user of a row group, by its footer, and the range of times."""
 
     at: tuple[int, int]
     """Its file, and its number there."""
@@ -50,8 +50,8 @@ class GroupRange:
     rows: int
     low: Any
     high: Any
-    first_time: tuple[bool, Any]
-    """Whether the smallest time is known, and the time. It decides only between row groups of one user alone."""
+    times: tuple[Any, ...]
+    """The smallest and the largest time, if they are known. They decide only between row groups of one user alone."""
 
     @classmethod
     def of(cls, at: tuple[int, int], where: str, group: Any, names: Sequence[str]) -> GroupRange:
@@ -69,13 +69,13 @@ class GroupRange:
                 f"{where}: the footer has no smallest and largest value of column {names[0]!r}. A history "
                 "needs them: write the file with statistics"
             )
-        first = (True, times.min_raw) if times and times.has_min_max else (False, 0)
-        return cls(at, where, group.num_rows, users.min, users.max, first)
+        ends = (times.min_raw, times.max_raw) if times and times.has_min_max else ()
+        return cls(at, where, group.num_rows, users.min, users.max, ends)
 
 
 def in_order(ranges: Iterable[GroupRange], history: History) -> list[GroupRange]:
     """Returns row groups in the order of their users. Raises HistoryError if users of two row groups overlap."""
-    ordered = sorted(ranges, key=lambda one: (one.low, one.high, one.first_time, one.at))
+    ordered = sorted(ranges, key=lambda one: (one.low, one.high, one.times, one.at))
     for before, here in pairwise(ordered):
         if before.high > here.low:
             raise HistoryError(

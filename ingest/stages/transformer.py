@@ -197,13 +197,15 @@ def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
 def _changed_bags(
     new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str
 ) -> Arrays:
-    """Returns the bags that came back with new lengths. Raises TransformError if ids and lengths do not fit."""
+    """Returns the bags that came back with new lengths. Raises TransformError if ids and lengths do not fit.
+
+    A function may also have written into the lengths that it got."""
     changed: Arrays = {}
-    for name in (name for name in new if name.endswith(_LENGTHS)):
+    for name in (name for name in arrays if name.endswith(_LENGTHS)):
         bag = name.removesuffix(_LENGTHS)
-        if bag not in bags or name not in arrays:
+        if bag not in bags:
             continue
-        lengths = np.asarray(new[name])
+        lengths = np.asarray(new.get(name, arrays[name]))
         ids = np.asarray(new.get(bag, arrays[bag]))
         if (
             lengths.shape != arrays[name].shape
@@ -214,6 +216,8 @@ def _changed_bags(
                 f"{where}: column {name!r} came back with {lengths.size} lengths that add up to "
                 f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids"
             )
+        if name not in new and ids.shape == arrays[bag].shape:
+            continue  # all is in its place, or is written there
         kind = arrays[bag].dtype
         if not _can_become(ids.dtype, kind):
             raise TransformError(

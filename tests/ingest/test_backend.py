@@ -12,6 +12,8 @@ from contextlib import suppress
 from random import Random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -309,6 +311,58 @@ def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
         "C1": before["C1"] + 1,
     }.items():
         assert (batch[name] == array).all(), name
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory):
+    """Files with a column of bags, `b`, and one of numbers, `x`."""
+    folder, chance = tmp_path_factory.mktemp("bags"), np.random.default_rng(0)
+    table = {
+        "label": chance.integers(0, 2, 2000),
+        "x": chance.random(2000, np.float32),
+        "b": [chance.integers(0, 99, size).tolist() for size in chance.integers(0, 5, 2000)],
+    }
+    pq.write_table(pa.table(table), folder / "a.parquet", row_group_size=500)
+    return {"table": folder, "roles": {"label": "label", "dense": ["x"], "id_list": ["b"]}}
+
+
+def loading_bags(bags, function, backend):
+    knobs = Knobs(backend={"mine": backend})
+    return loading(bags["table"], NAME + function, knobs, roles=bags["roles"])
+
+
+def test_bags_that_a_function_changes_are_the_same_in_both_back_ends(bags):
+    """In place, in the dict or in the result, with other lengths or with the same ones."""
+    found = {}
+    for backend in ("thread", "process"):
+        with loading_bags(bags, "edit_bags", backend) as loader:
+            found[backend] = [
+                (batch.values.tolist(), batch.lengths.tolist())
+                for _ in range(4)
+                for batch in loader
+            ]
+    assert len(found["thread"]) == 100
+    assert found["thread"] == found["process"]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "fewer lengths in place",
+        "negative length in place",
+        "more lengths",
+        "fewer ids",
+        "masked ids",
+        "masked numbers",
+    ],
+)
+def test_what_does_not_fit_is_refused_by_both_back_ends(bags, monkeypatch, backend, way):
+    monkeypatch.setenv("SLUICE_TEST_WAY", way)
+    with loading_bags(bags, "break_bags", backend) as loader:
+        facts = ["mine", "x" if "numbers" in way else "b"] + ["masked"] * ("masked" in way)
+        with raises(Exception, *facts):
+            list(loader)
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

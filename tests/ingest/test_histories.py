@@ -70,13 +70,13 @@ class Events:
             if self.user[other] == self.user[row] and self.time[other] < self.time[row]
         ][-last:]
 
-    def write(self, folder, groups, files):
-        """Writes row groups of these sizes, the last as long as the rest, to so many files."""
+    def write(self, folder, groups, files, names=range(99)):
+        """Writes row groups of these sizes, the last as long as the rest, to so many files. `names` numbers them."""
         table, start = self.table, 0
         folder.mkdir(exist_ok=True)
         cuts = np.array_split(np.arange(len(groups)), files)
         for number, cut in enumerate(cuts):
-            with pq.ParquetWriter(folder / f"part-{number}.parquet", table.schema) as writer:
+            with pq.ParquetWriter(folder / f"part-{names[number]}.parquet", table.schema) as writer:
                 for group in cut:
                     end = table.num_rows if group == len(groups) - 1 else start + groups[group]
                     writer.write_table(table.slice(start, end - start))
@@ -184,6 +184,22 @@ def rows_of(source, events, last=9, shift=0, **options):
     options = {"batch_size": 80, "history": history(last), "last": "pad"} | options
     with open_loader(source, epochs=2, **options) as loader:
         return [(check(events, last, loader, shift), loader.order_hash) for _ in range(2)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_events(), st.data())
+def test_sorted_files_may_have_any_names(folder, events, data):
+    """Also if events of one moment fill row groups."""
+    for old in folder.glob("*.parquet"):
+        old.unlink()
+    groups = [data.draw(st.integers(1, 4))] * -(-len(events.rows) // 4)
+    groups = groups[: -(-len(events.rows) // groups[0])]
+    names = data.draw(st.permutations(range(len(groups))))
+    source = ParquetFiles.open(events.write(folder, groups, len(groups), names), ROLES)
+    with open_loader(source, batch_size=1, history=history(200, ["row"])) as loader:
+        for batch in loader:
+            [row] = batch["row"].tolist()
+            assert sorted(batch["row_history"][0].tolist()) == events.histories(200)[row]
 
 
 def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, tmp_path):

@@ -319,3 +319,49 @@ def too_large(numbers):
 @takes_matrix
 def beyond_cardinality(ids):
     ids[5, 1] = 2**30
+
+
+def edit_bags(columns):
+    """Drops or changes ids of the bags `b`, in one of the ways in which a function may do it."""
+    lengths, ids = columns["b.lengths"], columns["b"]
+    chance = np.random.default_rng(int(ids.sum()))
+    keep = chance.random(len(ids)) < 0.5
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    fewer = np.bincount(rows[keep], minlength=len(lengths)).astype(np.int32)
+    way = chance.integers(8)
+    if way == 0:
+        lengths[:], columns["b"] = fewer, ids[keep]
+    elif way == 1:
+        lengths[:] = fewer
+        return {"b": ids[keep]}
+    elif way == 2:
+        return {"b": ids[keep], "b.lengths": fewer}
+    elif way == 3:
+        lengths[:], ids[:] = lengths[::-1].copy(), ids[::-1].copy()
+    elif way == 4:
+        columns["b.lengths"] = lengths[::-1].copy()
+    elif way == 5:
+        columns["b"] = ids[::-1]
+    elif way == 6:
+        lengths[:] = 0
+        return {"b": ids[:0], "b.lengths": lengths}
+    return None
+
+
+def break_bags(columns):
+    """Gives lengths that do not fit their ids, or values that are missing, by $SLUICE_TEST_WAY."""
+    lengths, ids = columns["b.lengths"], columns["b"]
+    match os.environ["SLUICE_TEST_WAY"]:
+        case "fewer lengths in place":
+            lengths[:] = 0
+        case "negative length in place":
+            lengths[0], lengths[1] = -1, lengths[1] + lengths[0] + 1
+        case "more lengths":
+            return {"b.lengths": lengths + 1}
+        case "fewer ids":
+            return {"b": ids[1:]}
+        case "masked ids":
+            return {"b": np.ma.masked_equal(ids, ids[0])}
+        case "masked numbers":
+            columns["x"] = np.ma.masked_less(columns["x"], 0.5)
+    return None
