@@ -1,8 +1,7 @@
 """Live set-ups in which tuning matters, small enough for two cores: `SETUPS`; `Session` runs one, `Turn` measures it.
 
 Their transforms and stores wait rather than compute where they can, so that the worth of a setting does not depend on
-how many cores there are. Each has a list of settings; the first five are those that a simulator may be calibrated on
-(`benchmarks.calibration`), the others are for it to predict.
+how many cores there are. Each has a list of settings, of which the best is found by measuring.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ BATCH_ROWS = 8192
 WINDOW_ROWS = 8192  # small, so that a few seconds hold many windows
 TABLE: dict[str, Any] = {"rows": 524_288, "row_group_rows": 8192, "splits": {"train": 1.0}}
 """The arguments with which `benchmarks.small_table.small_table` makes the table."""
-CALIBRATION = 5
 _MIB = 2**20
 _LOOKUP_S, _LIGHT_S, _HEAVY_S = 0.008, 0.004, 0.016
 _TRACK_S, _SEEK_S = 0.005, 0.008
@@ -46,8 +44,7 @@ class Setup:
     name: str
     about: str
     settings: tuple[str, ...]
-    """The settings as `Knobs.parse` reads them, added to one worker a stage. The first `CALIBRATION` are for
-    calibration."""
+    """The settings as `Knobs.parse` reads them, added to one worker a stage."""
     latency_s: float = 0.0
     """The time that the store waits before each row group."""
     transforms: tuple[str, ...] = ()

@@ -1,12 +1,11 @@
 """Times how programs start: `import sluice`, a tuned loader's first batch, and a training's first step.
 
-    python -m benchmarks.start TABLE [--rounds 5] [--beside CHECKOUT]
+    python -m benchmarks.start TABLE [--rounds 5] [--cold all]
 
 TABLE is a feature table, as `sluice etl` makes it. Each program is a fresh process. A phase ends when a known
 line is printed. Its figures are the seconds and the processor seconds since the program's start, as medians over the
-rounds. With `--beside`, each round also runs the programs of another checkout, in turns, with this interpreter. With
-`--cold all`, programs find nothing compiled: neither Python's byte code nor Numba's functions. With `--cold numba`,
-only Numba's functions are missing, as after an installation that compiles byte code.
+rounds. With `--cold all`, programs find nothing compiled: neither Python's byte code nor Numba's functions. With
+`--cold numba`, only Numba's functions are missing, as after an installation that compiles byte code.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def programs(data: Path, work: Path) -> dict[str, tuple[list[str], Mapping[str, 
 
 
 def timed(
-    arguments: Sequence[str], phases: Mapping[str, str], root: Path, cold: str | None, caches: Path
+    arguments: Sequence[str], phases: Mapping[str, str], cold: str | None, caches: Path
 ) -> dict[str, dict[str, float]]:
     """Runs a program until its last phase ends. Returns the seconds since its start, for each phase. `caches` is an
     empty folder for the compiled code that `cold` names."""
@@ -72,8 +71,8 @@ def timed(
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), **compiled},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **compiled},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -106,29 +105,23 @@ def main(argv: list[str]) -> dict[str, Any]:
     )
     parser.add_argument("table", type=Path, metavar="TABLE")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout's root")
     parser.add_argument("--cold", choices=("numba", "all"), help="what is not compiled yet")
     args = parser.parse_args(argv)
-    roots = {"this": ROOT} | ({"other": args.beside.resolve()} if args.beside else {})
-    seen: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    seen: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(args.rounds):
-        for name in list(roots) if number % 2 else list(roots)[::-1]:
-            with tempfile.TemporaryDirectory() as work:
-                for program, (words, phases) in programs(args.table.resolve(), Path(work)).items():
-                    caches = Path(work, f"compiled {program}")
-                    for phase, spent in timed(
-                        words, phases, roots[name], args.cold, caches
-                    ).items():
-                        seen.setdefault((program, phase, name), []).append(spent)
+        with tempfile.TemporaryDirectory() as work:
+            for program, (words, phases) in programs(args.table.resolve(), Path(work)).items():
+                caches = Path(work, f"compiled {program}")
+                for phase, spent in timed(words, phases, args.cold, caches).items():
+                    seen.setdefault((program, phase), []).append(spent)
         say(f"round {number + 1} of {args.rounds}")
     found = [
         {
             "program": program,
             "phase": phase,
-            "checkout": name,
             **{key: round(statistics.median(s[key] for s in spent), 2) for key in spent[0]},
         }
-        for (program, phase, name), spent in sorted(seen.items(), key=lambda item: item[0][0])
+        for (program, phase), spent in sorted(seen.items(), key=lambda item: item[0][0])
     ]
     say(table(found))
     return {"rounds": args.rounds, "phases": found}

@@ -178,20 +178,6 @@ def test_it_goes_on_learning_in_the_live_pipeline_and_a_frozen_one_does_not():
     assert ends[1e-2].best > 0
 
 
-def test_a_learner_with_one_good_step_finds_it():
-    """Q-learning where one choice of one place always gains: its value becomes the largest."""
-    layers, inputs, present = _layers(2), np.full(INPUTS, 2, np.float32), np.arange(PLACES) == 0
-    draw = np.random.default_rng(0)
-    seen = []
-    for _ in range(60):
-        chosen = draw.integers(len(STEPS), size=PLACES)
-        seen.append(Transition(inputs, chosen, 1.0 if chosen[0] == 3 else 0.0, inputs))
-    for _ in range(400):
-        layers = learned(layers, seen, present, 1e-2)
-    found = values(layers, inputs[None])[0, 0]
-    assert found.argmax() == 3
-
-
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10])
 def test_weights_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
