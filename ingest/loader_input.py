@@ -77,14 +77,10 @@ class LoaderInput:
     @property
     def cardinalities(self) -> dict[str, int]:
         """The number of ids of each column of ids. That of a plain file's column comes from the footers, if they have
-        it and no TransformSpec makes the column."""
+        it and no TransformSpec edits the column."""
         known = dict(self.columns.cardinalities)
         unknown = [name for name in self.columns.sparse if name not in known]
-        if (
-            unknown
-            and isinstance(self.table, ParquetFiles)
-            and not self.reading.petastorm.transform_spec
-        ):
+        if unknown and isinstance(self.table, ParquetFiles):
             sizes = self.table.sizes(unknown)
             known |= {
                 n: max(size, 1 + int(self.columns.fill.get(n, 0))) for n, size in sizes.items()

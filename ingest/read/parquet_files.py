@@ -55,7 +55,7 @@ from sluice.ingest.plain.roles import (
 )
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
-from sluice.ingest.read.petastorm.options import types_after
+from sluice.ingest.read.petastorm.options import difference, types_after, unischema_of
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -283,11 +283,15 @@ class ParquetFiles:
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
-        footers of all files plus one. Columns without such footers are left out."""
+        footers of all files plus one. Columns without such footers are left out, and those that a TransformSpec
+        edits."""
+        edited = (
+            {field[0] for field in self.transform_spec.edit_fields} if self.transform_spec else ()
+        )
         sources = {
             recipe.name: recipe.sources[0]
             for recipe in self.recipes
-            if recipe.name in names and not recipe.operators
+            if recipe.name in names and not recipe.operators and recipe.sources[0] not in edited
         }
         facts = probe(self.located, sources.values(), rows=0, every=True)
         return {
@@ -341,6 +345,8 @@ class _StoredColumns:
             kinds[name] = pa.null() if path is None else _read_types(path, located[path])[name]
         edited = frozenset[str]()
         if transform_spec is not None:
+            if transform_spec.func:
+                _check_given(kinds, located, footers)
             kinds, edited = types_after(kinds, transform_spec)
             types = {
                 name: str(kind) if name in edited else types[name]
@@ -392,6 +398,23 @@ class _StoredColumns:
             for recipe in recipes
             if recipe.role == "id_list" and recipe.sources[0] in self.footers[0].ids
         }
+
+
+def _check_given(
+    kinds: Mapping[str, pa.DataType],
+    located: Mapping[str, FileColumns],
+    footers: Sequence[Footer],
+) -> None:
+    """Raises ParquetError if a file cannot give a TransformSpec's function all columns of the first file. Files of one
+    schema are checked once."""
+    paths = {
+        str(f.types): path for path, f in zip(located, footers, strict=True) if any(f.row_groups)
+    }
+    first = unischema_of(pa.schema(list(kinds.items())))
+    for path in paths.values():
+        there = _read_types(path, located[path])
+        if wrong := difference(first, unischema_of(pa.schema(list(there.items())))):
+            raise ParquetError(f"{path}: {wrong}. The TransformSpec's function gets every column")
 
 
 @dataclass(frozen=True)
