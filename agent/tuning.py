@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +97,15 @@ class TunedRun:
         policy: Policy,
         *,
         folder: RunFolder | None = None,
-        last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+        outcome: Callable[[], Mapping[str, Any]] = dict,
         interval_s: float = RUNTIME.interval_s,
     ) -> None:
-        """`last` returns the last events for the folder. The event `end` also gets the decisions, the knobs and the
-        policy's name. This object closes the folder."""
+        """`outcome` returns the run's figures for the event `end`, the folder's last one. This object closes the
+        folder."""
         self._tunable = tunable
         self._policy = policy
         self._folder = folder
-        self._last = last
+        self._outcome = outcome
         self._controller = Controller(
             tunable,
             policy,
@@ -246,21 +246,21 @@ class TunedRun:
             self._finish_folder(self._folder)
 
     def _finish_folder(self, folder: RunFolder) -> None:
-        """Writes the last events and the page, and closes the folder."""
+        """Writes the last event and the page, and closes the folder."""
         if self._thread is None:
             # No batch was requested, so there is nothing to record.
             folder.close()
             return
-        for event in self._last():
-            more: dict[str, Any] = {}
-            if event.get("kind") == "end":
-                more = {
-                    "decisions": self._controller.decisions,
-                    "knobs": self._tunable.knobs.to_dict(),
-                    "tuning": self._policy.name,
-                    **({"error": self._error} if self._error else {}),
-                }
-            self.record({**event, **more})
+        self.record(
+            {
+                "kind": "end",
+                **self._outcome(),
+                "decisions": self._controller.decisions,
+                "knobs": self._tunable.knobs.to_dict(),
+                "tuning": self._policy.name,
+                **({"error": self._error} if self._error else {}),
+            }
+        )
         folder.close()
         # Imported here, because a first batch does not need the report.
         from sluice.agent.report import page

@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import shutil
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT, table
+from benchmarks.results import run_python, table
 from sluice.common.program import run, say
 from sluice.etl.synth.raw_logs import synthesize
 
@@ -37,26 +32,8 @@ def batch_of(rows: int) -> int:
     return 512 if rows < 1_000_000 else 2048
 
 
-def timed(*words: object) -> dict[str, Any]:
-    """Runs a command; its last line, its seconds and its processor's."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise RuntimeError(f"{words[:3]} ended with {done.returncode}: {done.stderr[-2000:]}")
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": took, "cpu_s": processor, "said": json.loads(done.stdout.splitlines()[-1])}
-
-
 def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
-    found = timed(
+    found = run_python(
         "-W",
         "ignore",
         "benchmarks/plain_pipeline.py",
@@ -72,7 +49,7 @@ def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
         "--over-layers",
         *LAYERS["over"],
     )
-    said = found.pop("said")
+    said = found.pop("last")
     return {
         **found,
         "auc": said["auc"],
@@ -84,7 +61,7 @@ def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
 def ours(raw: Path, work: Path, rows: int) -> dict[str, Any]:
     for name in ("table", "run"):
         shutil.rmtree(work / name, ignore_errors=True)
-    made = timed(
+    made = run_python(
         "-m",
         "sluice",
         "etl",
@@ -97,7 +74,7 @@ def ours(raw: Path, work: Path, rows: int) -> dict[str, Any]:
         "--output",
         work / "table",
     )
-    trained = timed(
+    trained = run_python(
         "-m",
         "sluice",
         "train",
@@ -121,9 +98,9 @@ def ours(raw: Path, work: Path, rows: int) -> dict[str, Any]:
     return {
         "seconds": made["seconds"] + trained["seconds"],
         "cpu_s": made["cpu_s"] + trained["cpu_s"],
-        "auc": trained["said"]["auc"],
+        "auc": trained["last"]["auc"],
         "prepare_s": made["seconds"],
-        "samples_per_s": trained["said"]["samples_per_s"],
+        "samples_per_s": trained["last"]["samples_per_s"],
     }
 
 

@@ -8,10 +8,7 @@ The last line is JSON."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.etl_arms import ARMS
-from benchmarks.results import ROOT, table
+from benchmarks.results import ROOT, run_python, table
 from benchmarks.spark_scale import submit
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
@@ -40,18 +37,6 @@ def make_input(folder: Path, rows: int) -> Path:
     return path
 
 
-def run_arm(name: str, raw: Path, out: Path) -> dict[str, Any]:
-    """Runs one program in a new process. Returns its time, its peak memory, and a summary of its features."""
-    words = [PYTHON, "-m", "benchmarks.etl_arms", name, raw, out]
-    done = subprocess.run(
-        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-500:]}")
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return measured
-
-
 def run_spark(raw: Path, out: Path) -> dict[str, Any]:
     job = submit(raw.parent, out / "table", "--master", "local[2]")
     job.followed()
@@ -59,27 +44,6 @@ def run_spark(raw: Path, out: Path) -> dict[str, Any]:
         "seconds": time.monotonic() - job.began,
         "cpu_s": job.processor_s,
         "peak_mib": sum(job.peak_mib.values()),
-    }
-
-
-def run_local(raw: Path, out: Path) -> dict[str, Any]:
-    """Runs the job on the local engine in a new process, up to the committed table."""
-    words = ["etl", "--engine", "local", "--spec", SPEC, "--input", raw, "--output", out / "table"]
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sluice", *map(str, words)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"the local job ended with {process.returncode}")
-    return {
-        "seconds": time.perf_counter() - start,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_mib": used.ru_maxrss // 1024,
     }
 
 
@@ -98,11 +62,14 @@ def measure(work: Path, rows: int) -> list[dict[str, Any]]:
     measured = {}
     for name in [*ARMS, "local", "Spark"]:
         with tempfile.TemporaryDirectory(prefix="out-", dir=work) as folder:
-            out = Path(folder)
-            if name in ARMS:
-                measured[name] = run_arm(name, raw, out)
+            if name == "Spark":
+                measured[name] = run_spark(raw, Path(folder))
+            elif name == "local":
+                paths = ["--spec", SPEC, "--input", raw, "--output", Path(folder, "table")]
+                measured[name] = run_python("-m", "sluice", "etl", "--engine", "local", *paths)
             else:
-                measured[name] = (run_local if name == "local" else run_spark)(raw, out)
+                arm = run_python("-m", "benchmarks.etl_arms", name, raw, folder, python=PYTHON)
+                measured[name] = arm["last"]
     check_same_features([measured[name].pop("content") for name in ARMS])
     return [
         {

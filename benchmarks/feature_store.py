@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT
+from benchmarks.results import ROOT, run_python
 from sluice.common.program import run, say
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -61,26 +60,9 @@ def made(folder: Path, rows: int, users: int) -> Path:
             file.write(
                 f"u{draw.randrange(users)}\t{draw.randrange(_LAST)}\t{numbers}\t{draw.randrange(2)}\n"
             )
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sluice",
-            "etl",
-            "--engine",
-            "local",
-            "--spec",
-            folder / "spec.toml",
-            "--input",
-            folder / "rows.tsv",
-            "--output",
-            folder / "table",
-        ],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    paths = {"--spec": "spec.toml", "--input": "rows.tsv", "--output": "table"}
+    words = [word for option, name in paths.items() for word in (option, folder / name)]
+    run_python("-m", "sluice", "etl", "--engine", "local", *words)
     return folder / "table"
 
 

@@ -15,15 +15,12 @@ the processor time is reliable, and samples/s are not. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT, Results, table
+from benchmarks.results import ROOT, Results, run_python, table
 from benchmarks.trainer import learned
 from sluice.common.program import run, say
 from sluice.dlrm.options import MODELS, Config, ModelConfig, OptimConfig
@@ -44,24 +41,13 @@ def make_table(rows: int, work: Path, results: Results) -> tuple[FeatureTable, f
     def make() -> dict[str, Any]:
         folder.mkdir(parents=True)
         raw, spec = str(folder / "raw"), str(ROOT / "features/criteo.toml")
-        about = _said("synth", "--rows", str(rows), "--seed", "7", "--out", raw)
-        _said("etl", "--spec", spec, "--input", raw, "--output", str(folder / "table"))
-        return about
+        made = run_python("-m", "sluice", "synth", "--rows", rows, "--seed", 7, "--out", raw)
+        words = ["--spec", spec, "--input", raw, "--output", folder / "table"]
+        run_python("-m", "sluice", "etl", *words)
+        return dict(made["last"])
 
     about = results.once({"made": "criteo", "rows": rows}, make)
     return FeatureTable.open(str(folder / "table")), about["bayes_auc"]
-
-
-def _said(*words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "sluice", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def compared(args: argparse.Namespace, results: Results, here: Ranks) -> list[dict[str, Any]]:

@@ -1,12 +1,15 @@
 """Long measurements in pieces: `Results`, a file of JSON lines that keeps each one; `Cases`, of which each runs in a
-process of its own; and `table`, which prints them."""
+process of its own; `run_python`, which measures a program; and `table`, which prints figures."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,36 @@ class Cases:
 
 def _name(asked: Mapping[str, Any]) -> str:
     return json.dumps(asked, sort_keys=True)
+
+
+def run_python(*words: object, python: str | Path = sys.executable) -> dict[str, Any]:
+    """Runs a Python program in the checkout's root. Returns the JSON of its last line as `last`, its seconds, its
+    processor seconds and its peak memory."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            [str(python), *map(str, words)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=out,
+            stderr=errors,
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        for file in (out, errors):
+            file.seek(0)
+        if process.returncode:
+            raise RuntimeError(
+                f"{' '.join(map(str, words[:3]))} ended with {process.returncode}: {errors.read()[-2000:]}"
+            )
+        last = json.loads(out.read().splitlines()[-1])
+    return {
+        "last": last,
+        "seconds": seconds,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "peak_mib": used.ru_maxrss // 1024,
+    }
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -1,8 +1,6 @@
 """Runs a large job on a standalone Spark cluster of this machine, with and without failures, and measures its cost.
 
     python -m benchmarks.spark_scale --work DIR [--rows 50000000] [--values 20000000] [--files 10000]
-    python -m benchmarks.spark_scale --work DIR --columns 26 --rows 4000000 --values 7700000 --files 16
-    python -m benchmarks.spark_scale --work DIR --kills 30
 
 Two workers have an executor of 512 MiB each. A column has a vocabulary that is too large for the driver and for a
 worker, and 30 % of the rows have the same value of it. The rows are in many small files.
@@ -10,10 +8,6 @@ worker, and 30 % of the rows have the same value of it. The rows are in many sma
 The first run has no failures. In the second run, SIGKILL ends an executor during fitting, and a worker with its
 executor during writing. That worker does not come back. The table must have the same fingerprint, learned state, rows
 and files. The default needs some 20 GiB in DIR, by calculation: input, parsed rows, shuffles and two tables.
-
-With --columns, rows have so many columns of text, whose values sum to --values. The local engine then makes the same
-table. With --kills, SIGKILL ends a job in local mode at so many random moments. Each time the table must have the
-version before, or the complete new one.
 
 The last line is JSON: the seconds of each stage and of the commit, processor seconds, and the peak memory in MiB of the
 driver's processes and of all executors' processes, JVM and Python together."""
@@ -25,8 +19,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -35,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,33 +91,6 @@ def write_input(folder: Path, rows: int, values: int, files: int) -> None:
             }
         )
         pa.csv.write_csv(part, folder / f"{number:05}.tsv", options)
-
-
-def write_columns(folder: Path, rows: int, columns: int, values: int, files: int = 4) -> None:
-    """Writes rows with so many columns of text. Columns differ in their number of values, which sum to `values`. Small
-    values are more frequent."""
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(6)
-    sizes = np.linspace(0.5, 1.5, columns) * values / columns
-    for number in range(files):
-        count = rows // files
-        table = {"label": draw.integers(0, 2, count, np.int8)}
-        for column, size in enumerate(sizes):
-            table[f"c{column}"] = (size * draw.random(count) ** 2).astype(int) * 2_654_435_761
-        options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-        pa.csv.write_csv(pa.table(table), folder / f"{number}.tsv", options)
-
-
-def columns_spec(columns: int) -> str:
-    inputs = ", ".join(f'"c{number}:text"' for number in range(columns))
-    sparse = "".join(
-        f'[[column]]\nname = "c{number}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
-        for number in range(columns)
-    )
-    return (
-        f'[input]\ncolumns = ["label:int", {inputs}]\n[table]\nsplit = {{train = 0.9, test = 0.1}}\n'
-        f'[[column]]\nname = "label"\nrole = "label"\n{sparse}'
-    )
 
 
 @dataclass(slots=True)
@@ -210,10 +175,8 @@ def _is_executor(one: psutil.Process) -> bool:
         return False
 
 
-def submit(
-    place: Path, output: Path, *words: str, then: Sequence[str] = (), root: Path = ROOT
-) -> Submitted:
-    """Starts a job of the checkout `root`. `then` are the job's arguments, after those of spark-submit."""
+def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
+    """Starts a job. `then` are the job's arguments, after those of spark-submit."""
     command = [
         "sh",
         "-c",
@@ -221,9 +184,9 @@ def submit(
         "job",
         _BIN / "spark-submit",
         "--properties-file",
-        root / "spark-defaults.conf",
+        ROOT / "spark-defaults.conf",
         *words,
-        root / "etl/job.py",
+        ROOT / "etl/job.py",
         "--spec",
         place / "spec.toml",
         "--input",
@@ -297,27 +260,6 @@ def on_cluster(
         }
 
 
-def on_local_engine(place: Path) -> dict[str, Any]:
-    """Runs the same job with the local engine."""
-    words = ["--spec", place / "spec.toml", "--input", place / "in", "--output", place / "local"]
-    command = [sys.executable, "-m", "sluice", "etl", "--engine", "local", *map(str, words)]
-    began = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    table = FeatureTable.open(place / "local")
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "processor_s": round(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
-        ),
-        "fingerprint": asdict(table.fingerprint),
-        "state": table.record.state,
-        "rows": table.rows,
-        "files": [file.rows for file in table.files],
-    }
-
-
 def kill(whom: str, stage: str, came: list[str]) -> None:
     """Ends one executor of this process's cluster, or one worker with its executor, as a machine that is gone would;
     `came` is added to if there was one."""
@@ -327,43 +269,6 @@ def kill(whom: str, stage: str, came: list[str]) -> None:
             one.send_signal(signal.SIGKILL)
         came.append(f"{whom} killed while {stage}")
         say(f"{came[-1]}: {executors[0].pid}")
-
-
-def killed(place: Path, count: int, seed: int) -> dict[str, Any]:
-    """Overwrites a table many times with jobs that are killed. Returns how often each outcome occurred."""
-    first = submit(place, place / "killed", "--master", "local[2]").followed()
-    whole = submit(place, place / "killed", "--master", "local[2]", then=["--mode", "overwrite"])
-    whole.followed()
-    took, draw, versions = time.monotonic() - whole.began, random.Random(seed), [1]
-    moments = []
-    for number in range(count):
-        job = submit(place, place / "killed", "--master", "local[2]", then=["--mode", "overwrite"])
-        # Half of them anywhere, half about the commit, which comes last.
-        after = took * (draw.random() if number % 2 else 0.8 + 0.3 * draw.random())
-        threading.Event().wait(after)
-        os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.communicate()
-        table = FeatureTable.open(place / "killed")
-        problems = [problem for problem in table.check() if "orphan" not in problem]
-        if (
-            problems
-            or table.version - versions[-1] not in (0, 1)
-            or table.rows != first["rows_out"]
-        ):
-            raise RuntimeError(
-                f"killed after {after:.2f} s: version {table.version} of {table.rows} rows: {problems}"
-            )
-        versions.append(table.version)
-        moments.append(round(after, 2))
-        say(
-            f"{number + 1} of {count}: killed after {after:.1f} s of about {took:.1f}: version {table.version}"
-        )
-    return {
-        "killed": count,
-        "published": versions[-1] - 1,
-        "nothing": count - versions[-1] + 1,
-        "moments": moments,
-    }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -394,31 +299,14 @@ def main(argv: list[str]) -> dict[str, Any]:
         help="as etl/job.py has it (default: "
         "%(default)s); the less, the smaller a vocabulary that is joined with the rows",
     )
-    parser.add_argument(
-        "--kills", type=int, default=0, help="kill so many jobs in local mode, and nothing else"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=7, help="of the moments of --kills (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--columns",
-        type=int,
-        default=0,
-        help="of text, all learned (default: one large vocabulary)",
-    )
     args = parser.parse_args(argv)
-    place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}-{args.columns}"
+    place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}"
     if not (place / "spec.toml").exists():  # written last
         shutil.rmtree(place, ignore_errors=True)
-        if args.columns:
-            write_columns(place / "in", args.rows, args.columns, args.values, args.files)
-        else:
-            write_input(place / "in", args.rows, args.values, args.files)
-        (place / "spec.toml").write_text(columns_spec(args.columns) if args.columns else SPEC)
-    for name in ("calm", "disturbed", "killed", "local"):
+        write_input(place / "in", args.rows, args.values, args.files)
+        (place / "spec.toml").write_text(SPEC)
+    for name in ("calm", "disturbed"):
         shutil.rmtree(place / name, ignore_errors=True)
-    if args.kills:
-        return killed(place, args.kills, args.seed)
     subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     calm = on_cluster(place, "calm", args)
     say(f"undisturbed: {calm}")
@@ -426,15 +314,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     disturbed = on_cluster(place, "disturbed", args, halves)
     say(f"disturbed: {disturbed}")
     runs = {"calm": calm, "disturbed": disturbed}
-    if args.columns:
-        runs["local"] = on_local_engine(place)
     keys = ("fingerprint", "state", "rows", "files")
     same = all(run[key] == calm[key] for run in runs.values() for key in keys)
     return {
         "rows": args.rows,
         "values": args.values,
         "files": args.files,
-        "columns": args.columns,
         "same": same,
         **{name: {**run, "files": len(run["files"])} for name, run in runs.items()},
     }

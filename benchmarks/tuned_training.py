@@ -10,8 +10,8 @@ benchmarks/rivals/cores.py has it), the `best` of the grid and `auto`, which beg
 in another order. Told are samples/s from `--settle` seconds after the first batch on (auto: also from the first batch
 on), and ratios with a 95 % interval from drawing rounds anew.
 
-`cost`: what tuning takes of a core where there is nothing to tune. `schema`: a run follows its table to a version with
-one more operator column that costs three times as much; the tuned run against one frozen at what that had settled on.
+`cost`: what tuning takes of a core where there is nothing to tune. `benchmarks.schema_change` measures a change of
+the schema.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import ROOT, table
-from sluice.agent.report.incidents import find_incidents
+from benchmarks.results import ROOT, run_python, table
 from sluice.agent.report.narrative import mean, started
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
@@ -64,13 +63,6 @@ def lookup(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Waits as for the answers of a service that is asked about a few rows at a time."""
     for _ in range(0, len(columns["I1"]), _ROWS):
         time.sleep(_LOOKUP_S)
-    return dict(columns)
-
-
-def dearer(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Another one, which takes three times as long."""
-    for _ in range(3):
-        lookup(columns)
     return dict(columns)
 
 
@@ -149,7 +141,7 @@ WORKLOADS = (
         grid=("read=2", "read=2,shuffle=2", "read=3", "read=4,shuffle=2"),
     ),
 )
-PARTS = (*(one.name for one in WORKLOADS), "cost", "schema")
+PARTS = (*(one.name for one in WORKLOADS), "cost")
 
 
 # ---- one training
@@ -177,9 +169,8 @@ class Training:
         self._work, self.settle_s = work, settle_s
         self._numbers = count(len(list(work.glob("run-*"))))
 
-    def run(self, words: Sequence[str], seconds: float, *, after: str = "start") -> Run:
-        """Trains until so many seconds have passed since the first rows that follow the event of kind `after`, then
-        stops it as a scheduler would."""
+    def run(self, words: Sequence[str], seconds: float) -> Run:
+        """Trains until so many seconds have passed since the first rows, then stops it as a scheduler would."""
         folder = self._work / f"run-{next(self._numbers)}"
         log = folder.with_suffix(".log")
         with open(log, "w") as out:
@@ -207,13 +198,13 @@ class Training:
                 env=_ACTIVATED,
             )
             try:
-                self._wait(process, folder, seconds, after, log)
+                self._wait(process, folder, seconds, log)
             finally:
                 _end(process)
         return Run.read(folder)
 
     def _wait(
-        self, process: subprocess.Popen[bytes], folder: Path, seconds: float, after: str, log: Path
+        self, process: subprocess.Popen[bytes], folder: Path, seconds: float, log: Path
     ) -> None:
         began, since = time.monotonic(), None
         while since is None or time.monotonic() < since + seconds:
@@ -221,8 +212,8 @@ class Training:
                 raise UsageError(f"a training ended early:\n{log.read_text()[-2000:]}")
             if since is None:
                 if time.monotonic() > began + _START_S + 10 * seconds:
-                    raise UsageError(f"no row came after {after!r}; see {log}")
-                since = time.monotonic() if _going(folder, after) else None
+                    raise UsageError(f"no row came; see {log}")
+                since = time.monotonic() if _going(folder) else None
             time.sleep(_LOOK_S)
 
     def figures(self, run: Run) -> Trained:
@@ -239,14 +230,10 @@ class Training:
         )
 
 
-def _going(folder: Path, after: str) -> bool:
-    """Whether rows have come since the event of that kind."""
-    if not (folder / "config.json").exists():
-        return False
-    run = Run.read(folder)
-    events = run.of(after)
-    return bool(events) and any(
-        look["at"] > events[-1]["at"] and look["rows_per_s"] for look in run.looks()
+def _going(folder: Path) -> bool:
+    """Whether rows have come."""
+    return (folder / "config.json").exists() and any(
+        look["rows_per_s"] for look in Run.read(folder).looks()
     )
 
 
@@ -263,48 +250,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # ---- the parts
 
 
-def made(
-    work: Path,
-    spec: str,
-    name: str,
-    *,
-    group_rows: int = 8192,
-    more: str = "",
-    mode: str = "create",
-) -> Path:
-    """The table of a shipped spec with other row groups, and with `more` in its spec; made once."""
-    at = work / name
-    if at.exists() and mode == "create":
+def made(work: Path, spec: str, group_rows: int) -> Path:
+    """Returns the table of a shipped spec with other row groups. It is made once."""
+    at = work / f"{spec}-{group_rows}"
+    if at.exists():
         return at
     text = (
         (ROOT / f"features/{spec}.toml")
         .read_text()
         .replace("row_group_rows = 32768", f"row_group_rows = {group_rows}")
     )
-    (own := work / f"{name}-{mode}.toml").write_text(text + more)
+    (own := at.with_suffix(".toml")).write_text(text)
     if not (work / "raw").exists():
-        _sluice("synth", "--rows", str(ROWS), "--seed", str(SEED), "--out", str(work / "raw"))
-    _sluice(
-        "etl",
-        "--engine",
-        "local",
-        "--spec",
-        str(own),
-        "--input",
-        str(work / "raw"),
-        "--output",
-        str(at),
-        "--mode",
-        mode,
-        *(["--reuse-state"] if mode == "overwrite" else []),
-    )
+        run_python("-m", "sluice", "synth", "--rows", ROWS, "--seed", SEED, "--out", work / "raw")
+    paths = ["--spec", own, "--input", work / "raw", "--output", at]
+    run_python("-m", "sluice", "etl", "--engine", "local", *paths)
     return at
-
-
-def _sluice(*words: str) -> None:
-    subprocess.run(
-        ["sluice", *words], check=True, cwd=ROOT, env=_ACTIVATED, stdout=subprocess.DEVNULL
-    )
 
 
 def in_turns(arms: Mapping[str, Callable[[], Trained]], rounds: int) -> dict[str, list[Trained]]:
@@ -332,9 +293,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> list[float]:
 
 
 def workload(one: Workload, training: Training, options: argparse.Namespace) -> dict[str, Any]:
-    words = one.words(
-        made(options.work, one.spec, f"{one.spec}-{one.group_rows}", group_rows=one.group_rows)
-    )
+    words = one.words(made(options.work, one.spec, one.group_rows))
 
     def arm(tuning: str, knobs: str, seconds: float) -> Trained:
         return training.figures(
@@ -380,7 +339,7 @@ def workload(one: Workload, training: Training, options: argparse.Namespace) -> 
 
 def cost(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     """What the agent's own loop takes of a core while the trainer never waits."""
-    words = ["--data", str(made(options.work, "criteo", "criteo-8192")), *SMALL]
+    words = ["--data", str(made(options.work, "criteo", 8192)), *SMALL]
     shares, stalls = [], []
     for _ in range(options.rounds):
         run = training.run([*words, "--tuning", "auto"], options.seconds)
@@ -391,64 +350,6 @@ def cost(training: Training, options: argparse.Namespace) -> dict[str, Any]:
         "share of a core": round(statistics.median(shares), 5),
         "each": [round(s, 5) for s in shares],
         "stall": _median(stalls),
-    }
-
-
-def schema(training: Training, options: argparse.Namespace) -> dict[str, Any]:
-    """Tuned over the change, and frozen at what the tuned run had settled on before it."""
-    one = (
-        '[[transform]]\nname = "{0}"\nfunction = "'
-        + _MODULE
-        + ':{0}"\ninputs = ["I1"]\noutputs = ["I1"]\n'
-    )
-    at, first = options.work / "followed", one.format("lookup")
-    if not at.exists():
-        made(options.work, "criteo", "followed", more=first)
-        made(
-            options.work, "criteo", "followed", more=first + one.format("dearer"), mode="overwrite"
-        )
-    words = [
-        "--data",
-        str(at),
-        "--version",
-        "0",
-        "--follow",
-        "--allow-code",
-        _MODULE,
-        "--batch-size",
-        "1024",
-        *SMALL,
-    ]
-    found: list[dict[str, float]] = []
-    for _ in range(options.rounds):
-        own = training.run(
-            [*words, "--tuning", "auto", "--knobs", "read=1,shuffle=1,lookup=1"],
-            options.seconds,
-            after="follow",
-        )
-        settled = [look for look in started(own.looks()) if look["at"] < own.of("follow")[0]["at"]]
-        knobs = Knobs.from_dict(settled[-1]["knobs"]).text
-        other = training.run(
-            [*words, "--tuning", "fixed", "--knobs", knobs], options.seconds, after="follow"
-        )
-        (changed,), (frozen,) = (
-            [o for o in find_incidents(run) if o.what == "schema"] for run in (own, other)
-        )
-        found.append(
-            {
-                "settles at": changed.after or 0.0,
-                "frozen": frozen.after or 0.0,
-                "back after s": float("inf")
-                if changed.recovered_s is None
-                else changed.recovered_s,
-            }
-        )
-        say(f"  {found[-1]}; {'; '.join(changed.did)}")
-    return {
-        "settles at": _median(f["settles at"] for f in found),
-        "frozen": _median(f["frozen"] for f in found),
-        "÷ frozen": ratio([f["settles at"] for f in found], [f["frozen"] for f in found]),
-        "back after s": [round(f["back after s"], 1) for f in found],
     }
 
 
@@ -510,10 +411,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     if rows := [workload(one, training, options) for one in WORKLOADS if one.name in wanted]:
         say(table(rows))
         found["workloads"] = rows
-    for name, part in (("cost", cost), ("schema", schema)):
-        if name in wanted:
-            found[name] = part(training, options)
-            say(table([{"part": name, **found[name]}]))
+    if "cost" in wanted:
+        found["cost"] = cost(training, options)
+        say(table([found["cost"]]))
     return found
 
 

@@ -1,17 +1,14 @@
-"""The commands `sluice synth | show | check | audit | vacuum`."""
+"""The commands `sluice synth | show | check | vacuum`."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sluice.common.program import FAILED, USAGE, command_of, run, say
+from sluice.common.program import FAILED, command_of, run, say
 from sluice.common.settings import parse, setting
-from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 
 
@@ -57,67 +54,10 @@ class VacuumRequest:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
-    """Checks whether a feature depends on its row's label, a test row's label, or later rows. Exits with 2 if one does.
-
-    The command recomputes the features of a table from its raw input, or of the table that a spec makes. It flips
-    labels and leaves out later rows. For each column that changes although it must not, it prints the operator, a row,
-    and the values before and after. Nothing is published. For a table, pass all files that it was made from."""
-
-    title = "what"
-    subject: str = setting(
-        help="a table's folder or URI, or a spec, a TOML file",
-        metavar="TABLE|SPEC",
-        positional=True,
-    )
-    input: tuple[str, ...] = setting(
-        help="raw files, folders or globs", metavar="PATH", several=True
-    )
-    version: int | None = setting(None, "an older version of a table (default: the newest)")
-    flips: int = setting(
-        50, "number of rows whose labels are flipped, one by one", metavar="N", least=1
-    )
-    seed: int = setting(0, "seed for the choice of these rows")
-    code: CodeOptions = field(default_factory=CodeOptions)
-
-    def answer(self, say: Say) -> dict[str, Any]:
-        from sluice.etl.audit import audit_spec, audit_table
-        from sluice.etl.engines import choose, opened
-        from sluice.etl.jobs.progress import JobProgress
-        from sluice.etl.spec.spec import Spec
-        from sluice.etl.table.table import FeatureTable
-
-        table = (
-            None
-            if Path(self.subject).is_file()
-            else FeatureTable.open(self.subject, self.version, allow_code=self.code.permission)
-        )
-        spec = table.spec() if table else Spec.read(self.subject)
-        with opened(
-            choose(None, spec, [], lambda _: None), self.input, JobProgress(sys.stderr)
-        ) as engine_for:
-            found = (
-                audit_table(table, self.input, engine_for, flips=self.flips, seed=self.seed)
-                if table
-                else audit_spec(spec, self.input, engine_for, flips=self.flips, seed=self.seed)
-            )
-        for leak in found.leaks:
-            say(leak.text)
-        for what, times in found.tried.items():
-            say(f"looked for {what}: {times} {'time' if times == 1 else 'times'}")
-        say(
-            f"{found.rows:,} of {found.table_rows:,} rows were recomputed from this input: "
-            f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}"
-        )
-        return found.to_json()
-
-
 COMMANDS = {
     "synth": SynthRequest,
     "show": ShowRequest,
     "check": CheckRequest,
-    "audit": AuditRequest,
     "vacuum": VacuumRequest,
 }
 _EXAMPLES = """examples:
@@ -147,11 +87,11 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         return None
     kind: Any = COMMANDS[name]
     request = parse(kind, argv[1:], f"sluice {name}", description=kind.__doc__)
-    found: dict[str, Any] | None = request.answer(say)
-    if found and (found.get("problems") or found.get("leaks")):
-        print(json.dumps(found, default=str), flush=True)
-        raise SystemExit(FAILED if "problems" in found else USAGE)
-    return found
+    answer: dict[str, Any] | None = request.answer(say)
+    if answer and answer.get("problems"):
+        print(json.dumps(answer, default=str), flush=True)
+        raise SystemExit(FAILED)
+    return answer
 
 
 def program() -> NoReturn:

@@ -17,7 +17,7 @@ from pathlib import Path
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.progress import STARTING, JobProgress
+from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
 
 
@@ -115,7 +115,7 @@ def opened(
     from sluice.etl.spark.session import open_session, start_worker
 
     check_paths(inputs)
-    with progress.stage(STARTING):
+    with progress.stage("starting Spark"):
         spark = open_session("sluice-etl")
     try:
         with clearly(), ThreadPoolExecutor(1) as pool:

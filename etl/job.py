@@ -49,9 +49,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv, name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
-    from sluice.tools.placing import placed
 
-    return request.answer(JobProgress(sys.stderr), argv, placed, _packing)
+    return request.answer(JobProgress(sys.stderr), argv, _packing)
 
 
 def _packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:

@@ -8,18 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sluice.common.errors import UsageError
 from sluice.common.settings import setting
 
 if TYPE_CHECKING:
-    from sluice.etl.jobs.engine import Engine
     from sluice.etl.jobs.job import Job
     from sluice.etl.jobs.progress import JobProgress
 
     # A `Packing` gets the copy's size limit and a function that prints. It returns a function that packs a version.
     Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
-    # A `Placed` returns the job with the chosen placement, and what it reports about the choice.
-    Placed = Callable[[Job, Callable[[Job], Engine], str, JobProgress], tuple[Job, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +38,6 @@ class JobInput:
         "local: this machine's threads, without Java, for specs that join no rows. spark: Spark, which spark-submit "
         "always uses. Both make the same table (default: local if the spec allows it and no cluster is configured)",
         choices=("local", "spark"),
-    )
-    place: str | None = setting(
-        None,
-        "auto: for each column, apply operators in the ETL or in the loader, whichever is predicted to be faster for a "
-        "run like that of --for. If both are as fast, the smaller table wins. This replaces the spec's choice",
-        choices=("auto",),
-    )
-    for_run: str | None = setting(
-        None,
-        "for --place auto: the run folder of a training, bench or Loader run over a table of this spec",
-        flags=("--for",),
-        metavar="RUN",
     )
     packed: str | None = setting(
         None,
@@ -127,19 +111,9 @@ class JobRequest(JobInput, LearningOptions):
     )
 
     def job(self) -> Job:
+        from sluice.etl.jobs.job import Job
         from sluice.etl.spec.spec import Spec
         from sluice.etl.table.store import TableStore
-
-        if (self.place is None) != (self.for_run is None):
-            raise UsageError(
-                "--place auto and --for RUN go together: the choice depends on the run"
-            )
-        if self.place and self.mode == "append":
-            raise UsageError(
-                "--place auto: an append has the placement of the version before; leave the option out, or pass "
-                "all of the input with --mode overwrite"
-            )
-        from sluice.etl.jobs.job import Job
 
         return Job(
             spec=Spec.read(self.spec),
@@ -156,12 +130,10 @@ class JobRequest(JobInput, LearningOptions):
             worker_bytes=self.worker_memory * 2**20,
         )
 
-    def answer(
-        self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing
-    ) -> dict[str, Any]:
+    def answer(self, progress: JobProgress, argv: list[str], packing: Packing) -> dict[str, Any]:
         """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line.
 
-        `placed` chooses where operators are applied, and `packing` makes a packed copy."""
+        `packing` makes a packed copy."""
         from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
@@ -173,20 +145,21 @@ class JobRequest(JobInput, LearningOptions):
         )
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
-        about: dict[str, Any] = {}
-        if self.explain and not self.place:
-            return self._explained(job, engine, progress)
+        if self.explain:
+            from sluice.etl.spark.explain import explain
+
+            lines, about = explain(job, engine)
+            for line in lines:
+                progress.say(line)
+            return about
         if engine == "spark":
             refuse_by_first_rows(job)
         with opened(engine, job.inputs, progress) as engine_for:
-            if self.place:
-                job, about = placed(job, engine_for, str(self.for_run), progress)
-            if self.explain:
-                return {**self._explained(job, engine, progress), **about}
             result = run_job(job, engine_for(job))
+        copied: dict[str, int] = {}
         if pack:
             with progress.stage("packing a copy"):
-                about |= pack(job.store.uri, result.version)
+                copied = pack(job.store.uri, result.version)
         seconds = round(time.monotonic() - start, 1)
         progress.say(
             f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
@@ -201,16 +174,4 @@ class JobRequest(JobInput, LearningOptions):
             ]
         ):
             progress.say(line)
-        return {**dataclasses.asdict(result), **about, "seconds": seconds}
-
-    def _explained(self, job: Job, engine: str, progress: JobProgress) -> dict[str, Any]:
-        from sluice.etl.estimate import estimate_job, last_spark_job, lines_of
-        from sluice.etl.spark.explain import explain
-
-        lines, about = explain(job, engine)
-        if engine == "local" and (found := estimate_job(job)) is not None:
-            lines += lines_of(found, last_spark_job(job))
-            about |= {"estimate": dataclasses.asdict(found)}
-        for line in lines:
-            progress.say(line)
-        return about
+        return {**dataclasses.asdict(result), **copied, "seconds": seconds}

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 Say = Callable[[str], None]
-SHAPES = ("criteo", "avazu", "sessions", "wide")
 FORMATS = ("tsv", "csv", "json", "parquet")
 
 
@@ -36,22 +35,14 @@ class SynthRequest:
         metavar="PATH",
     )
     format: str = setting("tsv", "format of the files", choices=FORMATS)
-    shape: str = setting(
-        "criteo",
-        "shape of the rows; all but criteo are one file in the format of features/SHAPE.toml",
-        choices=SHAPES,
-    )
     days: int = setting(
         1, "files to spread the rows over; each later day brings values never seen before", least=1
     )
 
     def answer(self, _say: Say) -> dict[str, Any]:
-        from sluice.etl.synth.other_shapes import synthesize_shape
         from sluice.etl.synth.raw_logs import synthesize
 
         try:
-            if self.shape != "criteo":
-                return synthesize_shape(self.shape, self.out, rows=self.rows, seed=self.seed)
             return synthesize(
                 self.out,
                 rows=self.rows,

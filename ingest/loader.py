@@ -34,7 +34,6 @@ from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import count_converted
-from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform, group_into_stages
 from sluice.ingest.stats import LoaderStats, Snapshot
 
@@ -171,16 +170,8 @@ class BatchLoader(IterableDataset[Batch]):
         return self._input.rows.name
 
     @property
-    def operators(self) -> Operators:
-        return self._input.operators
-
-    @property
     def layout(self) -> str:
         return self._input.layout
-
-    @property
-    def stored_bytes(self) -> float:
-        return self._input.stored_bytes
 
     @property
     def code(self) -> Mapping[str, str | None]:

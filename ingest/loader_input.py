@@ -46,8 +46,6 @@ class LoaderInput:
     """The files of the split."""
     layout: str
     """The fingerprint of the columns, after a TransformSpec among the transforms."""
-    operators: Operators
-    """The operators that the table leaves to the loader."""
     columns: Columns
     """The columns of a batch."""
     history: History | None
@@ -66,13 +64,6 @@ class LoaderInput:
         if self.rows.chosen_rows:
             known["rows of the predicate"] = self.rows.chosen_rows
         return known
-
-    @property
-    def stored_bytes(self) -> float:
-        """The average size of a row in the table's files, in bytes."""
-        return sum(file.bytes for file in self.files) / max(
-            1, sum(sum(file.stored_rows) or file.rows for file in self.files)
-        )
 
     @property
     def cardinalities(self) -> dict[str, int]:
@@ -124,7 +115,7 @@ def open_input(
             fields = fields_after(fields, first_schema(files, opener), transform_spec)
         layout = Fingerprint.of(fields).layout
     _refuse_with_petastorm(order, history, reading.petastorm)
-    operators = _operators(table, fields)
+    operators = Operators(fields, table.state() if any(field.online for field in fields) else None)
     columns = _columns(table, fields, fill, operators, reading.petastorm)
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
@@ -141,7 +132,6 @@ def open_input(
         before_read=before_read,
         files=files,
         layout=digest([layout, asdict(history)]) if history else layout,
-        operators=operators,
         columns=histories.columns if histories else columns,
         history=history,
         groups=groups,
@@ -167,12 +157,6 @@ def _refuse_with_petastorm(
             f"history with {asked_for}: events are read as they are stored. Write the rows that you want as "
             "files, or leave one of the two out"
         )
-
-
-def _operators(table: FeatureTable | ParquetFiles, fields: Sequence[Field]) -> Operators:
-    spec = "" if isinstance(table, ParquetFiles) or not table.records else table.record.spec
-    state = table.state() if any(field.online for field in fields) else None
-    return Operators(fields, state, spec)
 
 
 def _columns(

@@ -19,11 +19,6 @@ VERBS = {
         "check",
         "verify a feature table's files, counts and checksums",
     ),
-    "audit": (
-        "sluice.etl.__main__",
-        "audit",
-        "show whether a feature holds a label or what came later",
-    ),
     "vacuum": (
         "sluice.etl.__main__",
         "vacuum",

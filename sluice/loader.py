@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
@@ -27,12 +26,10 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine, SharedMachine
-from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
 from sluice.ingest.stats import LoaderStats, Snapshot
 
@@ -268,7 +265,8 @@ class Loader(IterableDataset[Any]):
             batches.tunable,
             policy,
             folder=folder,
-            last=partial(_last_events, batches.tunable, batches.operators, batches.stored_bytes),
+            # It must not hold the loader, which may be garbage-collected before the run ends.
+            outcome=batches.tunable.outcome,
         )
         batches.observer = tuned
         weakref.finalize(batches, tuned.abandon).atexit = False
@@ -426,18 +424,6 @@ class Loader(IterableDataset[Any]):
                 "them",
                 file=sys.stderr,
             )
-
-
-def _last_events(
-    progress: Progress, operators: Operators, stored_bytes: float
-) -> Iterator[dict[str, Any]]:
-    """Yields the last events of a run folder. It takes no loader, because the loader may be garbage-collected by
-    then."""
-    costs = operators.costs()
-    others = operators.others()
-    if costs or others:
-        yield {"kind": "operators", "loader": costs, "etl": others, "row_bytes": stored_bytes}
-    yield {"kind": "end", **progress.outcome()}
 
 
 def _converter_of(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:

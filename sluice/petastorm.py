@@ -296,7 +296,7 @@ class BatchReader:
             self._progress,
             policy,
             folder=folder,
-            last=lambda: [{"kind": "end", **self._progress.outcome()}],
+            outcome=self._progress.outcome,
         )
 
     # ---- batches

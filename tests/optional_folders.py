@@ -33,13 +33,11 @@ class OptionalFolder:
 
 OPTIONAL = {
     "local ETL": OptionalFolder(
-        paths=("etl/local", "etl/audit.py"),
+        paths=("etl/local",),
         tests=(
             "tests/etl/local",
-            "tests/etl/test_estimate.py",
             "tests/etl/test_first_rows.py",
             "tests/e2e/test_feature_store.py",
-            "tests/etl/test_audit.py",
             "tests/etl/test_foreign_tables.py",
             "tests/etl/test_fuzz.py",
             "tests/etl/test_lake_input.py",
@@ -49,9 +47,7 @@ OPTIONAL = {
             "tests/fuzz",
         ),
         askers=(
-            "etl/__main__.py",
             "etl/engines.py",
-            "etl/estimate.py",
             "tests/etl/jobs.py",
         ),
     ),

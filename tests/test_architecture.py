@@ -28,7 +28,6 @@ SHARED_WITH_AGENT = {
     "sluice.ingest.stats",
     "sluice.ingest.stage_spec",
     "sluice.ingest.row_order",
-    "sluice.ingest.row_costs",
     "sluice.ingest.machine",
 }
 CONTRACTS_OF_ETL = (

@@ -18,7 +18,6 @@ from sluice.agent.report.incidents import (
     recovery,
     settled_of,
 )
-from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Line, Run
 
 _SAME_SHARE = 0.05
@@ -476,7 +475,6 @@ def advice(run: Run, rate: float | None) -> list[str]:
     return [
         f"The agent's last verdict, from its last looks alone: {text}.",
         *_cases(details.get("what_if"), proposed, rate),
-        *placement(run),
         *_models(details.get("stages") or {}),
         *_prediction(run),
     ]

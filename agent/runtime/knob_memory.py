@@ -20,14 +20,6 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.machine import Machine
 
 
-class MeasuredOperators(Protocol):
-    """The operators of a table's columns, and their measured costs."""
-
-    def costs(self) -> list[dict[str, Any]]: ...
-
-    def others(self) -> list[dict[str, Any]]: ...
-
-
 class Loading(Tunable, Protocol):
     """The part of a loader that `KnobMemory` uses."""
 
@@ -35,13 +27,7 @@ class Loading(Tunable, Protocol):
     def layout(self) -> str: ...
 
     @property
-    def operators(self) -> MeasuredOperators: ...
-
-    @property
     def row_bytes(self) -> int: ...
-
-    @property
-    def stored_bytes(self) -> float: ...
 
 
 class KnobMemory:
@@ -110,28 +96,10 @@ class KnobMemory:
 
         return note_and_pass_on
 
-    def finish(
-        self,
-        *,
-        policy: str,
-        record: Callable[[dict[str, Any]], None] | None,
-        learned: Mapping[str, Any] | None = None,
-    ) -> None:
+    def finish(self, *, policy: str, learned: Mapping[str, Any] | None = None) -> None:
         """Keeps the best knobs in the registry and in the file of the options.
 
-        A run too short to compare choices keeps its last knobs. `record` gets the costs of the table's operators.
-        `learned` is what the policy knows now."""
-        costs = self._loader.operators.costs()
-        others = self._loader.operators.others()
-        if record is not None and (costs or others):
-            record(
-                {
-                    "kind": "operators",
-                    "loader": costs,
-                    "etl": others,
-                    "row_bytes": self._loader.stored_bytes,
-                }
-            )
+        A run too short to compare choices keeps its last knobs. `learned` is what the policy knows now."""
         last = self._loader.snapshot()
         seconds = last.consumer_wait_s + last.consumer_compute_s
         if not last.rows or seconds <= 0:

@@ -145,7 +145,7 @@ def tuned(
         member,
     ):
         yield controller
-    knob_memory.finish(policy=policy.name, record=record, learned=controller.learned())
+    knob_memory.finish(policy=policy.name, learned=controller.learned())
 
 
 def agent_of(controller: Controller | None, knob_memory: KnobMemory) -> dict[str, Any]:

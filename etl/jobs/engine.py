@@ -6,7 +6,7 @@ import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -17,7 +17,6 @@ from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
-from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
@@ -68,17 +67,6 @@ class Written:
     """By recognition, then by split."""
 
 
-def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, pa.Array]:
-    """Returns the first rows of an input's parts. Takes no more parts than needed."""
-    tables: list[pa.Table] = []
-    for part in parts:
-        tables.append(pa.table(dict(part)))
-        if sum(table.num_rows for table in tables) >= rows:
-            break
-    table = pa.concat_tables(tables).slice(0, rows) if tables else pa.table({})
-    return {name: join_chunks(table[name]) for name in table.column_names}
-
-
 @contextlib.contextmanager
 def clearly() -> Iterator[None]:
     """Turns the errors of this machine's disk and memory into a `JobFailure`."""
@@ -115,10 +103,6 @@ class Engine(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raises an error if the input cannot be read, or if the folder of rejects has other files. Reads no rows."""
-
-    @abstractmethod
-    def sample(self, rows: int) -> Mapping[str, pa.Array]:
-        """Returns the columns of about so many rows of the input, after filters and the sample."""
 
     def url(self, relative: str) -> str:
         """Returns this engine's name for a file or folder of the table."""

@@ -11,7 +11,6 @@ from typing import Any
 from sluice.common.errors import InputError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.learned_rows import why_labels_leak, why_not
-from sluice.etl.spec.placement import placement_of, with_placement
 from sluice.etl.spec.row_identity import Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import Base, new_job, stored_schema
@@ -72,17 +71,16 @@ class Job:
         if base.version is not None:
             table = FeatureTable.open(self.store.uri, base.version)
             parent = table.record if table.records else None
-        own = self._place_like(parent)
         before = None
         if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
             # An append that learned anew would give one id to two values.
             before = _load_state(
-                own,
+                self.spec,
                 self.store,
                 parent.state if parent else None,
                 partly=self.update_state and self.mode == "overwrite",
             )
-        spec, rule_before = under_rule(own, parent, accept=self.split_moved == "accept")
+        spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
         if before is not None and parent is not None:
             self._check_state(spec, parent, before)
         if self.mode == "append":
@@ -122,16 +120,6 @@ class Job:
         for name in self.accept_nulls:
             if name not in names:
                 raise InputError(f"--accept-nulls {name}: no such column{nearest(name, names)}")
-
-    def _place_like(self, parent: JobRecord | None) -> Spec:
-        """Returns the spec. An append whose spec has no [placement] takes that of the version before."""
-        own = self.spec
-        if self.mode != "append" or parent is None or placement_of(own.text):
-            return own
-        left = placement_of(parent.spec)
-        if not left:
-            return own
-        return Spec.parse(with_placement(own.text, left), own.name, own.permission)
 
     def _check_state(self, spec: Spec, parent: JobRecord, before: FittedState) -> None:
         """Refuses to build on the state of the version before if it does not fit, or if a row could meet its own

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sluice.common.errors import InputError
-from sluice.common.machine import this_machine
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import saw_others
@@ -20,7 +18,6 @@ from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
 from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.progress import STARTING
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
@@ -84,7 +81,6 @@ def run_job(job: Job, engine: Engine) -> Result:
 
 class _JobRun:
     def __init__(self, job: Job, engine: Engine) -> None:
-        self.start = time.monotonic()
         self.job = job
         self.spec = job.spec
         self.store = job.store
@@ -314,12 +310,6 @@ class _JobRun:
             sketches={
                 recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                 for recognition, splits in sketches.items()
-            },
-            took={
-                "rows": counted.parsed,
-                "seconds": round(time.monotonic() - self.start, 2),
-                "machine": this_machine(),
-                "start_s": round(self.progress.took.get(STARTING, 0.0), 2),
             },
         )
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-STARTING = "starting Spark"
 _MOVES_S, _LINES_S = 0.5, 5.0
 _WIDTH = 20
 
@@ -64,8 +63,6 @@ class JobProgress:
             every_s = _MOVES_S if self._moves else _LINES_S
         self._every_s = every_s
         self._so_far: Callable[[], str] = lambda: "…"
-        self.took: dict[str, float] = {}
-        """The seconds of each stage that has succeeded."""
 
     def follow(self, so_far: Callable[[], str]) -> None:
         """Sets the function that describes the progress of the current pass."""
@@ -91,8 +88,7 @@ class JobProgress:
             watcher.join()
             if self._moves:
                 self._out.write("\r\x1b[2K")
-        self.took[name] = time.monotonic() - start
-        self.say(f"{name}: done in {self.took[name]:.1f} s")
+        self.say(f"{name}: done in {time.monotonic() - start:.1f} s")
 
     def _watch(self, name: str, start: float, done: threading.Event) -> None:
         while not done.wait(self._every_s):

@@ -32,7 +32,7 @@ from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.apply.spool import Spool, Ticket
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, first_rows
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
@@ -106,12 +106,6 @@ class LocalEngine(Engine):
                     )
                 )
             )
-
-    def sample(self, rows: int) -> Mapping[str, pa.Array]:
-        self.check()
-        return first_rows(
-            (columns for piece in self._input.pieces() for columns, _ in self._rows(piece)), rows
-        )
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))

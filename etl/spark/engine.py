@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import pyarrow as pa
-
-from sluice.etl.apply.counts import RowCounts, selected
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, first_rows
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
@@ -73,22 +69,6 @@ class SparkEngine(Engine):
             check_side_table(self._spark, join, self.job.accept_nulls)
         joined = [select_side_columns(self._spark, join) for join in self.spec.rows.joins]
         fit_partitions(self._spark, self._raw.bytes + sum(map(frame_bytes, joined)))
-
-    def sample(self, rows: int) -> Mapping[str, pa.Array]:
-        self.check()
-        parser = InputParser(self.spec)
-        raw = self._raw
-        if self.spec.rows.relational:
-            batches: Iterable[pa.RecordBatch] = raw.rows.limit(rows).toArrow().to_batches()
-        else:
-            batches = raw.first_batches(rows)
-
-        def select(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
-            # The real places are not needed to predict costs.
-            places = np.zeros(batch.num_rows) if self.spec.input.place else None
-            return selected(self.spec, parser.parse(batch, places))[0]
-
-        return first_rows(map(select, batches), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)

@@ -6,7 +6,7 @@ the same time do not see each other. No order goes by the label: see `ties` in `
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import InputError
@@ -147,22 +147,6 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
             f"{', '.join(side.columns)})"
         )
     return side
-
-
-def write_side_tables(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
-    """Writes a copy of a join's side table for each end, as Parquet. A copy lacks the rows that are later than its end,
-    and has the end's index in a column called `number`. An end of None leaves out no row."""
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as sql
-
-    spark = SparkSession.active()
-    ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
-    side = read_side(spark, join).crossJoin(ended)
-    if join.their_time:
-        side = side.where(
-            ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))
-        )
-    side.drop("_end").write.parquet(path)
 
 
 def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:

@@ -158,14 +158,6 @@ class RawInput:
             return sum(file.size for file in self.files)
         return frame_bytes(self.read())
 
-    def first_batches(self, rows: int) -> Iterable[pa.RecordBatch]:
-        """Returns about so many rows before parsing."""
-        lines = self._lines(located=False)
-        if lines is None:
-            found: list[pa.RecordBatch] = self.read().limit(rows).toArrow().to_batches()
-            return found
-        return (batch for number in range(len(self._tasks)) for batch in lines.of(number))
-
     def map(
         self,
         work: Callable[[Batches], Batches],

@@ -74,7 +74,7 @@ class Input:
     number_texts: bool = False
     """Whether numbers may be texts in JSON and in requests."""
     marks: tuple[str, ...] = ()
-    """Columns that an audit adds to those of a file. They do not affect the order of rows."""
+    """Columns that do not affect the order of rows. Only the search for leaks in `tests/fuzz` adds such columns."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
 

@@ -23,10 +23,9 @@ from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.numeric import InverseShare
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec, read_columns
+from sluice.etl.spec.columns import ColumnSpec, leave_to_loader, read_columns
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
-from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.table_section import TableSpec, read_table
@@ -86,6 +85,11 @@ class Spec:
 
         Refuses a spec that would show a model its label."""
         spec = cls.parse(text, name)
+        if "placement" in tomllib.loads(text):
+            raise SpecError(
+                f"{name}: [placement] is no longer a section; put online = true at the operators that the loader is "
+                "to apply"
+            )
         if where := next(_find_uses_of_label(spec), None):
             raise SpecError(
                 f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
@@ -299,7 +303,14 @@ def _read_spec(raw: dict[str, Any], text: str) -> Spec:
     entries = read_sections(raw, "column")
     if not entries:
         raise SpecError("column: there must be at least one [[column]]")
-    columns = read_placement(read_section(raw, "placement"), read_columns(entries, kinds), kinds)
+    columns = read_columns(entries, kinds)
+    left = read_section(raw, "placement")  # the last operators of columns, in tables of 0.2.0
+    columns = tuple(
+        leave_to_loader(c, len(c.ops) - len(left[c.name]), kinds, f"placement.{c.name}")
+        if left.get(c.name)
+        else c
+        for c in columns
+    )
     columns = _add_weight(columns, rows, _check_label(columns, rows, source))
     spec = Spec(
         input=source,

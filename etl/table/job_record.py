@@ -77,9 +77,6 @@ class JobRecord:
     """The rule by which its rows are recognised. None if it was made without a spec."""
     engine: str | None = None
     """The engine, `spark` or `local`. It does not change the files. None if they were made without a job."""
-    took: Mapping[str, Any] = field(default_factory=dict)
-    """The cost of the job: `rows` read, `seconds` until it could be published, `start_s` (the part of them in which the
-    engine started), and the `machine` of `sluice.common.machine`. Empty if it was made without a job."""
     inputs: Mapping[str, int] = field(default_factory=dict)
     """The version of each Delta or Iceberg table that the job has read."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
@@ -97,7 +94,8 @@ class JobRecord:
                     f"reads format {FORMAT}, rules {RULES}: another version of sluice wrote it; make the "
                     "table anew from its input"
                 )
-            known = {k: v for k, v in value.items() if k not in ("format", "rules")}
+            # Release 0.2 wrote `took`, the cost of the job.
+            known = {k: v for k, v in value.items() if k not in ("format", "rules", "took")}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
             identity = Identity.from_json(found) if (found := known.get("identity")) else None
             return cls(

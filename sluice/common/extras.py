@@ -35,7 +35,6 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "serve": "serve"}
 
 OPTIONAL_FOLDERS = {
     "serve": ("dlrm/serving", "dlrm/serve"),
-    "audit": ("etl/local", "etl/audit"),
     "worker": ("ingest/remote", "ingest/remote/worker"),
 }
 """A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""

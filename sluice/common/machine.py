@@ -1,16 +1,8 @@
-"""What a process may use of this machine: `processors` and `memory_limit`. `this_machine` recognises a machine."""
+"""What a process may use of this machine: `processors` and `memory_limit`."""
 
 from __future__ import annotations
 
-import hashlib
-import platform
-
 from sluice.common.control_groups import ControlGroups
-
-
-def this_machine() -> str:
-    """Returns a short name by which a machine is recognised. It does not contain the host's name."""
-    return hashlib.sha256(f"{platform.node()} {processors()}".encode()).hexdigest()[:16]
 
 
 def processors() -> int:

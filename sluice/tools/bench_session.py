@@ -169,10 +169,7 @@ class BenchSession:
         controller.stop()
         knobs = loader.knobs
         self._advice = advice(begun, loader.snapshot(), knobs)
-        record = None if self._run is None else partial(self._write, "event")
-        self._knob_memory.finish(
-            policy=self._policy.name, record=record, learned=controller.learned()
-        )
+        self._knob_memory.finish(policy=self._policy.name, learned=controller.learned())
         loader.close()
         outcome = {
             **_figures(measured, self._options.epochs),

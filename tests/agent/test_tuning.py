@@ -104,7 +104,7 @@ def test_the_folder_holds_the_run_and_its_end(tmp_path):
     times = iter([0.0, 1000.0])  # when the folder is made, and when the first batch is asked for
     folder = RunFolder.create(tmp_path / "run", {"kind": "load"}, clock=lambda: next(times, 1000.0))
     pipeline, policy = Moving(), Climbing(most=4)
-    run = started(pipeline, policy, folder=folder, last=lambda: [{"kind": "end", "rows": 5}])
+    run = started(pipeline, policy, folder=folder, outcome=lambda: {"rows": 5})
     eventually(lambda: run.status.settled)
     run.failed(ValueError("no"))
     run.close()
@@ -155,13 +155,12 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
                 runs[0].abandon()
             return super().decide(snapshot, state)
 
-    def last():
+    def outcome():
         ended.set()
-        yield {"kind": "end"}
+        return {}
 
-    runs.append(
-        started(Moving(), Leaving(), folder=RunFolder.create(tmp_path, {"kind": "load"}), last=last)
-    )
+    folder = RunFolder.create(tmp_path, {"kind": "load"})
+    runs.append(started(Moving(), Leaving(), folder=folder, outcome=outcome))
     assert ended.wait(60)
     runs[0].close()
     assert len(Run.read(tmp_path).of("end")) == 1

@@ -13,10 +13,10 @@ from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, descr
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.table_section import TableSpec
-from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 from tests.etl.jobs import Said, run
+from tests.etl.other_shapes import synthesize_shape
 from tests.optional_folders import OPTIONAL
 from tests.raises import assert_names
 

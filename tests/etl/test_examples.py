@@ -15,17 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.table import FeatureTable
-from sluice.etl.table_commands import SHAPES
 from tests.dlrm.forks import Forks
 from tests.etl.jobs import alike, build_table, in_one_process, rows_of, run
+from tests.etl.other_shapes import FORMATS, synthesize_shape
 from tests.etl.tables import columns_of
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s != "criteo"])
+@pytest.mark.parametrize("shape", FORMATS)
 def test_the_same_seed_makes_the_same_file(shape, tmp_path):
     about = [synthesize_shape(shape, tmp_path / name, rows=200, seed=4) for name in "ab"]
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

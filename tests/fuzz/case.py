@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES
-from sluice.etl.spec.placement import with_placement
 from tests.etl.tables import section
 
 KEY = "number"
@@ -55,7 +54,6 @@ class Case:
     """The [[column]] entries, as the ETL applies all of them."""
     left: list[dict[str, Any]] = field(default_factory=list)
     """The same entries, of which some leave operators to the loader."""
-    placement: dict[str, list[str]] = field(default_factory=dict)
     transforms: list[dict[str, Any]] = field(default_factory=list)
     time: str | None = None
     """The input column that files hold as the text of a time."""
@@ -73,12 +71,11 @@ class Case:
 
     def loader(self) -> str:
         """The spec in which some operators are left to the loader, with transforms on top."""
-        text = (
-            with_placement(self.text(self.left), self.placement)
-            if self.placement
-            else self.text(self.left)
+        return (
+            self.text(self.left)
+            + "\n"
+            + "\n".join(section("transform", **one) for one in self.transforms)
         )
-        return text + "\n" + "\n".join(section("transform", **one) for one in self.transforms)
 
     def plain(self, columns: Sequence[str]) -> str:
         """The spec of these columns alone, by which a loader reads the file itself."""

@@ -630,7 +630,7 @@ def _step(
 
 
 def _leave(draw: random.Random, case: Case) -> None:
-    """Leaves operators of some columns to the loader, by `online` or by a section [placement]."""
+    """Leaves operators of some columns to the loader, by `online`."""
     case.left = [dict(one) for one in case.entries]
     for number, entry in enumerate(case.entries):
         places = list(range(len(entry.get("ops", ()))))
@@ -644,15 +644,6 @@ def _leave(draw: random.Random, case: Case) -> None:
             if parsed(case, [*_FIRST, {**entry, "ops": ops}]) is not None:
                 case.left[number] = {**entry, "ops": ops}
                 break
-    if draw.random() < 0.3:
-        spec = parsed(case, case.left)
-        assert spec is not None
-        case.placement = {
-            column.name: [op.name for op in column.ops[column.online :]]
-            for column in spec.columns
-            if column.online is not None
-        }
-        case.left = [dict(one) for one in case.entries]
 
 
 def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:

@@ -83,29 +83,3 @@ def test_numbers_are_stored_and_both_tables_are_whole(tables):
     assert left.check() == spark.check() == []
     for name in left_ids.LEFT:
         assert left.record.profile[name]["nulls"] == spark.record.profile[name]["nulls"]
-
-
-def test_costs_are_counted_on_either_side(tables):
-    spark, left = tables
-    with BatchLoader(left, batch_size=80, reading=Reading(reader="arrow")) as loader:
-        assert loader.operators.costs() == []
-        assert loader.operators.stored.keys() == {"I2", "I5", *left_ids.LEFT}
-        rows = sum(b.rows for b in loader)
-        costs = {c["column"]: c for c in loader.operators.costs()}
-        assert not {o["column"] for o in loader.operators.others()} & {*left_ids.LEFT}
-    assert rows
-    assert {name: c["stage"] for name, c in costs.items()} == dict.fromkeys(
-        ("I2", "I5", *left_ids.LEFT), "read"
-    )
-    assert costs["filled"]["operators"] == "log+quantiles"
-    assert all(c["cpu_s"] > 0 and c["bytes_before"] > 0 for c in costs.values())
-    with BatchLoader(spark, batch_size=80, reading=Reading(reader="arrow")) as loader:
-        others = {o["column"]: o for o in loader.operators.others()}
-    assert {o["operators"] for n, o in others.items() if n in left_ids.LEFT} == {
-        "modulus",
-        "bucketize",
-        "log+quantiles",
-        "quantiles",
-    }
-    assert {others[n]["stage"] for n in left_ids.LEFT} == {"read"}
-    assert not {"C1", "tags"} & others.keys()

@@ -227,3 +227,15 @@ def test_usual_requests_are_read_in_one_call_and_joined_without_a_copy(monkeypat
     parts = [decoder.columns([rows]) for rows in read]
     assert [len(part["n"]) for part in parts] == [3, 1, 1]
     assert parts[1]["x"].to_pylist() == [7.0]
+
+
+@pytest.mark.parametrize("format", ["tsv", "json"])
+def test_an_empty_text_is_a_missing_one_where_the_input_has_no_other(format):
+    spec = Spec.parse(SPEC.text.replace('"json"', f'"{format}"'))
+    body = b'{"rows": [{"word": ""}, {"word": "a"}, {}]}'
+    for together_bytes in (0, 10**9):
+        decoder = Decoder(spec, "f", most_rows=10, together_bytes=together_bytes)
+        first, second = decoder.read_all([(JSON, body), (JSON, body)])
+        assert bool(first.columns) == (together_bytes == 0)
+        words = decoder.columns([first, second])["word"].to_pylist()
+        assert words == 2 * [None if format == "tsv" else "", "a", None]

@@ -1,8 +1,6 @@
-"""Finds leaks: features that contain information which they would not have at serving time.
+"""Finds leaks of a table: features that contain information which they would not have at serving time.
 
-`audit_table` audits a table by the raw input that it was made from. `audit_spec` makes a table first, and audits it.
-
-The audit computes the features again, changes the input in a way that must not change them, and compares. An example:
+The oracle computes the features again, changes the input in a way that must not change them, and compares. An example:
 three rows of one user, and two features made of the user's labels.
 
     row  user  label  mean of all rows  mean of the other rows
@@ -10,10 +8,10 @@ three rows of one user, and two features made of the user's labels.
       2  ann       0              2/3                       1
       3  ann       1              2/3                     1/2
 
-The audit flips the label of row 1 from 1 to 0, and computes both features of row 1 again. The mean of all rows becomes
+The oracle flips the label of row 1 from 1 to 0, and computes both features of row 1 again. The mean of all rows becomes
 1/3: this feature contains the row's own label, and that is a leak. The mean of the other rows is still 1/2: no leak.
 
-The audit makes these changes, one at a time:
+The oracle makes these changes, one at a time:
 
 - One label is flipped. That row must keep its features.
 - All labels are flipped, and operators keep what they learned. All rows must keep their features.
@@ -26,12 +24,11 @@ The audit makes these changes, one at a time:
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -42,14 +39,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.common.errors import InputError
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import saw_others
-from sluice.etl.apply.parse import Parsed
+from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.job_run import run_job
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_section import Input
@@ -65,24 +60,27 @@ from sluice.etl.table.table import FeatureTable, TableError
 Mask = npt.NDArray[np.bool_]
 Columns = dict[str, pa.Array]
 EngineFor = Callable[[Job], Engine]
-FLIPS = 50
-"""How many rows get their label flipped, one at a time."""
 _MOMENTS = 3
 """How many moments are tried. Each divides the rows into earlier and later ones."""
-_MOST_ROWS = 2_000_000
-"""The most rows that one run of joins and histories reads, over all changed inputs together."""
-# An audit adds these columns to the rows: the row's number, the number of its changed input, a history's `by` for each
-# changed input, and the row's file and line.
-_ROW = "_audit_row"
-_CHANGE = "_audit_change"
-_BY = "_audit_by"
-_FILE = "_audit_file"
-_LINE = "_audit_line"
+# The oracle adds these columns to the rows: the row's number, the number of its changed input, and a history's `by` for
+# each changed input.
+_ROW = "_oracle_row"
+_CHANGE = "_oracle_change"
+_BY = "_oracle_by"
 # The names that a spec has for the types of columns.
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
+
+
+class CannotJudge(Exception):
+    """The files do not give a version's rows or states again."""
+
+
+class OneLabel(Exception):
+    """There is no other label to flip to."""
+
+
 LABEL = "made from the label"
 """The `Leak.operator` of a column whose source contains the label."""
-_REMAKE = "make the table again from all of its input, with --mode overwrite --refit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,55 +92,13 @@ class Leak:
     """The operator, the function or the rule that lets the information in, or `LABEL`."""
     holds: str
     """The information that the column must not have, for example "its own label"."""
-    file: str = ""
-    line: int = 0
     before: str = ""
     after: str = ""
 
     @property
     def text(self) -> str:
-        """The leak as one line for a person."""
-        seen = (
-            f": {self.before} becomes {self.after} in {self.file}, line {self.line}"
-            if self.file
-            else ""
-        )
-        return f"leak: column {self.column!r}, {self.operator}: it holds {self.holds}{seen}; {self.advice}"
-
-    @property
-    def advice(self) -> str:
-        """How to remove the leak."""
-        is_rule = self.operator.startswith("[[")
-        if self.operator == LABEL:
-            return "take the label out of what it is made from"
-        # A rule's name may have a colon too, such as `[[join]] s3://bucket/users`.
-        if ":" in self.operator and not is_rule:
-            return "this function sees the label; give it other columns"
-        if "split" in self.holds:
-            return "learn from the training split alone, and split by time or by the column that relates rows"
-        if is_rule:
-            return f"order rows by another column than the label, and {_REMAKE}"
-        return _REMAKE
-
-
-@dataclass(slots=True, kw_only=True)
-class Audit:
-    """The results of an audit."""
-
-    version: int
-    table_rows: int
-    rows: int = 0
-    """The number of the table's rows that were recomputed from the input. Only these were audited."""
-    tried: dict[str, int] = field(default_factory=dict)
-    """By `Leak.holds`, the number of changes of the input that were tried to find such a leak."""
-    leaks: list[Leak] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def has(self, column: str, holds: str) -> bool:
-        """Returns whether this leak of a column was found already."""
-        return any((leak.column, leak.holds) == (column, holds) for leak in self.leaks)
+        seen = f": {self.before} becomes {self.after}" if self.before else ""
+        return f"column {self.column!r}, {self.operator}: it holds {self.holds}{seen}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +190,13 @@ class RuleRunner:
             store=TableStore(self._folder / "no-table"),
         )
         with contextlib.closing(self._engine_for(job)) as engine:
-            # A sample of so many rows has all of them.
-            found = engine.sample(rows.num_rows)
+            engine.check()
+            parser = InputParser(engine.spec)
+            parts = (
+                selected(engine.spec, parser.parse(batch))[0]
+                for batch in engine._raw.rows.toArrow().to_batches()
+            )
+            found = _columns(pa.concat_tables(pa.table(dict(part)) for part in parts))
         return pa.table(
             {
                 name: values
@@ -248,11 +209,27 @@ class RuleRunner:
 
     def _cut_side_table(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
         """Returns the join with a copy of its side table for each input, without the rows that are too late for it."""
-        from sluice.etl.spark.joins import write_side_tables
-
         path = str(self._folder / f"{next(self._numbers)}")
-        write_side_tables(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
+        _write_side_tables(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
         return replace(join, path=path, format="parquet", on=(*join.on, _CHANGE), fields=())
+
+
+def _write_side_tables(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
+    """Writes a copy of a join's side table for each end, as Parquet. A copy lacks the rows that are later than its end,
+    and has the end's index in a column called `number`. An end of None leaves out no row."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as sql
+
+    from sluice.etl.spark.joins import read_side
+
+    spark = SparkSession.active()
+    ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
+    side = read_side(spark, join).crossJoin(ended)
+    if join.their_time:
+        side = side.where(
+            ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))
+        )
+    side.drop("_end").write.parquet(path)
 
 
 class TablePart:
@@ -326,9 +303,7 @@ class TablePart:
             if chosen.any():
                 other = np.flatnonzero(labels == 1 - label)
                 if not len(other):
-                    raise InputError(
-                        f"all rows have the same label, {label}: an audit needs rows of both"
-                    )
+                    raise OneLabel(f"all rows have the same label, {label}")
                 source[chosen] = other[0]
         return {**columns, self.spec.label: columns[self.spec.label].take(pa.array(source))}
 
@@ -495,8 +470,6 @@ def _make_changes(
     splits[part.row_numbers] = part.splits
     drawn = draw.permutation(np.flatnonzero(written))
     change = partial(Change, flipped=np.zeros(count, bool), removed=np.zeros(count, bool))
-    if spec.rows.relational:
-        flips = min(flips, max(1, _MOST_ROWS // count))
     for row in drawn[:flips]:
         this_row = np.arange(count) == row
         yield change(
@@ -606,7 +579,7 @@ def _uses_label(fitted_op: Learned, spec: Spec) -> bool:
 
 
 class _Versions:
-    """The versions of a table up to the audited one. Each is opened and recomputed when it is first needed."""
+    """The versions of a table up to the checked one. Each is opened and recomputed when it is first needed."""
 
     def __init__(self, table: FeatureTable, rows: pa.Table, rules: RuleRunner) -> None:
         self.table, self._rules = table, rules
@@ -617,7 +590,7 @@ class _Versions:
         """Returns a version's table, and the input's rows with the column names and types of its spec."""
         if version not in self._tables:
             later, rows = self.open(version + 1)
-            table = FeatureTable.open(later.uri, version, allow_code=later.permission)
+            table = FeatureTable.open(later.uri, version)
             old_names, columns = later.spec().input.was, table.spec().input.columns
             rows = rows.rename_columns(
                 [
@@ -663,51 +636,40 @@ def _digest(table: pa.Table) -> str:
     return digest_of(table.schema, table.to_batches())
 
 
-def audit_table(
-    table: FeatureTable,
-    inputs: Sequence[str],
-    engine_for: EngineFor,
-    *,
-    flips: int = FLIPS,
-    seed: int = 0,
-) -> Audit:
-    """Returns the leaks of a version of a table, from the inputs that it was made from. Raises an InputError if these
-    inputs do not give all of its rows and learned states, because the others cannot be audited.
+def find_leaks(
+    table: FeatureTable, inputs: Sequence[str], engine_for: EngineFor, *, flips: int, seed: int = 0
+) -> list[Leak]:
+    """Returns the leaks of a version of a table, from the Parquet files that it was made from. Raises `CannotJudge` if
+    these files do not give all of its rows and learned states, because the others cannot be checked.
 
     `flips` is the number of rows whose labels are flipped one at a time. `seed` draws these rows."""
-    if importlib.util.find_spec("sluice.etl.local") is None:
-        raise InputError(
-            "an audit reads its input with the local engine, which this installation lacks"
-        )
-    from sluice.etl.local.sample import numbered_rows
-
-    rows = numbered_rows(table.spec(), tuple(inputs), _FILE, _LINE)
-    origins = rows.select([_FILE, _LINE])
-    rows = rows.drop_columns([_FILE, _LINE]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-    audit, draw = Audit(version=table.version, table_rows=table.rows), np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
+    spec = table.spec()
+    parser = InputParser(spec)
+    parsed = [
+        pa.table(dict(parser.parse(batch).columns))
+        for path in inputs
+        for batch in pq.read_table(path, columns=list(spec.input.columns)).to_batches()
+    ]
+    rows = pa.concat_tables(parsed).combine_chunks()
+    count = rows.num_rows
+    rows = rows.append_column(_ROW, pa.array(np.arange(count)))
+    leaks, unlearnable, checked = list[Leak](), set[str](), 0
+    draw = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory(prefix="sluice-leaks-") as folder:
         versions = _Versions(table, rows, RuleRunner(engine_for, Path(folder)))
-        unlearnable: list[str] = []
         for record in sorted(table.records.values(), key=lambda record: record.version):
             part = versions.part(record.version)
-            if not part.written.any():
-                continue
-            changes = list(_make_changes(part, len(origins), flips, draw))
-            unlearnable += _audit_part(part, versions, audit, origins, changes)
-            audit.rows += int(part.written[part.made_from].sum())
-            for change in changes:
-                audit.tried[change.leak] = audit.tried.get(change.leak, 0) + 1
-    if not audit.leaks and (unlearnable or audit.rows < table.rows):
-        missing = (
-            f"what {' and '.join(sorted(set(unlearnable)))} learned cannot be learned again"
-            if unlearnable
-            else f"only {audit.rows:,} of {table.rows:,} rows can be recomputed"
+            if part.written.any():
+                changes = list(_make_changes(part, count, flips, draw))
+                unlearnable.update(_check_part(part, versions, leaks, count, changes))
+                checked += int(part.written[part.made_from].sum())
+    if not leaks and unlearnable:
+        raise CannotJudge(
+            f"what {' and '.join(sorted(unlearnable))} learned cannot be learned again"
         )
-        raise InputError(
-            f"{table.uri}: version {table.version} cannot be audited, because {missing} from "
-            f"{', '.join(inputs)}; name all files that it was made from, or {_REMAKE}"
-        )
-    return audit
+    if not leaks and checked < table.rows:
+        raise CannotJudge(f"only {checked:,} of {table.rows:,} rows can be recomputed")
+    return leaks
 
 
 def _find_learners(
@@ -753,18 +715,18 @@ def _learns_the_same(learner: TablePart, part: TablePart, key: str, count: int) 
         return False
 
 
-def _audit_part(
+def _check_part(
     part: TablePart,
     versions: _Versions,
-    audit: Audit,
-    origins: pa.Table,
+    leaks: list[Leak],
+    count: int,
     changes: Sequence[Change],
 ) -> list[str]:
-    """Adds the leaks of one part to `audit`. Returns the operators that cannot be audited."""
-    learners, unlearnable = _find_learners(part, versions, len(origins))
+    """Adds the leaks of one part. Returns the operators that cannot be checked."""
+    learners, unlearnable = _find_learners(part, versions, count)
     if saw_others(part.state, part.spec):
         holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
-        audit.leaks += [
+        leaks += [
             Leak(column=fitted_op.users[0][0].name, operator=fitted_op.op.name, holds=holds)
             for fitted_op in part.spec.fitted
             if not fitted_op.op.of_all_splits
@@ -781,36 +743,37 @@ def _audit_part(
         checked = (part.written & change.keeps_features[part.row_numbers])[part.made_from]
         changed_values = part.compute(*after, features)
         for column in features:
-            if audit.has(column.name, change.leak):
+            if _is_known(leaks, column.name, change.leak):
                 continue
             differs = _find_differences(values[column.name], changed_values[column.name])
             rows = np.flatnonzero(checked & differs)
             if not len(rows):
                 continue
             operator, *seen = part.find_cause(column, int(rows[0]), original, after)
-            row_number = int(part.row_numbers[part.made_from[rows[0]]])
-            audit.leaks.append(
+            leaks.append(
                 Leak(
                     column=column.name,
                     operator=operator,
                     holds=change.leak,
                     before=seen[0],
                     after=seen[1],
-                    file=origins[_FILE][row_number].as_py(),
-                    line=origins[_LINE][row_number].as_py(),
                 )
             )
         if change.keeps_states:
-            _audit_states(part, after[1], audit, change.leak)
+            _check_states(part, after[1], leaks, change.leak)
     return unlearnable
 
 
-def _audit_states(part: TablePart, after: FittedState, audit: Audit, leak: str) -> None:
+def _is_known(leaks: Iterable[Leak], column: str, holds: str) -> bool:
+    return any((leak.column, leak.holds) == (column, holds) for leak in leaks)
+
+
+def _check_states(part: TablePart, after: FittedState, leaks: list[Leak], leak: str) -> None:
     """Adds a leak for each operator that learned something else after a change."""
     for fitted_op in part.spec.fitted:
         name, key = fitted_op.users[0][0].name, fitted_op.key
-        if not audit.has(name, leak) and _digest(after[key]) != _digest(part.state[key]):
-            audit.leaks.append(Leak(column=name, operator=fitted_op.op.name, holds=leak))
+        if not _is_known(leaks, name, leak) and _digest(after[key]) != _digest(part.state[key]):
+            leaks.append(Leak(column=name, operator=fitted_op.op.name, holds=leak))
 
 
 def _learn_again(
@@ -837,20 +800,3 @@ def _find_differences(values: pa.Array, others: pa.Array) -> Mask:
         return np.zeros(len(values), bool)
     texts = (map(repr, column.to_pylist()) for column in (values, others))
     return np.array([one != other for one, other in zip(*texts, strict=True)], bool)
-
-
-def audit_spec(
-    spec: Spec, inputs: Sequence[str], engine_for: EngineFor, *, flips: int = FLIPS, seed: int = 0
-) -> Audit:
-    """Returns the leaks of the table that a spec makes of these inputs. The table is made in a folder that is removed
-    afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
-        job = Job(
-            spec=spec,
-            inputs=tuple(inputs),
-            store=TableStore(Path(folder) / "table"),
-            max_rejects=1.0,
-        )
-        run_job(job, engine_for(job))
-        table = FeatureTable.open(job.store.uri, allow_code=spec.permission)
-        return audit_table(table, inputs, engine_for, flips=flips, seed=seed)
