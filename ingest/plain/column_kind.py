@@ -38,6 +38,8 @@ _TO_MIDDLE, _TO_END = 2, 4
 """The density of counts falls by these factors from its peak to the middle of the range, and from there to the end."""
 _WIDE, _COMMON = 32, 0.25
 """In a range of so many values or more, a value with this share of the rows is a frequent id and not a count."""
+_MOST_FILLED, _FILLED, _MANY_ROWS = 200, 0.9, 10**9
+"""In a range of so many values or more, ids that repeat fill this share of it in so many rows. Counts do not."""
 _FAR = 8.0
 """A column is skewed if its largest value is this many times as far from the median as the 90th percentile."""
 
@@ -59,7 +61,7 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
     """Whether whole numbers are amounts, such as counts, and not ids.
 
     If the name does not tell, the distribution does. Counts begin near 0, and beyond their most frequent range their
-    density falls with each doubling. Ids fill their range evenly, or have gaps."""
+    density falls with each doubling, until most values do not occur. Ids fill their range, or have gaps everywhere."""
     named = is_named_id(name)
     if named is not None:
         return not named
@@ -70,6 +72,9 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
     if facts.distinct <= 2:  # a flag
         return bool(lowest >= 0 and values.max() <= 1)
     if len(values) < _FEW or not -_FEW < lowest <= 1:
+        return False
+    wide = values.max() - lowest + 1
+    if wide >= _MOST_FILLED and likely_values(facts, _MANY_ROWS) >= _FILLED * wide:
         return False
     doublings = np.log2(values - lowest + 1).astype(int)
     counts = np.bincount(doublings)

@@ -4,6 +4,7 @@ A loader takes its roles from the proposals, and `sluice guess` writes a spec fr
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -57,6 +58,7 @@ _USERS = re.compile(
 _YEAR_1990 = 631_152_000
 _YEAR_2001 = 10**9
 _YEAR_2100 = 4_102_444_800
+_TEN_YEARS = 315_360_000
 _UNIQUE, _MANY = 0.95, 1000
 """If this share of at least so many values is distinct, a column identifies rows."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
@@ -122,9 +124,11 @@ class Proposal:
     spread: Spread | None = None
     """For numbers: how they are spread."""
     rejected: str = ""
-    """For a time as text: how many sampled values are no times, and an example."""
+    """For a time as text, and for clicks: how many sampled values are none, and an example."""
     swapped: str = ""
     """For a time as text: the format with day and month exchanged, if it fits as well."""
+    by_values: str = ""
+    """What whole numbers hold, if their values decided because the name does not say it."""
 
     @property
     def hash(self) -> int | None:
@@ -169,7 +173,8 @@ def proposals(
     found = {}
     for name, one in facts.items():
         if name == wanted:
-            found[name] = Proposal(name=name, facts=one, role="label", label=label)
+            odd = "" if made or label != name else _describe_odd_clicks(one)
+            found[name] = Proposal(name=name, facts=one, role="label", label=label, rejected=odd)
         elif name in hashed:
             role = "id_list" if is_list(one.type) else "sparse"
             found[name] = Proposal(name=name, facts=one, role=role, fits=True)
@@ -206,6 +211,7 @@ def _least_positive(facts: ColumnFacts) -> float | None:
         facts.sampled is None
         or pa.types.is_boolean(facts.type)
         or not 2 <= facts.distinct <= _RATINGS
+        or _describe_odd_clicks(facts)
     ):
         return None
     values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
@@ -213,6 +219,19 @@ def _least_positive(facts: ColumnFacts) -> float | None:
     if len(several) < 2 or set(several) == {0.0, 1.0}:
         return None
     return float(min(several[1:], key=lambda least: abs((values >= least).mean() - 0.5)))
+
+
+def _describe_odd_clicks(facts: ColumnFacts) -> str:
+    """Returns how many of a label's sampled numbers are neither 0 nor 1, and an example. Empty if there are none, or
+    more than 1 %: then they are no errors."""
+    if facts.sampled is None or is_text(facts) or pa.types.is_boolean(facts.type):
+        return ""
+    values = facts.sampled.drop_null()
+    wrong = ~np.isin(values.cast(pa.float64(), safe=False).to_numpy(), (0, 1))
+    if not 0 < wrong.sum() <= _FEW * len(values):
+        return ""
+    example = str(values[int(wrong.argmax())].as_py())
+    return share_of_values(int(wrong.sum()), len(values), example)
 
 
 def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
@@ -247,9 +266,16 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         or (fractional and not _are_ids(name, facts))
         or (pa.types.is_integer(kind) and is_amount(name, facts))
     )
+    has_doubt = pa.types.is_integer(kind) and is_named_id(name) is None and facts.distinct > 2
     if is_number:
-        spread = None if pa.types.is_boolean(kind) else spread_of(facts)
-        return Proposal(name=name, facts=facts, role="dense", fill=fill, spread=spread)
+        return Proposal(
+            name=name,
+            facts=facts,
+            role="dense",
+            fill=fill,
+            spread=None if pa.types.is_boolean(kind) else spread_of(facts),
+            by_values="amounts" if has_doubt else "",
+        )
     role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
     if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
         return Proposal(name=name, facts=facts, why=_why_left_out(kind))
@@ -282,6 +308,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         facts=facts,
         role=role,
         fits=fits,
+        by_values="ids" if has_doubt else "",
         size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]),
     )
 
@@ -294,16 +321,27 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
             name=name, facts=facts, time="int", formats=(form,), why="looks like a time"
         )
     is_named = bool(_TIMES.search(name))
-    unit = _unit(facts, _YEAR_1990 if is_named else _YEAR_2001)
-    if is_named or (kind.bit_width >= 32 and unit and is_named_id(name) is None):
-        return Proposal(
-            name=name,
-            facts=facts,
-            time="int" if unit else "",
-            unit=unit or 1,
-            why="looks like a time",
+    unit = _unit(facts)
+    is_time = unit and kind.bit_width >= 32 and is_named_id(name) is None
+    # Ids may be as large as the seconds of the years before 2001, but seldom as close together.
+    is_time &= facts.low >= _YEAR_2001 * unit or facts.high - facts.low < _TEN_YEARS * unit
+    if not (is_named or is_time):
+        return None
+    span = ""
+    if unit and not is_named:
+        first, last = (
+            f"{datetime.datetime.fromtimestamp(at / unit, datetime.UTC):%Y-%m-%d}"
+            for at in (facts.low, facts.high)
         )
-    return None
+        span = f"times from {first} to {last}, at {unit:,} a second since 1970"
+    return Proposal(
+        name=name,
+        facts=facts,
+        time="int" if unit else "",
+        unit=unit or 1,
+        why="looks like a time",
+        by_values=span,
+    )
 
 
 def _time_of_texts(name: str, facts: ColumnFacts) -> Proposal | None:
@@ -461,15 +499,15 @@ def _fits(facts: ColumnFacts) -> bool:
     return facts.low is None or 0 <= facts.low <= facts.high < _IDS
 
 
-def _unit(facts: ColumnFacts, since: int) -> int:
-    """Returns the number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between `since` and the year
+def _unit(facts: ColumnFacts) -> int:
+    """Returns the number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between the years 1990 and
     2100. 0 if there is none."""
     return next(
         (
             unit
             for unit in (1, 10**3, 10**6, 10**9)
             if isinstance(facts.low, int)
-            and since * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
+            and _YEAR_1990 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
         ),
         0,
     )

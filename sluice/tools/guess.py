@@ -40,6 +40,9 @@ class GuessOptions:
         "guessed by its name)",
         metavar="NAME",
     )
+    exclude: tuple[str, ...] = setting(
+        (), "a column to leave out; may be repeated", metavar="NAME", again=True
+    )
     out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
 
 
@@ -50,7 +53,7 @@ def main(argv: list[str]) -> None:
     from sluice.tools.guess_spec import guessed_spec
 
     files = options.files if len(options.files) > 1 else options.files[0]
-    text = guessed_spec(files, options.label)
+    text = guessed_spec(files, options.label, options.exclude)
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
     if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)

@@ -7,20 +7,25 @@ import itertools
 import json
 import tempfile
 import zoneinfo
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.errors import UsageError
+from sluice.common.suggest import nearest
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
 from sluice.etl.table.table_files import is_iceberg
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, label_values, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
+from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
 from sluice.ingest.plain.text_logs import TextSample, text_paths
 from sluice.ingest.read.parquet_files import Paths, facts_of
@@ -43,6 +48,7 @@ def spec_text(
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
     is given for text files. `form` is the format of the files."""
+    found = {name: _leave_out_unreadable(proposal) for name, proposal in found.items()}
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
     why = {name: proposal.why for name, proposal in found.items() if name not in used} | {**others}
     times = (
@@ -50,7 +56,8 @@ def spec_text(
     )
     # For CSV and TSV, the spec must name all columns of a line.
     named = found if form in ("csv", "tsv") else used
-    mixed = sample.rejected if sample else {n: p.rejected for n, p in used.items() if p.rejected}
+    mixed = {n: p.rejected for n, p in used.items() if p.rejected}
+    mixed |= sample.rejected if sample else {}
     kinds = {
         name: _input_type(proposal, has_texts=name in mixed and form != "json")
         for name, proposal in named.items()
@@ -77,6 +84,11 @@ def spec_text(
             "# Some files lack these columns. Their values are null there.",
             f"optional = {json.dumps(optional, ensure_ascii=False)}",
         ]
+    if unsure := [f"{name} ({p.by_values})" for name, p in used.items() if p.by_values]:
+        lines += [
+            "# The names of these columns do not say what they hold, so their values decided. Change what is wrong.",
+            *(f"#   {text}" for text in unsure),
+        ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     lines += ["", "[table]", *_write_splits(found, sample)]
@@ -89,6 +101,17 @@ def spec_text(
             proposal, _choose_name(name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _leave_out_unreadable(proposal: Proposal) -> Proposal:
+    """Returns the proposal, without a role if no type of a spec reads the column."""
+    if proposal.role or proposal.time:
+        try:
+            check_kind(proposal.name, proposal.facts.type, _input_type(proposal, has_texts=False))
+        except ColumnError:
+            why = f"{proposal.facts.type}, which a spec cannot read; a Loader without a spec can"
+            return replace(proposal, role="", time="", why=why)
+    return proposal
 
 
 def _write_time_notes(
@@ -168,7 +191,11 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     if proposal.role == "label":
         if is_text(proposal.facts):
             return "text"
-        click = not proposal.facts.values or 0 <= proposal.facts.low <= proposal.facts.high <= 1
+        click = proposal.label == proposal.name and (
+            proposal.rejected
+            or not proposal.facts.values
+            or 0 <= proposal.facts.low <= proposal.facts.high <= 1
+        )
         return (
             "int"
             if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind))
@@ -178,12 +205,11 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
         return proposal.time
     if proposal.role in ("dense", "weight") or (pa.types.is_floating(kind) and not has_texts):
         return "float"
-    fits = not has_texts and pa.types.is_integer(kind) and kind != pa.uint64()
     if proposal.role == "id_list":
         return "texts"
-    if fits:
-        return "int"
-    return "text"
+    # Decimals have a role of ids only if they are whole.
+    is_whole = pa.types.is_decimal(kind) or (pa.types.is_integer(kind) and kind != pa.uint64())
+    return "int" if is_whole and not has_texts else "text"
 
 
 def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
@@ -360,12 +386,14 @@ def _write_column(
     return [*lines, ""]
 
 
-def guessed_spec(source: Paths, label: str | None = None) -> str:
-    """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more."""
+def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[str] = ()) -> str:
+    """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more. The columns
+    in `exclude` are left out."""
     is_table = isinstance(source, str) and is_iceberg(source)
     if is_table or not (paths := text_paths(source)):
         facts, rows, others, form = facts_of(source)
-        return spec_text(proposals(facts, rows, label, is_click=True), others, form, None)
+        found = proposals(facts, rows, label, is_click=True)
+        return spec_text(_exclude(found, exclude), others, form, None)
     sample = TextSample.of(paths, label)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
         pq.write_table(
@@ -373,4 +401,18 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
         )
         facts, _, others, _ = facts_of(f"{folder}/rows.parquet")
     found = proposals(facts, sample.rows, sample.label, is_click=True)
-    return spec_text(found, {**others, **sample.others}, sample.form, sample)
+    others = {**others, **sample.others}
+    return spec_text(_exclude(found, exclude), others, sample.form, sample)
+
+
+def _exclude(found: dict[str, Proposal], names: Collection[str]) -> dict[str, Proposal]:
+    """Leaves out the columns of these names."""
+    for name in names:
+        if name not in found:
+            raise UsageError(f"--exclude {name}: there is no such column{nearest(name, found)}")
+        if found[name].role == "label":
+            raise UsageError(f"--exclude {name}: it is the label; name another one with --label")
+    return {
+        name: replace(proposal, role="", time="", why="by --exclude") if name in names else proposal
+        for name, proposal in found.items()
+    }
