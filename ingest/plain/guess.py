@@ -266,16 +266,12 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         or (fractional and not _are_ids(name, facts))
         or (pa.types.is_integer(kind) and is_amount(name, facts))
     )
-    has_doubt = pa.types.is_integer(kind) and is_named_id(name) is None and facts.distinct > 2
+    by_values = ""
+    if pa.types.is_integer(kind) and is_named_id(name) is None and facts.distinct > 2:
+        by_values = "amounts" if is_number else "ids"
     if is_number:
-        return Proposal(
-            name=name,
-            facts=facts,
-            role="dense",
-            fill=fill,
-            spread=None if pa.types.is_boolean(kind) else spread_of(facts),
-            by_values="amounts" if has_doubt else "",
-        )
+        made = Proposal(name=name, facts=facts, role="dense", fill=fill, by_values=by_values)
+        return made if pa.types.is_boolean(kind) else replace(made, spread=spread_of(facts))
     role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
     if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
         return Proposal(name=name, facts=facts, why=_why_left_out(kind))
@@ -293,11 +289,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         and (_is_text(inner) or likely >= _UNIQUE * rows)
         and not _USERS.search(name)
     ):
-        return Proposal(
-            name=name,
-            facts=facts,
-            why=f"{'text' if _is_text(inner) else 'a number'} that differs in nearly every row",
-        )
+        what = "text" if _is_text(inner) else "a number"
+        return Proposal(name=name, facts=facts, why=f"{what} that differs in nearly every row")
     fits = (
         pa.types.is_integer(inner)
         and _fits(facts)
@@ -308,7 +301,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         facts=facts,
         role=role,
         fits=fits,
-        by_values="ids" if has_doubt else "",
+        by_values=by_values,
         size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]),
     )
 

@@ -84,13 +84,13 @@ def spec_text(
             "# Some files lack these columns. Their values are null there.",
             f"optional = {json.dumps(optional, ensure_ascii=False)}",
         ]
+    if why:
+        lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     if unsure := [f"{name} ({p.by_values})" for name, p in used.items() if p.by_values]:
         lines += [
             "# The names of these columns do not say what they hold, so their values decided. Change what is wrong.",
             *(f"#   {text}" for text in unsure),
         ]
-    if why:
-        lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     lines += ["", "[table]", *_write_splits(found, sample)]
     lines += [""]
     taken = {name.lower() for name in found}
