@@ -58,13 +58,13 @@ class _Progress:
         self._file, self.student = folder / "student.safetensors", Student.fresh(plan.seed)
         folder.mkdir(parents=True, exist_ok=True)
         if self._file.exists():
-            arrays, found = read(self._file, {**SHAPES, **MOMENTS})
-            if found["plan"] != self.done["plan"]:
+            arrays, done = read(self._file, {**SHAPES, **MOMENTS})
+            if done["plan"] != self.done["plan"]:
                 raise WeightsError(
-                    f"{self._file}: this training has the plan {found['plan']}, not "
+                    f"{self._file}: this training has the plan {done['plan']}, not "
                     f"{self.done['plan']}; give another folder, or the same plan"
                 )
-            self.student, self.done = Student(arrays, found["count"]), found
+            self.student, self.done = Student(arrays, done["count"]), done
 
     def save(self, **done: int) -> None:
         arrays, count = self.student.saved()

@@ -120,7 +120,7 @@ class OpeningTable:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        def of(courses: tuple[Course, ...]) -> dict[str, Any]:
+        def summarize(courses: tuple[Course, ...]) -> dict[str, Any]:
             figures: dict[str, Any] = {
                 name: {
                     "mean": round(float(np.mean(values)), 4),
@@ -138,8 +138,8 @@ class OpeningTable:
 
         return {
             "pipelines": len(self.opened),
-            "opened": of(self.opened),
-            "planner": of(self.planner),
+            "opened": summarize(self.opened),
+            "planner": summarize(self.planner),
             "gain_start": [round(g, 4) for g in self.gain("start")],
             "gain_whole": [round(g, 4) for g in self.gain("whole")],
             "worse": round(self.worse, 4),

@@ -38,7 +38,7 @@ def lesson(look: Glimpse, inputs: Inputs, best: OracleSettings) -> Arrays:
         np.log(np.maximum(1.0, best.prefetch_bytes / fetch)),
         np.log(best.rows_per_s / inputs.bound),
     ]
-    found = {
+    by_stage = {
         "stages": inputs.stages,
         "real": look.real,
         "movable": look.movable & look.real,
@@ -47,7 +47,7 @@ def lesson(look: Glimpse, inputs: Inputs, best: OracleSettings) -> Arrays:
     }
     wide = {
         name: np.pad(values, [(0, 0), (STAGES - width, 0), *[(0, 0)] * (values.ndim - 2)])
-        for name, values in found.items()
+        for name, values in by_stage.items()
     }
     return {
         name: np.ascontiguousarray(values, np.float32)
@@ -78,19 +78,21 @@ def imitate(
         rows = np.random.default_rng((seed, 2, number, step)).integers(
             len(taught["weight"]), size=_BATCH
         )
-        one = {name: values[torch.from_numpy(rows)] for name, values in columns.items()}
-        workers, process, sizes = student.answers(one["stages"], one["pipelines"], one["real"])
-        off = one["workers"] - workers
-        far = 0.5 * off.abs()
-        of_stages = (far * one["real"]).sum(1) / one["real"].sum(1)
-        moved = (
-            binary_cross_entropy_with_logits(process, one["process"], reduction="none")
-            * one["movable"]
+        batch = {name: values[torch.from_numpy(rows)] for name, values in columns.items()}
+        workers, process, sizes = student.answers(
+            batch["stages"], batch["pipelines"], batch["real"]
         )
-        of_sizes = smooth_l1_loss(sizes, one["sizes"], reduction="none").sum(1)
+        off = batch["workers"] - workers
+        far = 0.5 * off.abs()
+        of_stages = (far * batch["real"]).sum(1) / batch["real"].sum(1)
+        moved = (
+            binary_cross_entropy_with_logits(process, batch["process"], reduction="none")
+            * batch["movable"]
+        )
+        of_sizes = smooth_l1_loss(sizes, batch["sizes"], reduction="none").sum(1)
         loss = (
-            (of_stages + 0.5 * moved.sum(1) / one["movable"].sum(1).clamp(min=1) + 0.2 * of_sizes)
-            * one["weight"]
+            (of_stages + 0.5 * moved.sum(1) / batch["movable"].sum(1).clamp(min=1) + 0.2 * of_sizes)
+            * batch["weight"]
         ).mean()
         student.learn(loss, rate * (1 - 0.9 * step / steps))
         losses.append(float(loss.detach()))

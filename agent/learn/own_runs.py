@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from sluice.agent.learn.imitation import STAGES, OracleSettings, imitate, lesson, mean_between
 from sluice.agent.learn.student import Arrays, Student
-from sluice.agent.policies.opening.policy import SHAPES, Answers, Glimpse, Inputs, answer, observe
+from sluice.agent.policies.opening.policy import SHAPES, Glimpse, Inputs, answer, observe
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import in_use, installed, read, write
 from sluice.agent.report.run_folder import Run
@@ -40,13 +40,13 @@ def learn(
     """Trains the policy on these runs, and writes better weights. `command` is recorded in their file."""
     import safetensors  # noqa: F401  fails now, not after the training
 
-    found = in_use() if weights is None else weights
-    if found is None:
+    initial = in_use() if weights is None else weights
+    if initial is None:
         raise UsageError(
             "no weights to start from: this package has none; name a file with --weights, or make weights with "
             "`python -m sluice.agent.lab.teach` in a checkout"
         )
-    before, how = read(found, SHAPES)
+    before, how = read(initial, SHAPES)
     taught, apart = split_lessons(records(runs))
     after = train(before, taught, steps, seed)
     gain = errors(before, apart) - errors(after, apart)
@@ -75,7 +75,7 @@ def learn(
             },
         )
     say(
-        f"{found}: error {figures['error_before']:.3f} in {len(gain)} held-out records, {figures['error_after']:.3f} "
+        f"{initial}: error {figures['error_before']:.3f} in {len(gain)} held-out records, {figures['error_after']:.3f} "
         f"after training on {len(taught['weight'])} others: "
         + (
             f"{out} has the new weights"
@@ -83,20 +83,19 @@ def learn(
             else "not significantly better, so nothing is changed"
         )
     )
-    return {**figures, "better": better, "weights": str(out) if better else str(found)}
+    return {**figures, "better": better, "weights": str(out) if better else str(initial)}
 
 
 def records(runs: Sequence[str]) -> list[OpeningRecord]:
     """Returns the records of these runs whose planner settled, with the same fused stages as at the start."""
     events = [event for run in runs for event in Run.read(run).of("opening")]
-    found = [OpeningRecord.from_dict(event["record"]) for event in events]
     useful = [
-        one
-        for one in found
-        if one.settled is not None
-        and one.rows_per_s
-        and one.settled.fused == one.given.knobs.fused
-        and len(one.given.limits.workers) <= STAGES
+        record
+        for record in (OpeningRecord.from_dict(event["record"]) for event in events)
+        if record.settled is not None
+        and record.rows_per_s
+        and record.settled.fused == record.given.knobs.fused
+        and len(record.given.limits.workers) <= STAGES
     ]
     if len(useful) < _LEAST:
         raise UsageError(
@@ -169,7 +168,9 @@ def errors(weights: Arrays, some: Arrays) -> ndarray:
 
     The error has three parts: the mean difference of the stages' log workers, half the share of wrong back ends, and a
     tenth of the differences of the logarithms of buffers and rate."""
-    answers = _answers(weights, some)
+    nothing = np.zeros(len(some["unit"]))
+    inputs = Inputs(some["stages"], some["pipelines"], nothing, nothing)
+    answers = answer(weights, inputs, some["real"] > 0)
     real, movable = some["real"] > 0, some["movable"] > 0
     workers = (abs(answers.workers - some["workers"]) * real).sum(axis=1) / real.sum(axis=1)
     wrong = (((answers.process > 0) != (some["process"] > 0)) * movable).sum(axis=1) / np.maximum(
@@ -177,13 +178,6 @@ def errors(weights: Arrays, some: Arrays) -> ndarray:
     )
     sizes = abs(answers.pipelines - some["sizes"]).sum(axis=1)
     return np.asarray(workers + 0.5 * wrong + 0.1 * sizes)
-
-
-def _answers(weights: Arrays, some: Arrays) -> Answers:
-    nothing = np.zeros(len(some["unit"]))
-    return answer(
-        weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0
-    )
 
 
 def widen(ranges: Mapping[str, Any], taught: Arrays) -> dict[str, Any]:

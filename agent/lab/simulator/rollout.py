@@ -161,14 +161,10 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     return max(careful, go(_FILL_WITH_GOVERNOR), key=lambda o: (not o.killed, o.rows))
 
 
-def frozen_rows(
-    scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True
-) -> float:
+def frozen_rows(scenario: Scenario, policy: Policy, *, seed: int = 0) -> float:
     """Returns the rows after the first change if the policy stops deciding there."""
     first = _change_intervals(scenario)[0]
-    outcome = run(
-        scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor
-    )
+    outcome = run(scenario, _Frozen(policy, first * scenario.interval_s), seed=seed)
     return sum(outcome.rates[first:])
 
 
