@@ -6,70 +6,78 @@ import os
 import sys
 from importlib import import_module, metadata
 
-VERBS = {
-    "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine"),
-    "synth": (
-        "sluice.etl.__main__",
-        "synth",
-        "write synthetic raw logs whose best reachable AUC is known",
-    ),
-    "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
-    "check": (
-        "sluice.etl.__main__",
-        "check",
-        "verify a feature table's files, counts and checksums",
-    ),
-    "vacuum": (
-        "sluice.etl.__main__",
-        "vacuum",
-        "remove the files that no kept or pinned version needs",
-    ),
-    "bench": (
-        "sluice.ingest.__main__",
-        "bench",
-        "load a table as a trainer would, and say how fast",
-    ),
-    "worker": ("sluice.ingest.remote.worker", None, "read row groups for loaders on other hosts"),
-    "guess": (
-        "sluice.ingest.__main__",
-        "guess",
-        "look at plain Parquet, and write a spec for it to edit",
-    ),
-    "doctor": (
-        "sluice.ingest.__main__",
-        "doctor",
-        "say whether this machine and this table are fit for loading",
-    ),
-    "train": (
-        "sluice.dlrm.train",
-        None,
-        "train a model (on several ranks: torchrun … -m sluice.dlrm.train)",
-    ),
-    "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
-    "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
-    "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
-    "explain": (
-        "sluice.agent.__main__",
-        "explain",
-        "tell what a run tuned, why, and what came of it",
-    ),
-    "report": ("sluice.agent.__main__", "report", "write a run's page again"),
-    "learn": (
-        "sluice.agent.__main__",
-        "learn",
-        "go on teaching the agent by what came of runs of your own",
-    ),
+_ETL = "sluice.etl.__main__"
+_INGEST = "sluice.ingest.__main__"
+_AGENT = "sluice.agent.__main__"
+Program = tuple[str, str | None, str]
+"""The module that holds a verb's program, the program's own first word if it has several, and what it does."""
+PATH: dict[str, dict[str, Program]] = {
+    "from logs to a feature table": {
+        "guess": (_INGEST, "guess", "look at plain Parquet, and write a spec for it to edit"),
+        "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine"),
+        "synth": (_ETL, "synth", "write synthetic raw logs whose best reachable AUC is known"),
+        "show": (_ETL, "show", "say what a feature table holds"),
+        "check": (_ETL, "check", "verify a feature table's files, counts and checksums"),
+        "vacuum": (_ETL, "vacuum", "remove the files that no kept or pinned version needs"),
+    },
+    "loading": {
+        "bench": (
+            _INGEST,
+            "bench",
+            "load a table as a trainer would: how fast, and what would help",
+        ),
+        "doctor": (
+            _INGEST,
+            "doctor",
+            "check whether this machine and this table are fit for loading",
+        ),
+        "worker": (
+            "sluice.ingest.remote.worker",
+            None,
+            "read row groups for loaders on other hosts",
+        ),
+    },
+    "training and serving": {
+        "train": (
+            "sluice.dlrm.train",
+            None,
+            "train a model (on several ranks: torchrun … -m sluice.dlrm.train)",
+        ),
+        "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
+        "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
+        "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
+    },
+    "what a run did": {
+        "explain": (_AGENT, "explain", "tell what a run tuned, why, and what came of it"),
+        "report": (_AGENT, "report", "write a run's page again"),
+        "learn": (_AGENT, "learn", "go on teaching the agent by what came of your own runs"),
+    },
 }
-"""Verb → the module that holds its program, the program's own first word if it has several, and what it does."""
+"""The verbs in the order in which a user needs them, by what they are for."""
+VERBS = {verb: program for verbs in PATH.values() for verb, program in verbs.items()}
+LEFT = {
+    "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
+    "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
+    "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
+    "live": "run `sluice report RUN` while the run lasts, or give it --metrics-port",
+    "policies": "use `python -m sluice.agent.lab.policies` in a checkout",
+    "replay": "compare policies by `sluice bench --tuning POLICY`",
+    "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
+    "teach": "use `python -m sluice.agent.lab.teach` in a checkout",
+}
+"""A verb of an earlier version → what to do instead."""
 
 
 def usage() -> str:
-    width = max(map(len, VERBS))
-    lines = "\n".join(f"  {verb:{width}}  {text}" for verb, (_, _, text) in VERBS.items())
     from sluice.common.text_table import wrapped
 
+    width = max(map(len, VERBS))
+    groups = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {verb:{width}}  {verbs[verb][2]}" for verb in verbs)])
+        for title, verbs in PATH.items()
+    )
     return wrapped(
-        f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
+        f"usage: sluice VERB …\n\n{groups}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
         "are made by `spark-submit etl/job.py …`."
     )
 
@@ -93,6 +101,9 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         _print(f"{usage()}\n")
         return
+    if words[0] in LEFT:
+        print(f"error: Sluice no longer has `{words[0]}`: {LEFT[words[0]]}", file=sys.stderr)
+        raise SystemExit(2)
     if words[0] not in VERBS:
         from sluice.common.suggest import nearest
 

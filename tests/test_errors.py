@@ -39,7 +39,6 @@ NOT_A_USERS_MISTAKE = {
     "RunFailure",
     "SharedMemoryError",
     "StatsError",
-    "StepFailed",
     "Stopped",
     "StoreClosed",
     "ThriftError",
@@ -60,7 +59,6 @@ if OPTIONAL["serving"].is_there:
         "ClientGone",
         "AmbiguousRequest",
         "Full",
-        "NotEqual",
         "Refusal",
     }
 

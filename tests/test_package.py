@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sluice.__main__ import VERBS
+from sluice.__main__ import LEFT, VERBS
 from tests.optional_folders import is_left_out
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,10 +206,30 @@ def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
     assert max(map(len, texts)) <= 72, "paragraphs are wrapped"
 
 
-def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
-    from sluice.__main__ import usage
+def test_the_list_of_verbs_is_short_and_in_the_order_of_a_users_path():
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice"], cwd=ROOT, text=True, capture_output=True, check=True
+    )
+    assert re.findall(r"^  (\w+)  ", done.stdout, re.MULTILINE) == list(VERBS)
+    assert len(VERBS) <= 16
+    assert list(VERBS)[:2] == ["guess", "etl"]
+    assert not VERBS.keys() & LEFT.keys()
 
-    assert all(verb in usage() for verb in VERBS)
+
+@pytest.mark.parametrize("verb", LEFT)
+def test_a_verb_that_left_answers_with_one_sentence(verb):
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", verb, "--help"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: Sluice no longer has `{verb}`: {LEFT[verb]}\n"
+
+
+def test_a_misspelt_verb_is_corrected_and_a_verb_answers_for_help():
     done = subprocess.run(
         [sys.executable, "-m", "sluice", "evalute"],
         cwd=ROOT,
