@@ -43,6 +43,7 @@ OPTIONAL = {
             "tests/etl/test_lake_input.py",
             "tests/etl/test_large.py",
             "tests/etl/test_number_limits.py",
+            "tests/etl/test_oracle.py",
             "tests/frozen",
             "tests/fuzz",
         ),
