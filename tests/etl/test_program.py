@@ -118,9 +118,9 @@ def refused(program, words, capsys) -> str:
     [
         ("ingest.__main__", "bench t --tunning auto", "tuning"),
         ("ingest.__main__", "doctor --jsno", "json"),
-        ("agent.__main__", "evaluate --polcy auto", "policy"),
+        ("agent.lab.policies", "--polcy auto", "policy"),
         ("agent.__main__", "explain run --hlep", "help"),
-        ("agent.__main__", "train --sede 1", "seed"),
+        ("agent.lab.teach", "--sede 1", "seed"),
         ("dlrm.train", "--run-dir r --dta t", "data"),
         ("dlrm.plan", "--rows 9 --wdith 8", "width"),
         ("dlrm.evaluate", "--run-dir r --slpit test", "split"),
