@@ -89,6 +89,11 @@ class Knobs(NamedFields):
     delays the trainer. If it is too large, it only wastes memory."""
 
     def __post_init__(self) -> None:
+        for name, example in (("workers", "{'read': 2}"), ("backend", "{'mine': 'process'}")):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise KnobError(
+                    f"{name}: {value!r} is not a dict by stage; write Knobs({name}={example})"
+                )
         for stage, count in self.workers.items():
             if not is_whole(count, 1, MAX_WORKERS):
                 raise KnobError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
 from sluice.ingest.choices import Errors, History
@@ -261,6 +262,9 @@ class BatchLoader(IterableDataset[Batch]):
             # Closing interrupts reads and processes. If that caused the error, the message says so.
             if isinstance(error, (Closed, SourceError, WorkerClosed)):
                 self._check_current(iteration)
+            if isinstance(error, UsageError):
+                # The message says all. The frames of workers would hide it.
+                raise error.with_traceback(None) from error.__cause__
             if not isinstance(error, (Closed, WorkerClosed)):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from inspect import signature
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset
 
-from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
@@ -120,8 +121,9 @@ class Loader(IterableDataset[Any]):
     - `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or a policy
       of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
       you call `apply`, the agent no longer changes the knobs.
-    - `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
-      it. Without it nothing is written. Only rank 0 writes.
+    - `run_dir` is a folder for measurements and decisions, with a report.html at the end; `sluice explain` prints it.
+      A run of the same data, split, batch size, ranks and seed is continued. Without it nothing is written. Only
+      rank 0 writes.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
@@ -260,7 +262,8 @@ class Loader(IterableDataset[Any]):
                 "transforms": {n: c or "code without a name" for n, c in batches.code.items()},
                 "knobs": self.knobs.to_dict(),
             }
-            folder = RunFolder.create(run_dir, {**config, **settings})
+            config |= settings
+            folder = RunFolder.create(run_dir, config, resume=_is_same_run(Path(run_dir), config))
         tuned = TunedRun(
             batches.tunable,
             policy,
@@ -451,6 +454,15 @@ def _refuse_weight_column(table: FeatureTable | ParquetFiles) -> None:
                 f"as_='kjt' gives batches without weights, and column {column.name!r} has the weights of rows. "
                 "Use as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
             )
+
+
+def _is_same_run(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Returns whether a folder has a run that this one may continue."""
+    if not (folder / "config.json").is_file():
+        return False
+    before = Run.read(folder).config
+    names = ("kind", "data", "split", "batch_size", "ranks", "seed")
+    return all(before.get(name) == config[name] for name in names)
 
 
 def _report_skipped_rows(table: str, plan: RowsPlan) -> None:

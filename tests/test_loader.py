@@ -104,8 +104,29 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
     assert "four are enough" in tell(run)
     assert run.config["sparse"] == ["item"]
     assert "four are enough" in (tmp_path / "run" / "report.html").read_text()
-    with raises(RunError, "already holds a run"):
-        loader_of(clicks, run_dir=tmp_path / "run")
+
+
+def test_one_command_starts_a_run_and_continues_it_in_its_folder(clicks, tmp_path):
+    def train(epochs, **more):
+        """What a program does at each start: it continues from its saved state, if there is one."""
+        with loader_of(clicks, tuning=Four(), run_dir=tmp_path / "run", **more) as loader:
+            if state:
+                loader.load_state_dict(state[-1])
+            for _ in range(epochs):
+                deque(loader, maxlen=0)
+                state.append(loader.state_dict())
+
+    state = []
+    train(1)
+    train(2)
+    run = Run.read(tmp_path / "run")
+    assert [epoch["epoch"] for epoch in run.of("epoch")] == [1, 2, 3]
+    assert len(run.of("end")) == 2
+    times = [event["at"] for event in run.events]
+    assert times == sorted(times)
+    for other in ({"batch_size": 40}, {"seed": 1}, {"split": "train", "ranks": 2}):
+        with raises(RunError, tmp_path / "run", "already holds a run"):
+            train(1, **other)
 
 
 def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):

@@ -54,12 +54,13 @@ class RunFolder:
     When a call returns, its line is completely written. If the disk is full, the call raises OSError and writes
     nothing. The lock is a kernel lock (flock), so a crash frees it. Several threads may write safely."""
 
-    def __init__(self, path: Path, lock: TextIO, begun: float, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, lock: TextIO, last: float, clock: Callable[[], float]) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._lock_file = lock
-        self._begun = begun
+        self._last = last
         self._clock = clock
+        self.begin()
         self._mutex = threading.Lock()
         self._files = {name: _append_to(path / f"{name}.jsonl") for name in _FILES}
 
@@ -106,7 +107,7 @@ class RunFolder:
                 path / "config.json",
                 json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n",
             )
-            return cls(path, lock, clock() - last, clock)
+            return cls(path, lock, last, clock)
         except OSError as error:
             lock.close()
             raise RunError(
@@ -117,8 +118,8 @@ class RunFolder:
             raise
 
     def begin(self) -> None:
-        """Counts the time from now on, before anything is written."""
-        self._begun = self._clock()
+        """Counts the time from now on, after the last line of an earlier run, before anything is written."""
+        self._begun = self._clock() - self._last
 
     def event(self, event: Line) -> None:
         """Writes a line in events.jsonl, with `at` (seconds since the start) added."""

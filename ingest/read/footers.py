@@ -29,6 +29,7 @@ from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.open_file import footer_by, stored_footer
+from sluice.ingest.read.retry import without_frames
 
 REMEMBERED = ".sluice-footers.json"
 _HELD_BYTES = 4 * 2**20
@@ -117,11 +118,11 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
             raise FooterError(
                 f"{path}: cannot be read ({error}); check its disk or mount, or copy the file again "
                 "from another place"
-            ) from error
+            ) from without_frames(error)
         raise FooterError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
             "or it is not Parquet (`sluice etl` makes a table of other logs)"
-        ) from error
+        ) from without_frames(error)
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
         raise FooterError(
             f"{path}: its footer lists {metadata.num_rows} rows, but its {len(counts)} row groups have "

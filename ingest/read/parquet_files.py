@@ -491,7 +491,7 @@ def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list
     try:
         found = footers_in_stores(paths) if "://" in paths[0] else footers_of(paths)
     except FooterError as error:
-        raise ParquetError(str(error)) from error
+        raise ParquetError(str(error)) from error.__cause__
     for (path, one), footer in zip(located.items(), found, strict=True):
         wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
         refuse_twice(path, wanted, one)

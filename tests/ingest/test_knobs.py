@@ -161,3 +161,10 @@ def test_clamp_splits_what_cannot_be_fused():
     assert (
         LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()
     )
+
+
+@pytest.mark.parametrize("name", ["workers", "backend"])
+@pytest.mark.parametrize("given", [12, "process", ["read", 2], None])
+def test_what_is_no_dict_by_stage_is_answered_with_an_example(name, given):
+    with raises(KnobError, name, repr(given), f"Knobs({name}={{"):
+        Knobs(**{name: given})

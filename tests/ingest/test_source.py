@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import traceback
 from collections import deque
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.common.errors import UsageError
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError, Columns
@@ -22,6 +24,7 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read import footers as footers_file
 from sluice.ingest.read.open_file import OpenFile
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
@@ -152,6 +155,23 @@ def test_a_file_that_was_replaced_is_refused_though_its_footer_is_not_held(tmp_p
     with raises(SourceError, "part-40.parquet", "the file was replaced"):
         read_labels(groups, 40)
     groups.close()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("fault", ["cut short", "damaged page"])
+def test_the_traceback_of_damage_is_short_and_ends_with_its_message(tmp_path, reader, fault):
+    files_of_row_groups(tmp_path, 2)
+    path = tmp_path / "part-1.parquet"
+    content = path.read_bytes()
+    if fault == "cut short":
+        path.write_bytes(content[:50])
+    else:
+        path.write_bytes(content[:4] + b"\xff" * 30 + content[34:])
+    with raises(UsageError, "part-1.parquet") as caught:
+        load(ParquetFiles.open(tmp_path, "label=label"), reader)
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert len([line for line in lines if line.startswith("  File")]) <= 7, lines
+    assert not any("site-packages" in line for line in lines)
 
 
 def write_rows(path, value, groups, statistics=True):
