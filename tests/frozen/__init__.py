@@ -1,4 +1,4 @@
-"""A reference of what a rewrite must not change: row orders, tables, checkpoints, options, JSON keys and decisions.
+"""A reference of what a rewrite must not change: row orders, tables, checkpoints, JSON keys and public names.
 
     python -m tests.frozen compare FILE    prints each difference from a reference by its path; ends with 1 if any
     python -m tests.frozen write FILE      makes a reference of the sources as they are

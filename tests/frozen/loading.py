@@ -16,8 +16,8 @@ from sluice import BagColumn, Batch, Errors, Knobs, Loader, Order, Reading
 from sluice.common.errors import UsageError
 from sluice.ingest.read.packed_copy import PackedCopy
 from tests.frozen import clicks
+from tests.frozen.compare import LEFT_OUT
 from tests.frozen.digest import digest
-from tests.frozen.options import LEFT_OUT
 from tests.optional_folders import OPTIONAL
 
 CASES = 32
