@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks.small_table import small_table
 from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS, advice
+from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
 
@@ -213,14 +214,27 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
     )
 
 
-def test_a_release_of_fbgemm_for_another_torch_is_named_with_the_one_that_fits(monkeypatch):
-    """What torch says then is that a library of fbgemm cannot be loaded."""
+@pytest.mark.parametrize(
+    ("reason", "facts"),
+    [
+        (
+            "libnvidia-ml.so.1: cannot open shared object file: No such file or directory",
+            ('fbgemm-gpu-cpu==1.6.*"', "pip uninstall -y fbgemm-gpu", "driver"),
+        ),
+        (
+            "/site/fbgemm_gpu/fbgemm.so: undefined symbol: _ZN3c10",
+            ("another torch than 2.11.0+cpu", 'pip install "torchrec==1.6.*"'),
+        ),
+    ],
+)
+def test_why_fbgemm_cannot_be_loaded_is_quoted_with_the_command_that_helps(
+    monkeypatch, reason, facts
+):
+    """torch names the library, and the loader's error is the cause."""
     monkeypatch.setattr(metadata, "version", {"torch": "2.11.0+cpu"}.get)
-    said = advice(
-        OSError("Could not load this library: /site/fbgemm_gpu/fbgemm_gpu_config.so"), "train"
-    )
-    assert "another torch than 2.11.0+cpu" in said
-    assert 'pip install "torchrec==1.6.*" and the same release of fbgemm-gpu' in said
+    error = OSError("Could not load this library: /site/fbgemm_gpu/fbgemm_gpu_config.so")
+    error.__cause__ = OSError(reason)
+    assert_names(advice(error, "train"), reason, *facts)
     assert not advice(OSError("No such file or directory: 'fbgemm.so'"))
 
 

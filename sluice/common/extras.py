@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 DISTRIBUTION = "sluice-recsys"
@@ -33,6 +34,7 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "serve": "serve"}
 """A verb that needs more than one package, and the extra that holds all that it imports."""
 
 
+_NO_DRIVER = re.compile(r"lib(nvidia|cuda|nv)[^/: ]*: cannot open shared object file")
 OPTIONAL_FOLDERS = {
     "serve": ("dlrm/serving", "dlrm/serve"),
     "worker": ("ingest/remote", "ingest/remote/worker"),
@@ -45,26 +47,33 @@ def install_command(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
-def _mismatch() -> str:
-    """A release of fbgemm loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11, and so on."""
+def _explain_fbgemm(error: OSError) -> str:
+    """Says why fbgemm cannot be loaded. A release loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11,
+    and so on. The package for GPUs needs the libraries of a driver."""
+    reason = error.__cause__ or error.__context__ or error
     torch = metadata.version("torch")
-    fits = int(torch.split(".")[1]) - 5
+    release = f"1.{int(torch.split('.')[1]) - 5}.*"
+    if _NO_DRIVER.search(str(reason)):
+        return (
+            f"fbgemm-gpu cannot be loaded ({reason}), because it needs the driver of an NVIDIA GPU. Without a GPU: "
+            f'pip uninstall -y fbgemm-gpu && pip install --no-deps "fbgemm-gpu-cpu=={release}"'
+        )
     return (
-        f"the installed fbgemm-gpu was built for another torch than {torch}: "
-        f'pip install "torchrec==1.{fits}.*" and the same release of fbgemm-gpu (fbgemm-gpu-cpu without a GPU)'
+        f"the installed fbgemm-gpu cannot be loaded ({reason}). It was built for another torch than {torch}: "
+        f'pip install "torchrec=={release}" and the same release of fbgemm-gpu (fbgemm-gpu-cpu without a GPU)'
     )
 
 
 def advice(error: Exception, verb: str = "") -> str:
-    """Returns a sentence that names the package and the extra, the folder that was left out, or the release of fbgemm
-    that fits. Empty for any other error."""
+    """Returns a sentence that names the package and the extra, the folder that was left out, or why fbgemm cannot be
+    loaded. Empty for any other error."""
     places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
     if isinstance(error, ModuleNotFoundError) and error.name in [
         f"sluice.{p.replace('/', '.')}" for p in places
     ]:
         return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
     if isinstance(error, OSError) and "/fbgemm_gpu/" in str(error):
-        return _mismatch()
+        return _explain_fbgemm(error)
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in EXTRAS:
         return ""

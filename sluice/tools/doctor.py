@@ -57,6 +57,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     machine = Machine()
     findings = [
         *doctor_checks.versions(),
+        *doctor_checks.training(),
         *doctor_checks.machine(machine),
         *doctor_checks.shared_memory(),
         *doctor_checks.workers(),
@@ -83,7 +84,8 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 
 def as_table(findings: Iterable[Finding]) -> str:
-    findings = list(findings)
+    """Returns a table. What is wrong comes first."""
+    findings = sorted(findings, key=lambda finding: finding.well is not False)
     width = max(len(f.what) for f in findings)
     lines = []
     for finding in findings:

@@ -17,13 +17,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common import extras
 from sluice.common.errors import UsageError
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table_files import TableFiles
@@ -83,9 +85,9 @@ PACKAGES = (
     ("zlib-ng", "1", ""),
     ("torch", "2.8", ""),
     ("deltalake", "1.6", "feature tables"),
-    ("petastorm", "0.13.1", "reader=petastorm"),
+    ("petastorm", "0.12.1", "reader=petastorm"),
     ("pyspark", "4.1", "the ETL job"),
-    ("torchrec", "1.8", "the trainer"),
+    ("torchrec", "1.5", "the trainer"),
     ("fsspec", "", "other stores than local and s3"),
 )
 _NEEDED_FILES = 1024
@@ -128,6 +130,19 @@ def versions() -> Iterator[Finding]:
             well,
             "" if well else f"{lowest} or newer is needed: pip install -U {package}",
         )
+
+
+def training() -> Iterator[Finding]:
+    """Imports what training imports, if torchrec is installed."""
+    if find_spec("torchrec") is None:
+        return
+    try:
+        import_module("torchrec")
+    except (ImportError, OSError) as error:
+        advice = extras.advice(error, "train") or extras.install_command("trainer")
+        yield Finding("training", f"torchrec cannot be imported: {error}", False, advice)
+    else:
+        yield Finding("training", "torchrec can be imported")
 
 
 def _number(version: str) -> list[int]:
