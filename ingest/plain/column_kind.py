@@ -38,7 +38,8 @@ _TO_MIDDLE, _TO_END = 2, 4
 """The density of counts falls by these factors from its peak to the middle of the range, and from there to the end."""
 _WIDE, _COMMON = 32, 0.25
 """In a range of so many values or more, a value with this share of the rows is a frequent id and not a count."""
-_MOST_FILLED, _FILLED, _MANY_ROWS = 200, 0.9, 10**9
+_MANY_ROWS = 10**9
+_MOST_FILLED, _FILLED = 200, 0.9
 """In a range of so many values or more, ids that repeat fill this share of it in so many rows. Counts do not."""
 _FAR = 8.0
 """A column is skewed if its largest value is this many times as far from the median as the 90th percentile."""
