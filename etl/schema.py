@@ -10,6 +10,9 @@ from typing import Any
 
 ROLES = ("label", "weight", "dense", "sparse", "id_list", "time", "key")
 LAYOUTS = ("scalar", "bytes", "list")
+VALUES_RULE = 2
+"""The version of the rule by which values of other rows become texts and keys. In version 1, whole numbers of a history
+became floats first, and keys of joins depended on the engine."""
 
 
 class FieldError(ValueError):
@@ -45,6 +48,8 @@ class Field:
     """The names of the transforms that add or change it."""
     stored_ids: int | None = None
     """The cardinality of the stored ids, if a transform changes the ids."""
+    values_rule: int = 1
+    """The rule that converted its values. It is 1 if `VALUES_RULE` gives the same values as version 1."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -94,7 +99,11 @@ class Fingerprint:
         """Returns the fingerprint of these columns. `transforms` describe the table's transforms as plain values."""
         fields = sorted(fields, key=lambda f: f.name)
         bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
-        layout = [[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]
+        layout = [
+            [f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]]
+            + ([f.values_rule] if f.values_rule > 1 else [])
+            for f in fields
+        ]
         return cls(
             layout=digest([*layout, *transforms]),
             vocabulary=digest([[f.name, f.cardinality] for f in fields]),

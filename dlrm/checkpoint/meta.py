@@ -131,6 +131,12 @@ class CheckpointMeta:
             differences.append(
                 f"fingerprint {self.fingerprint} in the checkpoint, {now['fingerprint']} in the table"
             )
+            renewed = ", ".join(f.name for f in table.fields if f.values_rule > 1)
+            if renewed:
+                differences.append(
+                    f"Sluice 0.2 converted the values of {renewed} in another way; if it wrote the checkpoint, train "
+                    f"anew: sluice train --data {table.uri} --run-dir NEW"
+                )
         if differences:
             raise CheckpointError(
                 f"the checkpoint does not fit {table.uri}: " + "; ".join(differences)

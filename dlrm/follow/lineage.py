@@ -45,7 +45,8 @@ class Lineage:
             if name in join.columns:
                 on = tuple(map(self._describe_source, join.on))
                 time = (self._describe_source(join.time), join.their_time) if join.time else ()
-                return "join", join.path, on, name, join.columns[name], time
+                keys = join.their_on or join.on
+                return "join", join.path, on, keys, name, join.columns[name], time, join.decimal
         for past in self.spec.rows.histories:
             if name == past.name:
                 made = tuple(map(self._describe_source, (past.of, past.by, past.order)))

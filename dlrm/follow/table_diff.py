@@ -84,10 +84,13 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
         for output in transform.outputs
     }
     # The inputs of a transform are compared before its outputs.
+    rules = [{f.name: f.values_rule for f in table.fields} for table in (before, after)]
     for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
         if not reason and name in columns[0] and name in columns[1]:
             reason = explain_difference(specs[0], specs[1], name)
+            if not reason and rules[0][name] != rules[1][name]:
+                reason = "another release converted the values that it is made from"
             if not reason and not _ids_stay(columns[1][name], *states):
                 reason = (
                     _LEARNED_ANEW

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.ops.base import as_number, as_text
+from sluice.etl.ops.base import key_texts
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spec.nested_columns import join_chunks
-from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, HistorySpec
+from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 from sluice.etl.table.table import FeatureTable, TableError
@@ -42,10 +42,13 @@ class _Tail:
                 "version removed by vacuum?"
             )
         table = pa.concat_tables(tables).combine_chunks()
-        return cls(Lookup.of(as_text(table["key"].combine_chunks())), table)
+        keys = join_chunks(table["key"])
+        parts = keys.flatten() if pa.types.is_struct(keys.type) else [keys]
+        return cls(Lookup.of(key_texts(parts)), table)
 
-    def of(self, keys: pa.Array, name: str) -> pa.Array:
-        """Returns a column's values for these keys; null if the table lacks a key."""
+    def of(self, columns: list[pa.Array], name: str) -> pa.Array:
+        """Returns a column's values for the keys in these columns; null if the table lacks a key."""
+        keys = key_texts(columns)
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
         missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
         found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
@@ -62,6 +65,7 @@ class Serving:
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
         spec, store = table.spec(), TableStore(table.uri)
+        table.check_values(spec)
         wanted = {
             tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)
         }
@@ -79,30 +83,21 @@ class Serving:
         `sluice.etl.apply.features.Features` takes them."""
         completed = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
-            keys = joined([as_text(completed[name]) for name in join.on])
+            keys = [completed[name] for name in join.on]
             completed |= {
                 name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns
             }
         for history in self.spec.rows.histories:
-            lists = self.tails[history.name].of(as_text(completed[history.by]), "value")
+            lists = self.tails[history.name].of([completed[history.by]], "value")
             completed[history.name] = (
                 _lagged(lists, history, completed) if history.lag else _filled(lists)
             )
         return completed
 
 
-def joined(columns: list[pa.Array]) -> pa.Array:
-    """Returns the key of each row, as `sluice.etl.spark.joins.newest_side_rows` writes it."""
-    if len(columns) == 1:
-        return columns[0]
-    for character, code in ESCAPED.items():
-        columns = [pc.replace_substring(texts, character, code) for texts in columns]
-    return pc.binary_join_element_wise(*columns, BETWEEN)
-
-
 def _filled(lists: pa.Array) -> pa.Array:
-    """Returns an empty history in place of null, where a key has none, and numbers as floats."""
-    kind = pa.list_(pa.string() if pa.types.is_string(lists.type.value_type) else pa.float64())
+    """Returns an empty history in place of null, where a key has none."""
+    kind = pa.list_(lists.type.value_type)
     return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
 
 
@@ -116,4 +111,10 @@ def _lagged(lists: pa.Array, history: HistorySpec, columns: Mapping[str, pa.Arra
     before = pc.list_flatten(lists).take(pa.array(places, mask=missing))
     if not history.difference:
         return before
-    return pc.subtract(as_number(columns[history.of]), as_number(before))
+    now = columns[history.of]
+    difference = pc.subtract(now, before)
+    if not pa.types.is_integer(now.type):
+        return difference
+    # If a difference needs more than 64 bits, its sign is wrong.
+    signs = pc.bit_wise_and(pc.bit_wise_xor(now, before), pc.bit_wise_xor(now, difference))
+    return pc.if_else(pc.less(signs, 0), None, difference)

@@ -83,6 +83,8 @@ class Job:
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
         if before is not None and parent is not None:
             self._check_state(spec, parent, before)
+        if base.version is not None and (self.mode == "append" or self.reuse_state):
+            table.check_values(spec)
         if self.mode == "append":
             base.permit_append(
                 stored_schema(spec.fields({}), partitioned=partitioned), self.store.uri

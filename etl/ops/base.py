@@ -39,6 +39,10 @@ NO_NUMBER = -(2**63)
 MAX_VALUES = 20_000_000
 """The number of values that all fitted states of a job may hold together. A driver of a few GiB can collect them."""
 
+_BETWEEN = "\x1f"
+_ESCAPED = {"\x1b": "\x1b0", _BETWEEN: "\x1b1"}
+"""The escapes for these characters in a part of a key. Without them two keys could become equal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(ABC):
@@ -133,6 +137,21 @@ def as_text(column: pa.Array) -> pa.Array:
     if pa.types.is_string(column.type):
         return column
     return pc.cast(column, pa.string())
+
+
+def key_texts(columns: Sequence[pa.Array]) -> pa.Array:
+    """Returns the key of each row in one or more columns, as text. Rows with equal values have equal keys, and a key
+    with a null is null. Columns of one type have the same keys in a job, in a table and in a server."""
+    # Adding 0.0 makes 0.0 of -0.0.
+    texts = [
+        as_text(pc.add(column, 0.0) if pa.types.is_floating(column.type) else column)
+        for column in columns
+    ]
+    if len(texts) == 1:
+        return texts[0]
+    for character, code in _ESCAPED.items():
+        texts = [pc.replace_substring(part, character, code) for part in texts]
+    return pc.binary_join_element_wise(*texts, _BETWEEN)
 
 
 def as_number(column: pa.Array) -> pa.Array:

@@ -66,8 +66,10 @@ class SparkEngine(Engine):
             check_rejects(self._spark, self.job.rejects)
         self._raw.check_headers()
         for join in self.spec.rows.joins:
-            check_side_table(self._spark, join, self.job.accept_nulls)
-        joined = [select_side_columns(self._spark, join) for join in self.spec.rows.joins]
+            check_side_table(self._spark, join, self.spec, self.job.accept_nulls)
+        joined = [
+            select_side_columns(self._spark, join, self.spec) for join in self.spec.rows.joins
+        ]
         fit_partitions(self._spark, self._raw.bytes + sum(map(frame_bytes, joined)))
 
     def url(self, relative: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sluice.etl.spark.columns import quoted
 from sluice.etl.spark.joins import (
     enters_history,
     last_elements,
@@ -32,7 +33,8 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     table."""
     spec, frames = raw.spec, {}
     for number, join in enumerate(spec.rows.joins):
-        frames[tail_of_join(number)] = newest_side_rows(select_side_columns(raw.spark, join), join)
+        side = select_side_columns(raw.spark, join, spec)
+        frames[tail_of_join(number)] = newest_side_rows(side, join)
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.rows, history, spec, raw.earlier)
     for name, frame in frames.items():
@@ -51,9 +53,9 @@ def _tail(
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    most, key = history.lag or history.length, sql.col(f"`{history.by}`")
+    most, key = history.lag or history.length, sql.col(quoted(history.by))
     rank = sql.rank().over(
-        Window.partitionBy(key).orderBy(sql.desc_nulls_last(f"`{history.order}`"))
+        Window.partitionBy(key).orderBy(sql.desc_nulls_last(quoted(history.order)))
     )
     turn = sql.row_number().over(
         Window.partitionBy(key, "_last").orderBy(*newest_first_order(history, spec))

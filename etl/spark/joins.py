@@ -10,10 +10,18 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import InputError
+from sluice.etl.spark.columns import (
+    NANOSECONDS,
+    SPARK_TYPES,
+    cast_column,
+    may_lose,
+    quoted,
+    read_types,
+)
 from sluice.etl.spark.located_files import FILE, ROW, read_tables
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spec.input_section import TABLES
-from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, HistorySpec, Join
+from sluice.etl.spec.row_rules import Dedup, HistorySpec, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -25,13 +33,7 @@ if TYPE_CHECKING:
 
 _BROADCAST_BYTES = 32 * 2**20
 _SALTS = 4096
-SPARK_TYPES = {
-    "int": "bigint",
-    "float": "double",
-    "text": "string",
-    "texts": "array<string>",
-    "floats": "array<double>",
-}
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 
 def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
@@ -50,7 +52,7 @@ def _order_of_ties(rows: DataFrame) -> list[Column]:
     """Returns the order of rows with the same time. Rows that are equal in it are equal in all columns."""
     from pyspark.sql import functions as sql
 
-    return [sql.asc_nulls_first(f"`{name}`") for name in (*TIES, *rows.columns)]
+    return [sql.asc_nulls_first(quoted(name)) for name in (*TIES, *rows.columns)]
 
 
 def _drop_duplicates(rows: DataFrame, how: Dedup) -> DataFrame:
@@ -60,60 +62,97 @@ def _drop_duplicates(rows: DataFrame, how: Dedup) -> DataFrame:
     if not how.by:
         return rows.dropDuplicates()
     turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
-    order = [turn(f"`{how.order}`")] if how.order else []
-    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(
-        *order, *_order_of_ties(rows)
-    )
+    order = [turn(quoted(how.order))] if how.order else []
+    window = Window.partitionBy(*map(quoted, how.by)).orderBy(*order, *_order_of_ties(rows))
     return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
 
 
-def select_side_columns(spark: SparkSession, join: Join) -> DataFrame:
-    """Returns the columns of a side table that a join uses. Its keys are texts `_on0`, `_on1`, and so on."""
-    side = read_side(spark, join)
-    return side.select(
-        *[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
-        *[
-            side[name].try_cast(SPARK_TYPES[kind]).alias(name)
-            for name, kind in join.columns.items()
-        ],
-        *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else []),
-    ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+def select_side_columns(spark: SparkSession, join: Join, spec: Spec) -> DataFrame:
+    """Returns the columns of a side table that a join uses. Its keys `_on0`, `_on1`, and so on have the types of the
+    columns that they are compared with."""
+    side, stored = read_side(spark, join)
+    typed = _cast_side(side, stored, join, spec)
+    return side.select(*[column.alias(name) for name, column in typed.items()]).where(
+        " and ".join(f"_on{i} is not null" for i in range(len(join.on)))
+    )
 
 
-def check_side_table(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
+def _cast_side(
+    side: DataFrame, stored: Mapping[str, str], join: Join, spec: Spec
+) -> dict[str, Column]:
+    """Returns the columns of a side table in the types of the spec, by their new names. `_since` is its time."""
+    from pyspark.errors import AnalysisException
+
+    wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(_key(join))}
+    wanted |= {name: (name, kind) for name, kind in join.columns.items()}
+    if join.time and join.their_time:
+        # Whole seconds would make a side row valid before its time.
+        is_whole = spec.types[join.time] == "int" and stored[join.their_time] in _WHOLE
+        wanted["_since"] = (join.their_time, "int" if is_whole else "float")
+    typed = {}
+    for new, (name, kind) in wanted.items():
+        typed[new] = cast_column(_named(join), name, stored[name], kind, join.decimal)
+        try:
+            side.select(typed[new])
+        except AnalysisException:
+            raise SpecError(
+                f"{_named(join)}: column {name!r} holds {stored[name]}, which is not read as {kind}; write "
+                "the column in another type"
+            ) from None
+    return typed
+
+
+def check_side_table(spark: SparkSession, join: Join, spec: Spec, accepted: Container[str]) -> None:
     """Raises an InputError if a time of a side table cannot be read, or if too many values of a column do not fit its
     type. These values would be null in all joined rows. `accepted` are columns that are not checked."""
     from pyspark.sql import functions as sql
 
-    side = read_side(spark, join)
-    kinds = {name: SPARK_TYPES[kind] for name, kind in join.columns.items()}
-    kinds |= {join.their_time: "double"} if join.their_time else {}
+    side, stored = read_side(spark, join)
+    names = {name: name for name in join.columns} | (
+        {"_since": join.their_time or ""} if join.time else {}
+    )
+    typed = _cast_side(side, stored, join, spec)
+    kinds = {**join.columns, "_since": "float"}
     lost = {
-        name: side[name].isNotNull() & side[name].try_cast(kind).isNull()
-        for name, kind in kinds.items()
-        if name not in accepted
-        and dict(side.dtypes)[name] == "string"
-        and kind in ("bigint", "double")
+        name: side[quoted(name)].isNotNull() & typed[new].isNull()
+        for new, name in names.items()
+        if name not in accepted and may_lose(stored[name], kinds[new])
     }
     if not lost:
         return
     counts = [sql.count_if(flag).alias(f"{name}/lost") for name, flag in lost.items()]
-    examples = [sql.min(sql.when(flag, side[name])).alias(name) for name, flag in lost.items()]
+    examples = [
+        sql.min(sql.when(flag, side[quoted(name)].cast("string"))).alias(name)
+        for name, flag in lost.items()
+    ]
     row = side.agg(sql.count("*").alias("_rows"), *counts, *examples).collect()[0]
     for name in lost:
         share = row[f"{name}/lost"] / max(1, row["_rows"])
         if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
+            kind = SPARK_TYPES[join.columns.get(name, "float")]
             raise InputError(
-                f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
-                f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; "
+                f"{_named(join)}: column {name!r}: {share:.1%} of its values are not of its "
+                f"type, {kind}, for instance {row[name][:100]!r}; nothing was published; "
                 f"correct them, or accept that they are null with --accept-nulls {name}"
             )
 
 
-def read_side(spark: SparkSession, join: Join) -> DataFrame:
-    """Returns a side table as it is stored. Raises a SpecError if a column of the join is missing."""
+def _key(join: Join) -> zip[tuple[str, str]]:
+    """Returns the columns of a join's key: those of the side table, each with that of the rows."""
+    return zip(join.their_on or join.on, join.on, strict=True)
+
+
+def _named(join: Join) -> str:
+    return f"join.path = {join.path!r}"
+
+
+def read_side(spark: SparkSession, join: Join) -> tuple[DataFrame, dict[str, str]]:
+    """Returns a side table as it is stored, and the types of its columns. Raises a SpecError if a column of the join is
+    missing."""
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
+    wanted = {*(join.their_on or join.on), *join.columns, join.their_time} - {None}
+    nanoseconds: set[str] = set()
     try:
         if join.format in TABLES:
             table = TableFiles.open(join.path)
@@ -126,27 +165,29 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
             }
             side = spark.read.options(**options).csv(join.path)
         else:
+            spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
             side = spark.read.format(join.format).load(join.path)
-            refuse_tables(spark, side.inputFiles())
+            files = side.inputFiles()
+            refuse_tables(spark, files)
+            if join.format == "parquet":
+                [types] = read_types(spark, files[:1], {str(name) for name in wanted}).values()
+                nanoseconds = {name for name, kind in types.items() if kind == NANOSECONDS}
     except (AnalysisException, IllegalArgumentException, OSError) as error:
-        raise SpecError(
-            f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})"
-        ) from None
+        raise SpecError(f"{_named(join)}: cannot be read ({str(error).splitlines()[0]})") from None
     if join.fields:
         if len(side.columns) != len(join.fields):
             raise SpecError(
-                f"join.path = {join.path!r}: has {len(side.columns)} columns, and join.fields names "
+                f"{_named(join)}: has {len(side.columns)} columns, and join.fields names "
                 f"{len(join.fields)}; name all of them, in order"
             )
         side = side.toDF(*join.fields)
-    wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
-    missing = [name for name in wanted if name not in side.columns]
+    missing = sorted(str(name) for name in wanted if name not in side.columns)
     if missing:
         raise SpecError(
-            f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
+            f"{_named(join)}: there is no column {missing[0]!r} (there are: "
             f"{', '.join(side.columns)})"
         )
-    return side
+    return side, {**dict(side.dtypes), **dict.fromkeys(nanoseconds, NANOSECONDS)}
 
 
 def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
@@ -154,7 +195,7 @@ def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
     the salt then does not put all rows without a key into one task."""
     from pyspark.sql import functions as sql
 
-    missing = " or ".join(f"`{key}` is null" for key in keys)
+    missing = " or ".join(f"{quoted(key)} is null" for key in keys)
     return rows.withColumn(
         "_salt",
         sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0),
@@ -166,44 +207,41 @@ def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    side = select_side_columns(rows.sparkSession, join)
+    side = select_side_columns(rows.sparkSession, join, spec)
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
+    whole = sql.struct(*map(quoted, added))
     left = spread_missing_keys(
         rows.select(
             "*",
-            *[
-                sql.col(f"`{name}`").cast("string").alias(key)
-                for key, name in zip(keys, join.on, strict=True)
-            ],
+            *[sql.col(quoted(name)).alias(key) for key, name in zip(keys, join.on, strict=True)],
         ),
         keys,
     )
     if join.time is None:
         # If several side rows have the same key, the largest one is taken, so that no row is doubled.
-        one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
+        one = side.groupBy(*keys).agg(sql.max(whole).alias("_side"))
         one = one.select(
             *keys,
             sql.lit(0).alias("_salt"),
             *[sql.col("_side").getField(name).alias(name) for name in added],
         )
-        one = sql.broadcast(one) if choose_join(rows.sparkSession, join) == "broadcast" else one
+        one = sql.broadcast(one) if choose_join(join, side) == "broadcast" else one
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
     # Both sides are put into one frame, ordered by time. Each row then takes the last side row before it. A join by
     # ranges of time would compare all pairs of a key.
-    values = sql.struct(*added)
     ours = left.select(
         "*",
-        sql.col(f"`{join.time}`").cast("double").alias("_at"),
+        sql.col(quoted(join.time)).cast(side.schema["_since"].dataType).alias("_at"),
         sql.lit(1).alias("_side_first"),
-        sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"),
+        sql.lit(None).cast(side.select(whole.alias("v")).schema["v"].dataType).alias("_side"),
     )
     theirs = side.select(
         *keys,
         sql.lit(0).alias("_salt"),
         sql.col("_since").alias("_at"),
         sql.lit(0).alias("_side_first"),
-        values.alias("_side"),
+        whole.alias("_side"),
     )
     both = ours.unionByName(theirs.where("_at is not null"), allowMissingColumns=True)
     window = (
@@ -218,7 +256,7 @@ def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
         " and ".join(f"{key} is not null" for key in keys)
     )
     return seen.select(
-        *[f"`{name}`" for name in rows.columns],
+        *map(quoted, rows.columns),
         *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added],
     )
 
@@ -227,25 +265,25 @@ def newest_side_rows(side: DataFrame, join: Join) -> DataFrame:
     """Returns the side row of each key that later rows get, with the columns `key` and those of the side table."""
     from pyspark.sql import functions as sql
 
-    values = sql.struct(*[f"`{name}`" for name in join.columns])
+    values = sql.struct(*map(quoted, join.columns))
     if join.time is not None:
         side = side.where("_since is not null")
         values = sql.struct("_since", values.alias("_values"))
     parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
-    for character, code in ESCAPED.items() if len(parts) > 1 else ():
-        parts = [sql.replace(part, sql.lit(character), sql.lit(code)) for part in parts]
-    key = sql.concat_ws(BETWEEN, *parts)
+    key = parts[0] if len(parts) == 1 else sql.struct(*parts)
     one = side.groupBy(key.alias("key")).agg(sql.max(values).alias("_side"))
     path = "_side._values" if join.time is not None else "_side"
-    return one.select("key", *[sql.col(f"{path}.`{name}`").alias(name) for name in join.columns])
+    return one.select(
+        "key", *[sql.col(f"{path}.{quoted(name)}").alias(name) for name in join.columns]
+    )
 
 
-def choose_join(spark: SparkSession, join: Join) -> str:
+def choose_join(join: Join, side: DataFrame) -> str:
     """Returns how a side table is joined: `window` if by time, `broadcast` if it is small, otherwise `shuffle`. The
     size is Spark's estimate."""
     if join.time is not None:
         return "window"
-    plan: Any = select_side_columns(spark, join)._jdf.queryExecution().optimizedPlan()
+    plan: Any = side._jdf.queryExecution().optimizedPlan()
     return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
 
 
@@ -254,7 +292,7 @@ def newest_first_order(history: HistorySpec, spec: Spec) -> list[Column]:
     from pyspark.sql import functions as sql
 
     return [
-        sql.desc_nulls_last(f"`{name}`") for name in (history.order, *TIES, *spec.input.with_place)
+        sql.desc_nulls_last(quoted(name)) for name in (history.order, *TIES, *spec.input.with_place)
     ]
 
 
@@ -264,8 +302,8 @@ def enters_history(history: HistorySpec, spec: Spec) -> Column:
 
     if history.lag:
         return sql.lit(True)
-    has_value = sql.col(f"`{history.of}`").isNotNull()
-    return (sql.col(f"`{spec.label}`") == 1) & has_value if history.positive else has_value
+    has_value = sql.col(quoted(history.of)).isNotNull()
+    return (sql.col(quoted(spec.label)) == 1) & has_value if history.positive else has_value
 
 
 def make_entry(history: HistorySpec) -> Column:
@@ -273,7 +311,9 @@ def make_entry(history: HistorySpec) -> Column:
     from pyspark.sql import functions as sql
 
     return sql.struct(
-        sql.col(f"`{history.order}`").alias("at"), *TIES, sql.col(f"`{history.of}`").alias("value")
+        sql.col(quoted(history.order)).alias("at"),
+        *TIES,
+        sql.col(quoted(history.of)).alias("value"),
     )
 
 
@@ -294,12 +334,12 @@ def _add_history(
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    by, at, value = (sql.col(f"`{name}`") for name in (history.by, history.order, history.of))
-    names, ties = rows.columns, _order_of_ties(rows.select(*spec.input.with_place))
+    by, at, value = (sql.col(quoted(name)) for name in (history.by, history.order, history.of))
+    names, ties = rows.columns, _order_of_ties(rows.select(*map(quoted, spec.input.with_place)))
     length = history.lag or history.length
     rows = spread_missing_keys(rows, [history.by])
     window = Window.partitionBy(by, "_salt").orderBy(
-        sql.asc_nulls_first(f"`{history.order}`"), *ties
+        sql.asc_nulls_first(quoted(history.order)), *ties
     )
     moment = sql.first("_found").over(Window.partitionBy(by, "_salt", at).orderBy(*ties))
     if history.lag and earlier is None:
@@ -327,14 +367,12 @@ def _add_history(
     has_key = by.isNotNull()
     if history.lag:
         found = sql.when(
-            has_key, value - sql.col("_found") if history.difference else sql.col("_found")
+            has_key, sql.try_subtract(value, "_found") if history.difference else sql.col("_found")
         )
     else:
-        kind = {"number": "array<double>"}.get(_kind_of_values(spec, history.of), "array<string>")
+        kind = f"array<{SPARK_TYPES[spec.types[history.of]]}>"
         found = sql.when(has_key, sql.col("_found")).otherwise(sql.array()).cast(kind)
-    return made.withColumn(history.name, found).select(
-        *[f"`{name}`" for name in names], f"`{history.name}`"
-    )
+    return made.withColumn(history.name, found).select(*map(quoted, names), quoted(history.name))
 
 
 def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> DataFrame:
@@ -350,10 +388,11 @@ def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> Da
     )
     rows = rows.join(
         stored,
-        (sql.col(f"`{history.by}`") == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")),
+        (sql.col(quoted(history.by)) == sql.col("_key"))
+        & (sql.col("_salt") == sql.col("_no_salt")),
         "left",
     )
-    at, length = sql.col(f"`{history.order}`"), history.lag or history.length
+    at, length = sql.col(quoted(history.order)), history.lag or history.length
     before = sql.filter("_earlier", lambda one: sql.coalesce(one["at"] < at, at.isNotNull()))
     entries = last_elements(
         sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length
@@ -361,12 +400,3 @@ def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> Da
     if history.lag:
         return rows.withColumn("_found", sql.get(entries, sql.size(entries) - length)["value"])
     return rows.withColumn("_found", sql.transform(entries, lambda one: one["value"]))
-
-
-def _kind_of_values(spec: Spec, name: str) -> str:
-    """Returns `text` or `number`, the kind of an input column or of a column that a join adds."""
-    types = {
-        **spec.input.with_place,
-        **{n: k for join in spec.rows.joins for n, k in join.columns.items()},
-    }
-    return "text" if types.get(name) == "text" else "number"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
+from sluice.etl.spark.columns import quoted
 from sluice.etl.table.table_columns import FileColumns
 from sluice.etl.table.table_files import TableFiles
 
@@ -94,11 +95,6 @@ def metadata() -> tuple[Column, Column]:
     from pyspark.sql import functions as sql
 
     return sql.col("_metadata.file_path").alias(FILE), sql.col("_metadata.row_index").alias(ROW)
-
-
-def quoted(name: str) -> str:
-    """Returns a column's name as Spark's SQL writes it."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def _spark_type(table: TableFiles, name: str) -> DataType:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
@@ -31,17 +30,23 @@ from sluice.etl.apply.input_checks import (
     rows_before,
     zstd_fault,
 )
-from sluice.etl.apply.number_texts import INFINITY
 from sluice.etl.apply.parse import Batches
 from sluice.etl.read.input_paths import InputFile, files_of
 from sluice.etl.read.pieces import OPEN_BYTES, SPARK_ONLY, FileRange, split_into_tasks
 from sluice.etl.read.text_checks import check_text
-from sluice.etl.spark.joins import SPARK_TYPES, choose_join, relate
+from sluice.etl.spark.columns import (
+    NANOSECONDS,
+    SPARK_TYPES,
+    cast_column,
+    may_lose,
+    quoted,
+    read_types,
+)
+from sluice.etl.spark.joins import choose_join, relate, select_side_columns
 from sluice.etl.spark.located_files import (
     FILE,
     ROW,
     metadata,
-    quoted,
     read_tables,
     with_constants,
 )
@@ -59,11 +64,6 @@ if TYPE_CHECKING:
     from pyspark.core.broadcast import Broadcast
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_SAFE = {
-    "int": ("tinyint", "smallint", "int", "bigint"),
-    "text": ("string",),
-    "float": ("tinyint", "smallint", "int", "bigint", "float", "double"),
-}
 _READERS = 8
 _SORTABLE = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
 """Texts that sort as times do, with each digit written as 0: digits alone, or a date and a time as in ISO 8601."""
@@ -72,8 +72,6 @@ _FORMS = 3
 _ARROW_STORES = ("file://", "s3://")
 """Workers read text in these stores. Spark reads all others, with Hadoop's clients and their settings."""
 _ROWS_OF_PARTS = "file string, start bigint, rows bigint"
-NANOSECONDS = "timestamp_ns"
-"""The type that `read_types` returns for times in nanoseconds. Spark reads them as whole numbers."""
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -189,11 +187,17 @@ class RawInput:
                 extra = [sql.col(FILE)] if with_file or placed else []
                 if placed:
                     extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col(ROW)]
-                cells = self._convert_times(frame)
-                typed = self._cast(frame, cells)
+                stored = dict(frame.dtypes)
+                if self.spec.input.format == "parquet":
+                    types = self._stored_types.items()
+                    stored |= {name: kind for name, kind in types if kind == NANOSECONDS}
+                typed = {
+                    name: cast_column(self.named, name, stored[name], kind)
+                    for name, kind in self.spec.input.read_as.items()
+                }
                 return frame.select(
                     *(column.alias(name) for name, column in typed.items()),
-                    self._find_misfits(frame, cells, typed).alias("_bad"),
+                    self._find_misfits(frame, typed).alias("_bad"),
                     *extra,
                 )
             extra = [sql.col("_metadata.file_path").alias(FILE)] if with_file or placed else []
@@ -345,51 +349,15 @@ class RawInput:
         )
         return found
 
-    def _convert_times(self, frame: DataFrame) -> dict[str, Column]:
-        """Returns the input's columns before the cast to the spec's types. For numbers, dates and times become
-        timestamps in UTC."""
-        from pyspark.sql import functions as sql
-
-        kinds, cells = dict(frame.dtypes), {}
-        for name, kind in self.spec.input.read_as.items():
-            cells[name] = frame[quoted(name)]
-            if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz"):
-                cells[name] = cells[name].cast("timestamp")
-            if self.spec.input.format == "parquet" and self._stored_types.get(name) == NANOSECONDS:
-                if kind not in ("int", "float"):
-                    raise InputError(
-                        f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
-                        "them as float, seconds since 1970"
-                    )
-                cells[name] = sql.timestamp_micros(sql.expr(f"{quoted(name)} div 1000"))
-        return cells
-
-    def _cast(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
-        """Returns the columns in the spec's types. A value that does not fit becomes null."""
-        from pyspark.sql import functions as sql
-
-        kinds, found = dict(frame.dtypes), {}
-        for name, kind in self.spec.input.read_as.items():
-            typed = cells[name].try_cast(SPARK_TYPES[kind])
-            if kind == "float" and kinds[name] == "string":
-                # Spark casts a number that is too large to an infinity.
-                typed = sql.when((sql.abs(typed) != math.inf) | cells[name].rlike(INFINITY), typed)
-            # Spark's cast would drop the fraction.
-            fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
-            found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
-        return found
-
-    def _find_misfits(
-        self, frame: DataFrame, cells: Mapping[str, Column], typed: Mapping[str, Column]
-    ) -> Column:
+    def _find_misfits(self, frame: DataFrame, typed: Mapping[str, Column]) -> Column:
         """Returns the name of the first column whose value does not fit its type."""
         from pyspark.sql import functions as sql
 
         kinds = dict(frame.dtypes)
         bad = sql.lit(None).cast("string")
         for name, kind in reversed(list(self.spec.input.read_as.items())):
-            if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
-                lost = cells[name].isNotNull() & typed[name].isNull()
+            if may_lose(kinds[name], kind):
+                lost = frame[quoted(name)].isNotNull() & typed[name].isNull()
                 bad = sql.when(lost, sql.lit(name)).otherwise(bad)
         return bad
 
@@ -420,7 +388,10 @@ class RawInput:
     @cached_property
     def joins(self) -> dict[str, str]:
         """For each side table, by its path, how it is joined."""
-        return {join.path: choose_join(self.spark, join) for join in self.spec.rows.joins}
+        return {
+            join.path: choose_join(join, select_side_columns(self.spark, join, self.spec))
+            for join in self.spec.rows.joins
+        }
 
     @cached_property
     def parsed_rows(self) -> ParsedRows:
@@ -598,58 +569,3 @@ def why_unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
     if len(forms) > 1:
         return " and ".join(repr(example) for _, example in forms[:2]) + " are not written alike"
     return None
-
-
-def read_types(
-    spark: SparkSession, files: Iterable[str], names: Collection[str]
-) -> dict[str, Mapping[str, str]]:
-    """Returns for each Parquet file its columns among `names`, with Spark's types. Reads through Spark's file systems.
-    Raises an InputError if Spark cannot read a type. Spark itself would take the columns of one file for those of all
-    files."""
-    jvm: Any = spark._jvm
-    conf = spark.sparkContext._jsc.hadoopConfiguration()
-    known: dict[str, Mapping[str, str]] = {}
-
-    def read_schema(file: str) -> Any:
-        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
-        reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
-            jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
-        )
-        try:
-            return reader.getFooter().getFileMetaData().getSchema()
-        finally:
-            reader.close()
-
-    def convert_type(file: str, column: Any) -> str:
-        if "TIMESTAMP(NANOS," in (stored := str(column)):
-            return NANOSECONDS
-        parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
-        message = jvm.org.apache.parquet.schema.MessageType("column", jvm.java.util.List.of(column))
-        settings = spark._jsparkSession.sessionState().conf()
-        try:
-            fields = parquet.ParquetToSparkSchemaConverter(settings).convert(message).fields()
-        except Exception as error:  # py4j wraps Spark's error in its own
-            better = (
-                "run the job with `sluice etl --engine local`"
-                if "FLOAT16" in stored
-                else "write the column in another type, or leave it out of input.columns"
-            )
-            raise InputError(
-                f"{file}: column {column.getName()!r} holds {stored}, which Spark does not read; {better}"
-            ) from error
-        return str(fields[0].dataType().simpleString())
-
-    def read_file(file: str) -> tuple[str, Mapping[str, str]]:
-        schema = read_schema(file)
-        text = str(schema.toString())
-        # Usually all files have the same schema, which is converted only once.
-        if text not in known:
-            known[text] = {
-                column.getName(): convert_type(file, column)
-                for column in schema.getFields()
-                if column.getName() in names
-            }
-        return file, known[text]
-
-    with ThreadPool(_READERS) as pool:
-        return dict(pool.imap(read_file, files))

@@ -14,6 +14,7 @@ from sluice.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator
 from sluice.etl.ops.base import LISTS, is_wide
 from sluice.etl.ops.chain import follow
+from sluice.etl.ops.lists import FirstX
 from sluice.etl.ops.numeric import Fill, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian
 from sluice.etl.ops.user_function import Python
@@ -341,6 +342,18 @@ def _check_leavable(op: Operator, column: ColumnSpec, kind: str, path: str) -> N
         raise SpecError(
             f"{path}: {op.name} must know a row's {' and '.join(op.needs)}, which only the ETL knows"
         )
+
+
+def takes_texts(ops: Sequence[Operator]) -> bool:
+    """Returns whether operators make texts of numbers, before any of them computes with the numbers."""
+    op = next((op for op in ops if not isinstance(op, FirstX)), None)
+    numbers = ("number", "numbers")
+    return (
+        op is not None
+        and op.takes[0] not in numbers
+        and op.columns != numbers
+        and not isinstance(op, Python)
+    )
 
 
 def _stored_type(column: ColumnSpec, kind: str, left: Sequence[Operator]) -> tuple[str, bool]:

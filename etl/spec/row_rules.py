@@ -36,12 +36,8 @@ from sluice.etl.spec.toml_keys import (
 FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 MAX_ROWS_BACK = 10_000
 JOIN_FORMATS = (*WITH_COLUMNS, "csv", "json")
-_OF_CSV = ("delimiter", "encoding", "fields")
+_OF_CSV = ("delimiter", "encoding", "decimal", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
-BETWEEN = "\x1f"
-"""Separates the texts of a key that joins several columns."""
-ESCAPED = {"\x1b": "\x1b0", BETWEEN: "\x1b1"}
-"""The escapes for these characters inside such a text. Without them two keys could become equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +142,14 @@ class Join:
     format: str
     on: tuple[str, ...]
     columns: Mapping[str, str]
+    their_on: tuple[str, ...] = ()
+    """The side table's names of the columns `on`, if they differ."""
     time: str | None = None
     their_time: str | None = None
     delimiter: str = ","
     encoding: str = "utf-8"
+    decimal: str = "."
+    """The decimal mark of numbers in a csv file."""
     fields: tuple[str, ...] = ()
     """The names of a csv file's columns in order, if the file has no header."""
 
@@ -238,11 +238,18 @@ def _read_new_name(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) 
 def _read_join(
     raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[str, str]
 ) -> Join:
-    check_keys(raw, ("path", "format", "on", "columns", "time", "their_time", *_OF_CSV), path)
+    keys = ("path", "format", "on", "their_on", "columns", "time", "their_time", *_OF_CSV)
+    check_keys(raw, keys, path)
     form = read_choice(raw, "format", JOIN_FORMATS, "parquet", path)
-    on = read_column_names(raw, "on", kinds, path)
+    on = read_column_names(raw, "on", kinds, path, ONE_VALUE)
     if not on:
         raise SpecError(f"{path}.on: must name the columns to join by")
+    their_on = read_texts(raw, "their_on", (), path)
+    if their_on and len(their_on) != len(on):
+        raise SpecError(
+            f"{path}.their_on = {list(their_on)}: must name one column of the side table for each of "
+            f"{path}.on = {list(on)}"
+        )
     if form != "csv" and (key := next((key for key in _OF_CSV if key in raw), None)):
         raise SpecError(f"{path}.{key}: needs {path}.format csv, and it is {form!r}")
     delimiter, fields = (
@@ -259,7 +266,11 @@ def _read_join(
         if name in kinds:
             raise SpecError(f"{path}.columns = {name!r}: there is a column of this name already")
         added[name] = kind
-    for name in (*on, *added, read_value(raw, "their_time", str, None, path)) if fields else ():
+    for name in (
+        (*(their_on or on), *added, read_value(raw, "their_time", str, None, path))
+        if fields
+        else ()
+    ):
         if name is not None and name not in fields:
             raise SpecError(f"{path}.fields: {name!r} is none of them{nearest(name, fields)}")
     if not added:
@@ -271,6 +282,8 @@ def _read_join(
         format=form,
         on=on,
         columns=added,
+        their_on=their_on,
+        decimal=read_choice(raw, "decimal", (".", ","), ".", path),
         time=time,
         their_time=read_value(raw, "their_time", str, None, path),
         delimiter=delimiter,

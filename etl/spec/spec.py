@@ -22,8 +22,8 @@ from sluice.etl.ops import Fitted
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.numeric import InverseShare
 from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec, leave_to_loader, read_columns
+from sluice.etl.schema import VALUES_RULE, Field
+from sluice.etl.spec.columns import ColumnSpec, leave_to_loader, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import Identity
@@ -187,6 +187,21 @@ class Spec:
         """The input column that the label is made from."""
         return self.label_column.sources[0]
 
+    def is_renewed(self, column: ColumnSpec) -> bool:
+        """Returns whether a column's values may differ from those of `VALUES_RULE` 1: it depends on a join by floats,
+        or takes texts of whole numbers in a history."""
+        types, by_float = self.types, set[str]()
+        for join in self.rows.joins:
+            if "float" in map(types.get, join.on) or by_float & {*join.on, join.time}:
+                by_float |= join.columns.keys()
+        for history in self.rows.histories:
+            if by_float & {history.of, history.by, history.order}:
+                by_float.add(history.name)
+        if by_float & {*column.sources}:
+            return True
+        whole = {h.name for h in self.rows.histories if not h.lag and types[h.of] == "int"}
+        return bool(whole & {*column.sources}) and takes_texts(column.ops)
+
     def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """Returns the label of each row, after the label's operators."""
         return make_labels(self.label_column.ops, columns[self.label])
@@ -291,6 +306,7 @@ class Spec:
             online=c.left_to_loader,
             inputs=() if c.sources == (c.name,) else c.sources,
             nullable=c.raw,
+            values_rule=VALUES_RULE if self.is_renewed(c) else 1,
         )
 
 
@@ -324,7 +340,17 @@ def _read_spec(raw: dict[str, Any], text: str) -> Spec:
     )
     _check_columns(spec)
     _check_rules(spec)
-    return spec
+    # As floats, long whole numbers would lose digits before the loader makes texts of them.
+    columns = tuple(
+        replace(c, left_as="list<string>")
+        if c.raw
+        and c.left_as == "list<double>"
+        and takes_texts(c.ops[c.online :])
+        and spec.is_renewed(c)
+        else c
+        for c in columns
+    )
+    return replace(spec, columns=columns)
 
 
 def _check_label(columns: tuple[ColumnSpec, ...], rows: RowRules, source: Input) -> ColumnSpec:

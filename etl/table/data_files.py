@@ -34,6 +34,7 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
             "width": f.width,
             "online": list(f.online),
             "inputs": list(f.inputs),
+            **({"values_rule": f.values_rule} if f.values_rule > 1 else {}),
         }
         columns.append(
             pa.field(

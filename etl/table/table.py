@@ -174,6 +174,18 @@ class FeatureTable:
             )
         return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
+    def check_values(self, spec: Spec) -> None:
+        """Raises TableError if an earlier rule converted values of a column, and `spec` would now give others."""
+        rules = {f.name: f.values_rule for f in self.fields}
+        for f in spec.fields({}):
+            if rules.get(f.name, f.values_rule) != f.values_rule:
+                raise TableError(
+                    f"{self.uri}: column {f.name!r} was made by Sluice 0.2, in which whole numbers of a [[history]] "
+                    "from 1e10 on, and the keys of a [[join]] by float, were other texts, so new rows would get "
+                    "other values; make the table anew from all of its input: sluice etl --spec … --output "
+                    f"{self.uri} --mode overwrite --update-state --input …"
+                )
+
     def state(self) -> FittedState | None:
         """Returns what the operators of this version have learned, or None if the spec fits nothing."""
         return (
@@ -328,6 +340,7 @@ def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) 
         width=about["width"],
         online=tuple(about["online"]),
         inputs=tuple(about["inputs"]),
+        values_rule=about.get("values_rule", 1),
         nullable=f.nullable and bool(about["online"]),
         cardinality=newest.cardinalities.get(f.name) if newest else None,
         bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]),

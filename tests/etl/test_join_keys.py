@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.etl.apply.lookups import Serving, joined
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.ops.base import key_texts
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.tables import column, section, write_rows, write_spec
 
@@ -18,15 +19,15 @@ TEXTS = st.text("\x1b\x1f01a", max_size=4)
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=20))
 def test_different_keys_are_different_texts(rows):
-    made = joined(
+    made = key_texts(
         [pa.array([row[number] for row in rows], pa.string()) for number in range(3)]
     ).to_pylist()
     assert len(set(made)) == len(set(rows))
-    assert joined([pa.array(["a\x1fb", None])]).to_pylist() == [
+    assert key_texts([pa.array(["a\x1fb", None])]).to_pylist() == [
         "a\x1fb",
         None,
     ]  # one column is its own key
-    assert joined([pa.array(["a", None]), pa.array([None, "b"])]).to_pylist() == [None, None]
+    assert key_texts([pa.array(["a", None]), pa.array([None, "b"])]).to_pylist() == [None, None]
 
 
 @pytest.mark.spark

@@ -224,7 +224,8 @@ def _write_side_tables(join: Join, ends: Sequence[float | None], number: str, pa
 
     spark = SparkSession.active()
     ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
-    side = read_side(spark, join).crossJoin(ended)
+    side, _ = read_side(spark, join)
+    side = side.crossJoin(ended)
     if join.their_time:
         side = side.where(
             ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))
