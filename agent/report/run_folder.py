@@ -262,6 +262,12 @@ def check(path: Path) -> None:
         )
 
 
+def check_unused(path: Path) -> None:
+    """Raises RunError if a process writes in this folder."""
+    if (path / LOCK).exists():
+        _lock(path).close()
+
+
 def has_run(path: Path) -> bool:
     """Returns whether the run has measured or saved anything. If not, another run may use the folder."""
     return any((path / "checkpoints").glob("*")) or bool(read_lines(path / "metrics.jsonl"))

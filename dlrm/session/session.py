@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from sluice.agent.report.run_folder import check_unused
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
@@ -43,6 +44,9 @@ class TrainingSession:
         self._stack = ExitStack()
 
     def __enter__(self) -> TrainingSession:
+        # Another process with this run folder also has the port, so the folder is checked first.
+        if self.ranks.first:
+            check_unused(self.start.run)
         with ExitStack() as stack:
             self.endpoint = stack.enter_context(
                 Endpoint.at_address(

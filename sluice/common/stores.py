@@ -97,16 +97,24 @@ class Place:
         return dict(parse_qsl(self.query, keep_blank_values=True))
 
     @property
+    def _endpoint(self) -> str:
+        """The URL of the S3 server. Empty: it is Amazon's."""
+        given = self.options
+        if "endpoint_override" in given:
+            return f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+        return _endpoint()
+
+    @property
     def delta(self) -> dict[str, Any]:
         """The arguments with which delta-rs opens a table here."""
-        given, options = self.options, dict[str, str]()
-        scheme = given.get("scheme", "https")
-        if "endpoint_override" in given:
-            options["AWS_ENDPOINT_URL"] = f"{scheme}://{given['endpoint_override']}"
-        if scheme == "http":
+        options = dict[str, str]()
+        if self._endpoint:
+            options["AWS_ENDPOINT_URL"] = self._endpoint
+        # delta-rs refuses plain HTTP unless it is allowed.
+        if self._endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
-        if "region" in given:
-            options["AWS_REGION"] = given["region"]
+        if "region" in self.options:
+            options["AWS_REGION"] = self.options["region"]
         # A delayed path is a local path for delta-rs.
         uri = self.name.rstrip("/") if self.scheme else os.path.abspath(self.path)
         return {"table_uri": uri, "storage_options": options or None}
@@ -114,10 +122,7 @@ class Place:
     @property
     def iceberg(self) -> dict[str, str]:
         """The properties with which pyiceberg opens this place."""
-        given = self.options
-        address = given.get("endpoint_override")
-        endpoint = f"{given.get('scheme', 'https')}://{address}" if address else _endpoint()
-        found = {"s3.endpoint": endpoint, "s3.region": given.get("region", "")}
+        found = {"s3.endpoint": self._endpoint, "s3.region": self.options.get("region", "")}
         return {name: value for name, value in found.items() if value}
 
     def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:

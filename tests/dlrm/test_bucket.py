@@ -45,7 +45,6 @@ def server(local, monkeypatch):
     server = S3Server()
     files = with_bucket(server, monkeypatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     for path in Path(local.uri).rglob("*"):
         if path.is_file():
             with files.open_output_stream(f"data/table/{path.relative_to(local.uri)}") as out:

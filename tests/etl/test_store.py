@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def address(server) -> str:
 @pytest.fixture
 def place(address, monkeypatch) -> str:
     """A folder in a bucket, with where the bucket is."""
-    store = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_ALLOW_HTTP": "true"}
+    store = {"AWS_ENDPOINT_URL": f"http://{address}"}
     for name, value in (KEYS | store).items():
         monkeypatch.setenv(name, value)
     S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True).create_dir(
@@ -101,6 +102,28 @@ def test_a_query_stands_behind_the_files_name():
             "AWS_REGION": "eu-west-1",
         },
     }
+
+
+def test_a_table_is_made_and_read_with_the_variables_of_the_launch_page(address, monkeypatch, repo):
+    (row,) = re.findall(r"^\| the job, to publish.*", (repo / "docs/launch.md").read_text(), re.M)
+    values = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{address}",
+    }
+    assert set(re.findall(r"AWS_[A-Z_]+", row)) == values.keys()
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True).create_dir(
+        "recipe"
+    )
+    small_table("s3://recipe/t", rows=300)
+    small_table("s3://recipe/t", rows=100, mode="append", first=300)
+    found = FeatureTable.open("s3://recipe/t")
+    assert (found.rows, found.check()) == (400, [])
 
 
 def test_a_question_mark_in_a_folders_name_is_no_query(tmp_path):

@@ -442,7 +442,6 @@ def test_a_table_in_a_bucket(tmp_path, rows, wanted, kind, monkeypatch):
     try:
         bucket = with_bucket(server, monkeypatch)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
         if kind == "iceberg":
             where = "s3://data/warehouse"
             properties = {"s3.endpoint": f"http://{server.address}", "s3.region": "us-east-1"}

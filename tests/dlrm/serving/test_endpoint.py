@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import urllib.request
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 
 from prometheus_client import generate_latest
 
+from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.metrics import ServerMetrics
+from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
 from tests import ports
@@ -163,3 +166,24 @@ def test_it_is_served_and_ends(monkeypatch):
     for wrong in ("http", "127.0.0.1:", "70000", "0"):
         with raises(ConfigError, f"{wrong!r}", "[HOST:]PORT"):
             Endpoint.at_address(wrong, 0, 0)
+
+
+def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):
+    """A second start of the same command has both in common with the first one."""
+    start = SimpleNamespace(run=tmp_path / "run", pause=None)
+    session = TrainingSession(
+        start=start,
+        ranks=SimpleNamespace(first=True, rank=0, local_rank=0),
+        signals=None,
+        activity=None,
+        ending=None,
+        say=print,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        start.config = SimpleNamespace(metrics_port=f"127.0.0.1:{taken.getsockname()[1]}")
+        folder = RunFolder.create(start.run, {})
+        with raises(RunError, start.run, "in use by process", os.getpid()), session:
+            pass
+        folder.close()
+        with raises(ConfigError, "cannot be listened on"), session:
+            pass
