@@ -19,8 +19,9 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Making, Recipe
 from sluice.ingest.plain.row_selection import RowSelection
 
-# Texts with at most this many stored bytes a value repeat, so they are read as a dictionary.
+# Texts with at most this many stored bytes a value, and a dictionary page of usual size, are read as a dictionary.
 _FEW_BYTES = 4
+_DICTIONARY_BYTES = 2**20
 
 
 class MadeColumns:
@@ -86,7 +87,9 @@ class MadeColumns:
             if f.name in made
             and f.name in chunks
             and (pa.types.is_string(f.type) or pa.types.is_binary(f.type))
-            and chunks[f.name].total_uncompressed_size <= _FEW_BYTES * chunks[f.name].num_values
+            and chunks[f.name].total_uncompressed_size
+            <= _FEW_BYTES * chunks[f.name].num_values
+            + _DICTIONARY_BYTES * chunks[f.name].has_dictionary_page
         ]
 
     def table(self, stored: pa.Table) -> pa.Table:

@@ -6,11 +6,11 @@ their dictionaries, and the levels that say where values are missing and lists b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import StoredChunk, chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
@@ -95,11 +95,12 @@ def decoding_of(
     *,
     scale: float = 1.0,
     file_bytes: int = 2**62,
+    text_bytes: Callable[[str, StoredChunk], int] = lambda _path, _chunk: 0,
 ) -> Decoding:
     """Estimates the memory for decoding. `metadata` is the footer of a Parquet file of `file_bytes` bytes, and `schema`
     that of the columns to read. `bags` has the average number of ids a row. Rows of other files take up to `scale`
-    times the bytes of this file's rows."""
-    chunks = chunks_of(metadata, group, schema, bags, file_bytes)
+    times the bytes of this file's rows. `text_bytes` returns the bytes of texts that the file may store only once."""
+    chunks = chunks_of(metadata, group, schema, bags, file_bytes=file_bytes, text_bytes=text_bytes)
     portions: list[list[str]] = []
     taken = 0
     for name, parts in chunks.items():
@@ -123,7 +124,13 @@ def decoding_of(
 
 
 def chunks_of(
-    metadata: Any, group: int, schema: Any, bags: Mapping[str, float], file_bytes: int
+    metadata: Any,
+    group: int,
+    schema: Any,
+    bags: Mapping[str, float],
+    *,
+    file_bytes: int,
+    text_bytes: Callable[[str, StoredChunk], int],
 ) -> dict[str, list[ColumnChunk]]:
     """Returns the chunks of each column of `schema`: one, or several for a nested column. Raises ValueError if the
     footer contradicts the file's size or its number of rows."""
@@ -155,7 +162,9 @@ def chunks_of(
                 plain=min(chunk.plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE)
                 if physical
                 else chunk.plain,
-                expected=round(_ID * bags.get(name, 0.0) * rows),
+                expected=text_bytes(kind.path, chunk)
+                if kind.physical_type == "BYTE_ARRAY" and chunk.dictionary
+                else round(_ID * bags.get(name, 0.0) * rows),
                 begins=0 if width and not kind.max_repetition_level else _OFFSET * rows,
             )
         )

@@ -8,13 +8,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
@@ -25,7 +26,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.plain.footer_chunks import check_file
+from sluice.ingest.plain.footer_chunks import StoredChunk, check_file
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import elements, rows_of_elements
 from sluice.ingest.read.decoding import Decoding, decoding_of
@@ -728,6 +729,13 @@ class RowGroupReader:
         columns: Sequence[str],
     ) -> Decoding:
         """Estimates the memory for decoding a row group by its footer, which has the file's own names of columns."""
+
+        def text_bytes(path: str, chunk: StoredChunk) -> int:
+            try:
+                return self._text_bytes(number, group, path, chunk)
+            except Exception:  # reading the row group raises the error
+                return 0
+
         located = self._located[number]
         columns = [name for name in columns if name in self._file_schema.names]
         names = [name for name in columns if name not in located.constants]
@@ -744,10 +752,31 @@ class RowGroupReader:
             {own: bags[name] for name, own in zip(names, stored, strict=True) if name in bags},
             scale=scale,
             file_bytes=self.files[number].bytes or 2**62,
+            text_bytes=text_bytes,
         )
         portions = tuple(tuple(located.named(some)) for some in found.portions)
         added = tuple(name for name in columns if name in located.constants)
         return replace(found, portions=(*portions, added) if added else portions)
+
+    def _text_bytes(self, number: int, group: int, path: str, chunk: StoredChunk) -> int:
+        """Returns the bytes of a column of texts in memory. `path` names it in the footer.
+
+        A dictionary page stores a text once. Each value has its own copy, unless the column is read as a dictionary."""
+        if path in self._located[number].stored(self._dictionaries):
+            return 0
+        file = pq.ParquetFile(self._opener.open(self.files[number].path), read_dictionary=[path])
+        with closing(file):
+            [first] = next(file.iter_batches(1, [group], [path], use_threads=False)).columns
+            if not pa.types.is_dictionary((texts := elements(first)).type):
+                return 0
+            longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
+            if chunk.values * longest <= max(chunk.plain, _SMALL_BYTES):
+                return chunk.values * longest
+            whole = file.read_row_group(group, [path], use_threads=False).column(0)
+            return sum(  # twice, because arrays are copied while they grow
+                2 * (pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0)
+                for texts in map(elements, whole.chunks)
+            )
 
 
 def first_schema(

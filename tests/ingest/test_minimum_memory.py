@@ -20,7 +20,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
-from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
@@ -126,6 +126,32 @@ def test_a_file_of_one_row_does_not_make_the_rows_of_others_larger(tmp_path):
     alone = minimum_of(tmp_path)
     pq.write_table(group_of(chance, 1), tmp_path / "b.parquet")
     assert minimum_of(tmp_path).total == pytest.approx(alone.total, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_texts_that_a_file_stores_once_are_counted_as_they_are_decoded(tmp_path, seed):
+    """Few or many texts of drawn lengths, alone or in lists, hashed in the file's types."""
+    chance = np.random.default_rng(seed)
+    rows = 2000
+    texts = [
+        str(n) * int(chance.integers(1, 2 + 10 ** chance.integers(1, 5)))
+        for n in range(chance.integers(1, 60))
+    ]
+    values = pa.array(texts).take(pa.array(chance.integers(0, len(texts), 2 * rows)))
+    lists = bool(seed % 2)
+    column = pa.ListArray.from_arrays(pa.array(np.arange(0, 2 * rows + 1, 2), pa.int32()), values)
+    table = pa.table({"label": np.arange(rows) % 2, "t": column if lists else values[:rows]})
+    pq.write_table(
+        table, tmp_path / "a.parquet", dictionary_pagesize_limit=2**28, compression="zstd"
+    )
+    roles = {"label": "label", "id_list" if lists else "sparse": ["t"]}
+    source = ParquetFiles.open(tmp_path, roles, {"t": 100})
+    with BatchLoader(source, batch_size=16) as loader:
+        groups = loader._input.groups
+        stored = groups._read_stored(0, 0, None)
+        assert groups.decoding.at_work(rows) >= stored.nbytes
+        if not lists and len(texts) * max(map(len, texts)) < MIB:
+            assert stored.nbytes < 2 * MIB, "it is read as a dictionary"
 
 
 def group_of(
