@@ -1,4 +1,5 @@
-"""What somebody does first with an installed Sluice: `python installed.py` beside nothing but the installed packages.
+"""What somebody does first with an installed Sluice: `python installed.py COMMAND [train]` beside nothing but the
+installed packages.
 
 `make test-install` runs it in each fresh environment, in an empty folder."""
 
@@ -19,7 +20,7 @@ from sluice import Loader
 ROWS = 40_000
 
 
-def main(command: str) -> None:
+def main(command: str, *more: str) -> None:
     assert "site-packages" in sluice.__file__, (
         f"this is not the installed package: {sluice.__file__}"
     )
@@ -43,8 +44,12 @@ def main(command: str) -> None:
     output(command, "guess", str(folder), "--label", "label", "--out", "spec.toml")
     output(command, "etl", "--spec", "spec.toml", "--input", str(folder), "--output", "table")
     assert order_hash(command, "table")
+    if more:
+        trained = output(command, *more, "--data", "table", "--run-dir", "trained")
+        assert json.loads(trained.splitlines()[-1])["steps"] > 0
     version = sys.version.split()[0]
-    print(f"{command}, Python {version}: --help, bench, Loader, guess and etl work")
+    works = ", ".join(["--help", "bench", "Loader", "guess", "etl", *more])
+    print(f"{command}, Python {version}: these work: {works}")
 
 
 def order_hash(command: str, data: str) -> str:
@@ -57,4 +62,4 @@ def output(*words: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
