@@ -6,19 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sluice.agent.lab import policies as simulated
 from sluice.agent.lab import simulate
-from sluice.agent.lab.policies import EvaluationTask, run_task, tasks
-from sluice.agent.lab.simulator.physics import SimMachine, SimStage
-from sluice.agent.lab.simulator.rollout import Rollout, reference, run
-from sluice.agent.lab.simulator.scenario import Scenario, ScenarioError
-from sluice.agent.lab.simulator.scenario_json import shipped
-from sluice.agent.lab.tables import Row, comparison, lead_over, missed, summary, table
-from sluice.agent.policies import make
+from sluice.agent.lab.simulator.scenario import ScenarioError
+from sluice.agent.lab.tables import Row, comparison, lead_over, missed, summary
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
 from tests.raises import raises
@@ -94,14 +88,6 @@ def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew(
     assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
 
 
-def test_the_best_of_a_scenario_is_bold_on_a_terminal_and_the_oracle_does_not_count():
-    rows = [row("x", score=0.9), row("y", score=0.8), row("oracle", score=1.0)]
-    drawn = table(rows, ["x", "y", "oracle"], bold=True)
-    assert "\033[1m0.900" in drawn
-    assert "\033[1m0.800" not in drawn
-    assert "\033[" not in table(rows, ["x", "y", "oracle"], bold=False)
-
-
 def test_two_processes_measure_what_one_measures(small, repo):
     """As programs, since the pool's helper process lives as long as its parent."""
     found = []
@@ -130,69 +116,6 @@ def test_two_processes_measure_what_one_measures(small, repo):
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found[0] == found[1]
     assert found[0]["policies"]["planner"]["median"] > 0
-
-
-@pytest.mark.parametrize("memory_limit", [2**36, 1.2 * 2**30])
-def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_same(
-    monkeypatch, memory_limit
-):
-    parts = tuple(SimStage(name=name, cost_s=0.05, item_bytes=64 * 2**20) for name in "ab")
-    scenario = Scenario(
-        name="held",
-        seconds=30,
-        stages=parts,
-        start={"a": 8, "b": 8},
-        machine=SimMachine(cores=64, memory_limit=memory_limit),
-    )
-    ran = []
-
-    def counted(*given: Any, governor: bool = True, **named: Any) -> Rollout:
-        ran.append(governor)
-        return run(*given, governor=governor, **named)
-
-    monkeypatch.setattr("sluice.agent.lab.simulator.rollout.run", counted)
-    (found,) = run_task(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
-    best = reference(scenario, seed=3)
-    bare = run(scenario, make("fixed"), seed=3, governor=False)
-    assert found.bare_score == bare.rows / best.rows
-    assert found.bare_killed == bare.killed == (memory_limit < 2**36)
-    assert ran == ([True, False] if bare.killed else [True])
-
-
-def test_held_out_pipelines_come_at_rest_and_changing():
-    todo = tasks(["fixed"], shipped()[:1], seeds=3, pipelines=4)
-    assert len(todo) == 3 + 8
-    assert {t.scenario.family for t in todo} == {"scenario", "changing", "held out"}
-
-
-def test_the_program_ends_with_one_line_of_json(small, repo):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sluice.agent.lab.policies",
-            "--policy",
-            "planner",
-            "--policy",
-            "fixed",
-            "--scenario",
-            str(small),
-            "--seeds",
-            "1",
-            "--processes",
-            "1",
-            "--missed",
-        ],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["policies"]["planner"]["median"] > found["policies"]["fixed"]["median"] > 0
-    assert set(found["policies"]["planner"]) >= {"mean", "median", "p5", "kills"}
-    assert "small" in done.stderr
-    assert "fixed: small: end_score" in done.stderr
 
 
 def test_simulate_prints_each_change(small, capsys):

@@ -13,11 +13,10 @@ from sluice.agent.lab import teach as teaching
 from sluice.agent.lab.curriculum import Curriculum, teach
 from sluice.agent.lab.episodes import Episodes, find_oracle_settings
 from sluice.agent.lab.opening_judgement import Course, OpeningTable
-from sluice.agent.lab.simulator.optimum import best_knobs
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.learn.imitation import STAGES, imitate
 from sluice.agent.learn.student import Student
-from sluice.agent.policies.opening.policy import Answers, NetworkPolicy, answer, observe, setting
+from sluice.agent.policies.opening.policy import NetworkPolicy, answer, observe
 from sluice.agent.policies.opening.weights import WeightsError
 
 pytestmark = pytest.mark.slow
@@ -50,33 +49,6 @@ def test_both_forms_of_the_network_say_the_same():
     for one, other in zip(plain, said, strict=True):
         own = look.real if one.shape == look.real.shape else slice(None)
         assert one[own] == pytest.approx(other.numpy()[own], abs=1e-5)
-
-
-def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_settings():
-    lives = Episodes([pipeline("training", n) for n in range(6)], seed=2, alike=3)
-    look = lives.look(0.5)
-    assert np.array_equal(look.rows[0::3], look.rows[2::3])
-    assert np.array_equal(look.busy_s[0::3], look.busy_s[1::3])
-    inputs = observe(look)
-    answers = Answers(np.zeros(look.real.shape), np.zeros(look.real.shape), np.zeros((18, 3)))
-    answers.workers[2::3] = -3.0
-    lives.act(setting(look, inputs, answers))
-    lives.pass_time(2.0)
-    assert np.array_equal(lives.rows[0::3], lives.rows[1::3])
-    assert not np.array_equal(lives.rows[0::3], lives.rows[2::3])
-
-
-def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
-    scenarios = [pipeline("training", n) for n in range(4)]
-    best = find_oracle_settings(scenarios, STAGES)
-    for b, scenario in enumerate(scenarios):
-        knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
-        own = slice(STAGES - len(scenario.stages), None)
-        assert best.workers[b, own].tolist() == list(knobs.workers.values())
-        assert [bool(p) for p in best.process[b, own]] == [
-            knobs.backend[s.name] == "process" for s in scenario.stages
-        ]
-        assert best.read_ahead_bytes[b] == knobs.read_ahead_bytes
 
 
 def test_imitation_comes_nearer_to_the_clairvoyant():

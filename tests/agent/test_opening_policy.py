@@ -28,7 +28,6 @@ from sluice.agent.policies.opening.weights import WeightsError, write
 from sluice.ingest.knobs import Limits
 from tests.raises import assert_names, raises
 
-MIB = 2**20
 WIDE = {
     "stages": [[-20.0, 20.0]] * len(STAGE_INPUTS),
     "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS),
@@ -55,33 +54,6 @@ def given(number: int = 3, **more: object) -> PolicyInput:
         limits=scenario.limits,
         **more,
     )  # type: ignore[arg-type]
-
-
-def test_a_pipeline_among_others_has_the_inputs_that_it_has_alone():
-    numbers = (0, 1, 2, 3)
-    together = observe(Episodes([pipeline("training", n) for n in numbers], seed=5).look(0.25))
-    for row, number in enumerate(numbers):
-        scenario = pipeline("training", number)
-        simulator = Simulator(
-            scenario.truth_at, scenario.limits, scenario.first_knobs, seed=5 + row
-        )
-        begun = simulator.snapshot()
-        simulator.advance(0.25)
-        alone = observe(
-            Glimpse.of(
-                PolicyInput(
-                    begun=begun,
-                    seen=simulator.snapshot(),
-                    knobs=scenario.first_knobs,
-                    limits=scenario.limits,
-                )
-            )
-        )
-        known = {name for name in STAGE_INPUTS if name.startswith("is known to be")}
-        same = [i for i, name in enumerate(STAGE_INPUTS) if name not in known]
-        own = alone.stages.shape[1]
-        assert np.array_equal(together.stages[row, -own:][:, same], alone.stages[0][:, same])
-        assert not together.stages[row, :-own].any()
 
 
 def test_knowledge_from_before_the_first_row_is_an_input_and_its_lack_another():

@@ -11,12 +11,10 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.optimum import best_knobs
 from sluice.agent.lab.simulator.physics import (
     Consumer,
-    Load,
     MechanismError,
     SimMachine,
     SimStage,
     TrueCosts,
-    flow,
     steady,
 )
 from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
@@ -24,12 +22,12 @@ from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
-from tests.agent.event_by_event import EventSimulator
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
 ROWS = 1024
+BOTH = ("thread", "process")
 
 
 def stages(*costs: float, **others: object) -> tuple[SimStage, ...]:
@@ -44,7 +42,6 @@ def simulator(
     *,
     machine: SimMachine | None = None,
     consumer: Consumer | None = None,
-    kind: type = Simulator,
     governor: bool = True,
     seed: int = 0,
 ):
@@ -54,7 +51,7 @@ def simulator(
         workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts}
     )
     knobs = Knobs(workers={s.name: n for s, n in zip(parts, workers, strict=True)})
-    return kind(lambda _: truth, limits, knobs, governor=governor, seed=seed)
+    return Simulator(lambda _: truth, limits, knobs, governor=governor, seed=seed)
 
 
 def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
@@ -64,7 +61,6 @@ def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
     return (pipeline.snapshot().rows - before) / seconds
 
 
-@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 @pytest.mark.parametrize(
     ("costs", "workers", "expected"),
     [
@@ -73,95 +69,68 @@ def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
         ((0.01,) * 9, (1,) * 9, 100),
     ],
 )
-def test_without_shortage_the_slowest_stage_sets_the_pace(kind, costs, workers, expected):
-    assert rate_of(simulator(stages(*costs), list(workers), kind=kind)) == pytest.approx(
+def test_without_shortage_the_slowest_stage_sets_the_pace(costs, workers, expected):
+    assert rate_of(simulator(stages(*costs), list(workers))) == pytest.approx(
         expected * ROWS, rel=0.02
     )
 
 
-@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-def test_cores_are_shared_and_no_work_is_lost(kind):
+def test_cores_are_shared_and_no_work_is_lost():
     """Far more threads than cores: all cores work all the time, and rows flow as their processor time says."""
     pipeline = simulator(
         stages(0.01, 0.03),
         [8, 8],
-        kind=kind,
         machine=SimMachine(cores=2, timer_noise=0, switch_cost=0),
     )
     assert rate_of(pipeline) == pytest.approx(2 / 0.04 * ROWS, rel=0.03)
     assert pipeline.snapshot().cpu_used_s == pytest.approx(60, rel=0.04)
 
 
-@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-def test_a_store_that_only_waits_needs_no_core(kind):
-    pipeline = simulator(
-        stages(0.05, cpu=0.0), [20], kind=kind, machine=SimMachine(cores=1, timer_noise=0)
-    )
+def test_a_store_that_only_waits_needs_no_core():
+    pipeline = simulator(stages(0.05, cpu=0.0), [20], machine=SimMachine(cores=1, timer_noise=0))
     assert rate_of(pipeline) == pytest.approx(20 / 0.05 * ROWS, rel=0.02)
 
 
-def test_a_locked_stage_gains_nothing_from_threads_and_everything_from_processes():
-    stage = SimStage(
-        name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process")
-    )
-    truth = TrueCosts(SimMachine(cores=8, convoy=0), (stage,), Consumer(batch_rows=ROWS))
-    assert steady(truth, [4], ["thread"]).rates[-1] == pytest.approx(100 * ROWS, rel=0.02)
-    assert steady(truth, [4], ["process"]).rates[-1] == pytest.approx(400 * ROWS, rel=0.02)
-
-
-def test_two_stages_share_one_interpreter_lock():
+@pytest.mark.parametrize(
+    ("machine", "parts", "workers", "backend", "items_per_s"),
+    [
+        ({}, stages(0.01, lock=1.0, backends=BOTH), [4], "thread", 100),
+        ({}, stages(0.01, lock=1.0, backends=BOTH), [4], "process", 400),
+        ({}, stages(0.01, 0.01, lock=1.0), [4, 4], "thread", 50),
+        (
+            {"bandwidth": 100 * ROWS * 200},
+            stages(0.01, 0.01, memory_bound=1.0, bytes_per_row=100),
+            [8, 8],
+            "thread",
+            100,
+        ),
+        ({}, stages(0.01, cap_rows_per_s=200 * ROWS), [16], "thread", 200),
+    ],
+    ids=["lock, threads", "lock, processes", "two at one lock", "bandwidth", "cap"],
+)
+def test_what_is_shared_bounds_the_rate(machine, parts, workers, backend, items_per_s):
     truth = TrueCosts(
-        SimMachine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS)
+        SimMachine(**{"cores": 32, "convoy": 0} | machine), parts, Consumer(batch_rows=ROWS)
     )
-    assert steady(truth, [4, 4], ["thread"] * 2).rates[-1] == pytest.approx(50 * ROWS, rel=0.02)
+    found = steady(truth, workers, [backend] * len(workers)).rates[-1]
+    assert found == pytest.approx(items_per_s * ROWS, rel=0.03)
 
 
-def test_convoys_make_the_lock_slower_the_more_want_it():
+@pytest.mark.parametrize(
+    ("machine", "stage", "consumer", "counts", "ratio"),
+    [
+        ({"cores": 8, "convoy": 0.2}, {"lock": 1.0}, {}, (1, 8), 0.6),
+        ({"cores": 32}, {"cliff_workers": 4, "cliff_factor": 3}, {}, (4, 5), 1),
+        ({"cores": 4}, {}, {"step_s": 0.02, "cpu": 1.0, "interference": 1.0}, (1, 12), 0.6),
+    ],
+    ids=["convoy", "cliff", "trainer's cores"],
+)
+def test_more_workers_may_bring_less(machine, stage, consumer, counts, ratio):
     truth = TrueCosts(
-        SimMachine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS)
+        SimMachine(**machine), stages(0.005, **stage), Consumer(batch_rows=ROWS, **consumer)
     )
-    assert steady(truth, [8], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
-
-
-def test_shared_bandwidth_bounds_what_many_stages_do_together():
-    parts = stages(0.01, 0.01, memory_bound=1.0, bytes_per_row=100)
-    truth = TrueCosts(
-        SimMachine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS)
-    )
-    assert steady(truth, [8, 8], ["thread"] * 2).rates[-1] == pytest.approx(100 * ROWS, rel=0.03)
-
-
-def test_a_cap_and_a_cliff_hold():
-    capped = TrueCosts(
-        SimMachine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS)
-    )
-    assert steady(capped, [16], ["thread"]).rates[-1] == pytest.approx(200 * ROWS)
-    cliff = TrueCosts(
-        SimMachine(cores=32),
-        stages(0.01, cliff_workers=4, cliff_factor=3),
-        Consumer(batch_rows=ROWS),
-    )
-    assert steady(cliff, [5], ["thread"]).rates[-1] < steady(cliff, [4], ["thread"]).rates[-1]
-
-
-def test_the_published_falling_curve_is_in_the_scenario():
-    """Best at 3 workers, 3.4 times slower at 8 (SPDL's demultiplexer)."""
-    from sluice.agent.lab.simulator.scenario_json import SHIPPED, load
-
-    scenario = load(SHIPPED / "02-falling-curve.json")
-    rates = {
-        n: steady(scenario.truth_at(0), [8, n, 8], ["thread"] * 3).rates[-1] for n in range(1, 13)
-    }
-    assert max(rates, key=rates.__getitem__) == 3
-    assert rates[3] / rates[8] == pytest.approx(3.4, abs=0.1)
-
-
-def test_a_pool_that_takes_the_trainers_cores_slows_its_steps():
-    consumer = Consumer(batch_rows=ROWS, step_s=0.02, cpu=1.0, cores=1, interference=1.0)
-    truth = TrueCosts(SimMachine(cores=4), stages(0.005), consumer)
-    assert (
-        steady(truth, [12], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
-    )
+    rates = [steady(truth, [count], ["thread"]).rates[-1] for count in counts]
+    assert rates[1] < ratio * rates[0]
 
 
 def test_new_workers_work_only_once_they_have_started():
@@ -173,14 +142,6 @@ def test_new_workers_work_only_once_they_have_started():
     early = pipeline.snapshot().rows - before
     assert early == pytest.approx(40 * ROWS, rel=0.05)
     assert rate_of(pipeline) == pytest.approx(40 * ROWS, rel=0.05)
-
-
-def test_a_bursty_store_costs_what_its_bursts_last():
-    steady_store = rate_of(simulator(stages(0.05, cpu=0.0), [4]), 200)
-    bursty = rate_of(
-        simulator(stages(0.05, cpu=0.0, burst_factor=10, burst_every_s=5, burst_s=5), [4]), 200
-    )
-    assert 0.3 < bursty / steady_store < 0.8
 
 
 def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
@@ -245,24 +206,6 @@ def test_no_queue_passes_its_limit(split, number):
     assert not pipeline.killed
 
 
-@pytest.mark.parametrize("number", [19, 243, 387])
-def test_a_second_has_few_events_where_queues_and_a_store_s_credit_alternate(number, monkeypatch):
-    """These took 4,782, more than 50,000 and 411 events: a step was as short as if a full queue still filled."""
-    events = []
-    account = Simulator._account
-
-    def counted(self, *rest):
-        events.append(self.now)
-        account(self, *rest)
-
-    monkeypatch.setattr(Simulator, "_account", counted)
-    scenario = drawn("training", number, changing=False)
-    pipeline = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
-    pipeline.advance(1.25)
-    assert pipeline.now == pytest.approx(1.25)
-    assert len(events) <= 5 * 14  # for each quarter of a second
-
-
 def test_freed_memory_goes_back_slowly():
     pipeline = simulator(
         stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10)
@@ -276,11 +219,10 @@ def test_freed_memory_goes_back_slowly():
     assert high > soon > 1.3 * pipeline.memory
 
 
-@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-def test_what_snapshots_say_adds_up(kind):
+def test_what_snapshots_say_adds_up():
     """Workers are busy, starved or blocked all the time; the consumer waits or computes; counters never fall."""
     trainer = Consumer(batch_rows=ROWS, step_s=0.02)
-    pipeline = simulator(stages(0.01, 0.03, 0.02), [2, 2, 2], kind=kind, consumer=trainer)
+    pipeline = simulator(stages(0.01, 0.03, 0.02), [2, 2, 2], consumer=trainer)
     before = pipeline.snapshot()
     for _ in range(10):
         pipeline.advance(1.0)
@@ -409,11 +351,10 @@ def test_parts_that_cannot_be_are_refused_by_name(kind, values, facts):
         kind(**values)
 
 
-@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-def test_a_store_gives_credit_until_it_throttles(kind):
+def test_a_store_gives_credit_until_it_throttles():
     """A worker reads 100 items a second, the store allows 20 and 400 more: they last for 5 s."""
     parts = stages(0.01, cpu=0.0, cap_rows_per_s=20 * ROWS, credit_rows=400 * ROWS)
-    pipeline = simulator(parts, [1], kind=kind)
+    pipeline = simulator(parts, [1])
     rows = []
     for _ in range(10):
         pipeline.advance(1.0)
@@ -435,16 +376,6 @@ def test_threads_of_others_share_the_cores_with_ours_fairly(workers, cores):
     ), "there are cores for all"
 
 
-def test_starting_workers_share_the_cores_fairly_with_those_at_work():
-    machine = SimMachine(cores=8, neighbour_threads=12, switch_cost=0, timer_noise=0)
-    truth = TrueCosts(
-        machine, (SimStage(name="stage", cost_s=0.01, rows_per_item=1000),), Consumer()
-    )
-    # Our 4 threads, 12 of others and 4 starting workers want 8 cores, so each gets 0.4 of one.
-    started = flow(Load(truth, [4], ["thread"]), [True], [False], 4.0)
-    assert started.rates[0] == pytest.approx(4 * 0.4 * 1000 / 0.01, rel=0.01)
-
-
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     specs = stage_spec.pipeline(
         [stage_spec.transform(name, movable=True) for name in ("first", "second")]
@@ -463,43 +394,6 @@ def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     assert [s.buffer_limit for s in scenario.truth_at(0.0).stages] == [
         spec.buffer_limit for spec in specs
     ]
-
-
-def test_the_fluid_ranks_settings_as_the_events_do():
-    """Kendall's τ over settings of random pipelines, and how far the fluid is off."""
-    draw = random.Random(5)
-    agree = disagree = 0
-    errors = []
-    for _ in range(4):
-        parts = tuple(
-            SimStage(
-                name=f"s{i}",
-                cost_s=draw.uniform(0.005, 0.05),
-                rows_per_item=ROWS,
-                cpu=draw.choice([1, 0.3]),
-                kappa=draw.choice([0, 0.02]),
-                tail=draw.choice([0, 0.5]),
-            )
-            for i in range(draw.randint(2, 4))
-        )
-        machine = SimMachine(cores=draw.choice([2, 4, 8]))
-        pairs = []
-        for _ in range(4):
-            workers = [draw.randint(1, 6) for _ in parts]
-            fluid, events = (
-                rate_of(simulator(parts, workers, kind=k, machine=machine), 8, 2)
-                for k in (Simulator, EventSimulator)
-            )
-            pairs.append((fluid, events))
-            errors.append(abs(fluid / events - 1))
-        for i, (fluid, events) in enumerate(pairs):
-            for other, others in pairs[:i]:
-                if abs(events / others - 1) > 0.02:
-                    agree += (fluid > other) == (events > others)
-                    disagree += (fluid > other) != (events > others)
-    assert (agree - disagree) / (agree + disagree) >= 0.8
-    assert sorted(errors)[len(errors) // 2] <= 0.10
-    assert sorted(errors)[int(len(errors) * 0.95)] <= 0.30
 
 
 def test_the_optimum_is_that_of_an_exhaustive_search():
@@ -554,7 +448,7 @@ class TestFused:
         SimStage(name="b", cost_s=0.06, rows_per_item=2 * ROWS, fusable=True),
     )
 
-    def _pipeline(self, kind, fused, workers=(4, 1), **machine):
+    def _pipeline(self, fused, workers=(4, 1), **machine):
         scenario = Scenario(
             name="fused",
             stages=self.PARTS,
@@ -562,12 +456,11 @@ class TestFused:
             machine=SimMachine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine),
         )
         knobs = Knobs(workers=dict(zip("ab", workers, strict=True)), fused={"b"} if fused else ())
-        return kind(scenario.truth_at, scenario.limits, knobs)
+        return Simulator(scenario.truth_at, scenario.limits, knobs)
 
-    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-    def test_the_workers_of_the_first_do_the_work_of_both(self, kind):
-        assert rate_of(self._pipeline(kind, False)) == pytest.approx(ROWS / 0.03, rel=0.02)
-        pipeline = self._pipeline(kind, True)
+    def test_the_workers_of_the_first_do_the_work_of_both(self):
+        assert rate_of(self._pipeline(False)) == pytest.approx(ROWS / 0.03, rel=0.02)
+        pipeline = self._pipeline(True)
         assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)
         a, b = pipeline.snapshot().stages
         assert (a.workers, b.workers) == (4, 4)
@@ -576,19 +469,17 @@ class TestFused:
         assert b.cpu_s == pytest.approx(3 * a.cpu_s, rel=0.02)
         assert abs(a.rows - b.rows) <= 8 * ROWS
 
-    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-    def test_what_a_hand_over_costs_is_saved(self, kind):
+    def test_what_a_hand_over_costs_is_saved(self):
         few = {"workers": (8, 8), "cores": 2}
-        assert rate_of(self._pipeline(kind, False, handover_s=0.02, **few)) == pytest.approx(
+        assert rate_of(self._pipeline(False, handover_s=0.02, **few)) == pytest.approx(
             2 * ROWS / 0.05, rel=0.03
         )
-        assert rate_of(self._pipeline(kind, True, handover_s=0.02, **few)) == pytest.approx(
+        assert rate_of(self._pipeline(True, handover_s=0.02, **few)) == pytest.approx(
             2 * ROWS / 0.04, rel=0.03
         )
 
-    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-    def test_it_is_turned_while_rows_flow(self, kind):
-        pipeline = self._pipeline(kind, False)
+    def test_it_is_turned_while_rows_flow(self):
+        pipeline = self._pipeline(False)
         before = rate_of(pipeline)
         pipeline.apply(dataclasses.replace(pipeline.knobs, fused={"b"}))
         assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)

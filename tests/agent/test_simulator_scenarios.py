@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle  # noqa: TID251  only to see that a scenario can travel to another process
 
 import pytest
 
 from sluice.agent.lab.simulator.oracle import Oracle
-from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import end_score, metric, reference, run, score
-from sluice.agent.lab.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.lab.simulator.scenario import ScenarioError
 from sluice.agent.lab.simulator.scenario_json import METRICS, load, parse, shipped
 from sluice.agent.policies.fixed import Fixed
 from tests.raises import raises
@@ -60,40 +58,16 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
     ("values", "facts"),
     [
         ([], ["scenario", "object"]),
-        (changed(["stages"], []), ["stages"]),
         (changed(["stages", 1], 7), ["stages[1]", "object"]),
-        (changed(["stages", 1, "cost_s"], -1), ["stages[1].cost_s", -1]),
         (changed(["stages", 1, "cost_s"], "much"), ["stages[1].cost_s", "'much'"]),
         (changed(["stages", 1, "cpu"], 2), ["stages[1].cpu", 2]),
         (changed(["stages", 1, "sgima"], 0.1), ["stages[1].sgima", "'sigma'"]),
-        (changed(["stages", 1, "name"], "read"), ["stages"]),
         (changed(["stages", 0], {"name": "read"}), ["stages[0].cost_s", "missing"]),
-        (changed(["stages", 0, "item_bytes"], "4 apples"), ["stages[0].item_bytes", "'4 apples'"]),
-        (changed(["machine", "cores"], None), ["machine.cores", None]),
         (changed(["machine", "memory_limit"], "520MiB"), ["machine.memory_limit", "would do"]),
-        (changed(["consumer", "batch_rows"], 0), ["consumer.batch_rows", 0]),
-        (changed(["seconds"], 0), ["seconds", 0]),
         (changed(["extra"], 0), ["extra", "unknown"]),
         (changed(["start", "raed"], 1), ["start.raed", "'read'"]),
-        (changed(["start", "read"], 0), ["start.read", 0]),
         (changed(["start", "read"], 900), ["start", "'read'", 900]),
-        (changed(["changes"], {}), ["changes", "list"]),
         (changed(["changes", 0], {"set": {"machine.cores": 2}}), ["changes[0].at", "missing"]),
-        (changed(["changes", 0, "at"], -2), ["changes[0].at", "below 0"]),
-        (changed(["changes", 0, "over"], -2), ["changes[0]", "over", "below 0"]),
-        (changed(["changes", 0, "when"], 2), ["changes[0].when", "unknown"]),
-        (
-            changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}),
-            ["changes[1].scale.stages.raed.cost_s"],
-        ),
-        (
-            changed(["changes", 1, "scale"], {"stages.read.cost": 4}),
-            ["changes[1].scale.stages.read.cost"],
-        ),
-        (
-            changed(["changes", 1, "scale"], {"stages.read.cost_s": -4}),
-            ["changes[1].scale.stages.read.cost_s"],
-        ),
         (
             changed(["changes", 0, "set"], {"machine.memory_limit": "1MiB"}),
             ["changes[0].machine.memory_limit"],
@@ -136,14 +110,6 @@ def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
         )
 
 
-def test_no_policy_beats_the_oracle_by_more_than_noise():
-    for i in range(2):
-        scenario = pipeline("held out", i, changing=bool(i % 2))
-        best = reference(scenario)
-        assert score(run(scenario, Oracle(scenario.truth_at)), best) <= 1.02
-        assert score(run(scenario, Fixed()), best) <= 1.02
-
-
 def test_the_example_in_the_documentation_is_one(repo):
     text = (repo / "docs" / "scenarios.md").read_text()
     example = parse(json.loads(text.split("```json\n")[1].split("```")[0]))
@@ -167,12 +133,3 @@ def test_scores_have_known_answers():
     outcome, best = run(scenario, Fixed()), reference(scenario)
     assert score(outcome, best) == pytest.approx(1 / 8, rel=0.03)
     assert end_score(outcome, best) == pytest.approx(1 / 8, rel=0.03)
-
-
-def test_a_scenario_travels_to_another_process():
-    scenario = parse(GOOD)
-    scenario.truth_at(1.0)
-    there = pickle.loads(pickle.dumps(scenario))
-    assert isinstance(there, Scenario)
-    assert there == scenario
-    assert there.truth_at(6).machine.cores == 8

@@ -1,6 +1,6 @@
 """The state of a simulated pipeline: `SimulatedPipeline`.
 
-`sluice.agent.lab.simulator.fluid` and the slower `tests.agent.event_by_event` derive from it.
+`sluice.agent.lab.simulator.fluid` derives from it.
 """
 
 from __future__ import annotations

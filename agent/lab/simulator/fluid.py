@@ -2,7 +2,7 @@
 
 `advance(seconds)` lets time pass. Between two events, rows flow as a fluid with the rates of
 `sluice.agent.lab.simulator.physics.flow`. An event is a queue that becomes empty or full, a worker that is ready, or a
-burst that begins. `tests.agent.event_by_event` is slower and moves every item. The same seed always gives the same run.
+burst that begins. The same seed always gives the same run.
 """
 
 from __future__ import annotations
