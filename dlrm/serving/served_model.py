@@ -12,7 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, find_checkpoint
+from sluice.dlrm.checkpoint.meta import (
+    CheckpointError,
+    CheckpointMeta,
+    check,
+    find_checkpoint,
+    read,
+)
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
@@ -96,6 +102,10 @@ class Servable:
         layout = layout_of(config, table)
         check(path)
         model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
+        if read(path) != meta:
+            raise CheckpointError(
+                f"checkpoint {path} was replaced by another one while it was loaded; load it again"
+            )
         found = cls(
             path=path,
             meta=meta,

@@ -28,6 +28,7 @@ from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.options import Config, ConfigError, Table
 from sluice.dlrm.ranks import machine, world
+from sluice.dlrm.serving import batcher, served_model
 from sluice.dlrm.serving.batcher import Batcher, Full
 from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
 from sluice.dlrm.serving.http import HttpApp
@@ -602,6 +603,96 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
     assert "step-000000999" in said[0]
     assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
     assert 'sluice_serve_reloads_total{result="refused"} 1.0' in metrics
+
+
+def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_path, monkeypatch):
+    """Each model is held inside its pass until the next one serves. An answer is that of one model, with its step."""
+    monkeypatch.setattr(batcher, "INLINE_S", 0.0)  # a pass on the loop could not be held
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    checkpoints = run / "checkpoints"
+    bodies = [
+        arrow(raw.slice(n, rows))
+        for n, rows in enumerate((1, 3, 40, 5000, 7, 4000, 1, 200, 2, 6000, 17))
+    ]
+    requests = [PredictRequest(ARROW, body) for body in bodies]
+    alone: dict[int, list[Any]] = {}
+    held: dict[int, tuple[threading.Event, threading.Event]] = {}
+
+    def load() -> Scorer:
+        scorer = Scorer(Servable.load(run, "fp32"), most_rows=10_000)
+        step = scorer.servable.meta.step
+        alone[step] = [scorer.answer([request])[0].probabilities for request in requests]
+        begun, may_go_on = held[step] = threading.Event(), threading.Event()
+
+        def hold(*_: Any) -> None:
+            begun.set()
+            assert may_go_on.wait(120)
+
+        scorer.servable.model.register_forward_pre_hook(hold)
+        return scorer
+
+    async def talk(http, service):
+        reload = Reload(run, load, every_s=1.0, say=lambda _: None)
+
+        async def ask(number: int):
+            found = await http.post(
+                "/predict", content=bodies[number], headers={"content-type": ARROW}
+            )
+            return number, found.json()
+
+        asked = []
+        for _ in range(4):
+            asked += [asyncio.ensure_future(ask(n)) for n in range(len(bodies))]
+            begun, may_go_on = held[service.scorer.servable.meta.step]
+            assert await asyncio.to_thread(begun.wait, 120)
+            spoilt(latest(checkpoints)[0], other_way)
+            assert await reload.look(service)
+            may_go_on.set()
+        held[service.scorer.servable.meta.step][1].set()
+        return await asyncio.gather(*asked)
+
+    answers = served(load(), talk)
+    assert {answer["step"] for _, answer in answers} == alone.keys()
+    assert len(alone) == 5
+    for number, answer in answers:
+        for step, expected in alone.items():
+            same = np.allclose(answer["probabilities"], expected[number], rtol=0, atol=1e-6)
+            assert same == (step == answer["step"])
+
+
+def other_way(tensors) -> None:
+    for key, value in tensors.items():
+        if key.startswith("model.") and ".tower." in key:
+            value.mul_(-0.9)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_checkpoint_that_another_one_replaces_while_it_is_loaded_is_not_served(
+    folder, tmp_path, monkeypatch, when
+):
+    """Otherwise the weights of one would answer with the step, the version and the state of the other."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    path, meta = latest(run / "checkpoints")
+
+    def replaced(given: Path) -> None:
+        if when == "after":
+            served_model_check(given)
+        spoilt(path, other_way)
+        newer = latest(run / "checkpoints")[0]
+        shutil.rmtree(path)
+        newer.rename(path)
+        if when == "before":
+            served_model_check(given)
+
+    served_model_check = served_model.check
+    monkeypatch.setattr(served_model, "check", replaced)
+    with raises(CheckpointError, path.name, "while it was loaded"):
+        Servable.load(run, "fp32")
+    monkeypatch.undo()
+    (run / "checkpoints" / "LATEST").write_text(path.name)
+    assert Servable.load(run, "fp32").meta.step == meta.step + 1
 
 
 def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_path):
