@@ -287,7 +287,9 @@ class Asking:
                         else answer.nbytes
                     )
                 self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
-            self._fleet.give_back(worker, str(failed) if isinstance(failed, WorkerLost) else "")
+            self._fleet.give_back(
+                worker, str(failed) if isinstance(failed, (WorkerLost, WrongAnswer)) else ""
+            )
             race.changed.notify()
 
     def _failed(
@@ -307,6 +309,6 @@ class Asking:
         elif kind is WrongAnswer or not race.asked:
             # Other workers that were asked may still answer.
             race.error = RemoteError(
-                f"worker {worker.connection.address}: {unit.description} was asked for "
-                f"{race.failures[kind]} times in vain; the last error: {error}"
+                f"{unit.description} was asked for {race.failures[kind]} times in vain; "
+                f"the last error: {error}"
             )

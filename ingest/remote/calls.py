@@ -61,9 +61,11 @@ class Call:
             {"package": package(), "function": self.kind, "source": self.source}, self.arrays
         )
 
-    def answer(self, body: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
+    def answer(self, body: pa.Buffer, request: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
         """Returns the changed columns, or raises the function's error."""
         head, arrays = decode(body)
+        if head.get("request") != _head_sum(request):
+            raise WrongAnswer("an answer to another call")
         if "error" in head:
             raise FunctionError.of(self.description, head["error"])
         return arrays
@@ -93,7 +95,7 @@ class Functions:
             arrays = {name: array.copy() for name, array in given.items()}
             arrays |= new_columns(function, arrays)
             return encode(
-                {},
+                {"request": _head_sum(body)},
                 {
                     name: array
                     for name, array in arrays.items()
@@ -101,7 +103,13 @@ class Functions:
                 },
             )
         except BaseException as error:  # sys.exit() in a user's function counts as an error too
-            return encode({"error": protocol.describe(error)}, {})
+            return encode({"request": _head_sum(body), "error": protocol.describe(error)}, {})
+
+
+def _head_sum(request: pa.Buffer) -> int:
+    """CRC-32 of a call's head, which names the function and holds the checksum of the values."""
+    data = memoryview(request)
+    return crc32(data[-4 - int.from_bytes(data[-4:], "little") :])
 
 
 def encode(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:

@@ -49,14 +49,17 @@ class Connection:
         """Returns the rows of a unit, or the result of a function. Raises `WorkerLost`, `WrongAnswer`, or the worker's
         error."""
         options = self._options(timeout_s)
+        request = what.request() if isinstance(what, Call) else what.request(self._job)
         try:
             if isinstance(what, Call):
-                [answer] = self._client.do_action(flight.Action("call", what.request()), options)
-                found: Any = what.answer(answer.body)
+                [answer] = self._client.do_action(flight.Action("call", request), options)
+                found: Any = what.answer(answer.body, request)
             else:
-                found = self._rows(what, options)
+                found = self._rows(what, request, options)
         except _ERRORS as error:
             raise self._error(error) from None
+        except (WrongAnswer, ValueError, TypeError, KeyError) as error:
+            raise WrongAnswer(f"worker {self.address}: {error}") from None
         self._answered = True
         return found
 
@@ -73,8 +76,10 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
-    def _rows(self, unit: Unit, options: flight.FlightCallOptions) -> pa.RecordBatch:
-        reader = self._client.do_get(flight.Ticket(unit.request(self._job)), options)
+    def _rows(
+        self, unit: Unit, request: bytes, options: flight.FlightCallOptions
+    ) -> pa.RecordBatch:
+        reader = self._client.do_get(flight.Ticket(request), options)
         chunks = list(islice(reader, 2))
         batch, sent = (chunks[0].data, chunks[0].app_metadata) if chunks else (None, None)
         if batch is None or len(chunks) > 1:
@@ -85,8 +90,18 @@ class Connection:
             batch, self._job, unit
         ):
             wrong = "values that differ from their checksum (CRC-32), or belong to another table, version or request"
+        elif any(
+            column.null_count
+            for column in (*batch.columns, *(batch[name].values for name in self._job.bags))
+        ):
+            wrong = "missing values, which no worker of this version sends"
         else:
-            return batch
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid as error:
+                wrong = f"no valid Arrow: {error}"
+            else:
+                return batch
         reader.cancel()
         raise WrongAnswer(wrong)
 
@@ -100,13 +115,12 @@ class Connection:
                 "was started with (--token-file)"
             )
         try:
-            details = json.loads(getattr(error, "extra_info", b"") or b"{}")
-        except ValueError:
-            details = {}
-        if "kind" in details:
+            details = json.loads(getattr(error, "extra_info", b""))
             return KINDS.get(details["kind"], RemoteError)(
                 f"worker {self.address}: {details['text']}"
             )
+        except (ValueError, TypeError, KeyError):
+            pass  # It is no error of a worker's own.
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
         if self._tls and "handshake failed" in why:
             return RemoteError(

@@ -12,7 +12,9 @@ import time
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
@@ -20,6 +22,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
@@ -27,7 +30,7 @@ from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError, Unit, checksum
+from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
@@ -183,6 +186,122 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
     asker, _ = asking(job, damaged, worker)
     for _ in range(4):
         right(asker.get(unit), open_job, job, unit)
+
+
+LIES = {
+    "another unit's rows": lambda batch, other: other,
+    "fewer columns": lambda batch, other: batch.select(batch.schema.names[:-1]),
+    "more columns": lambda batch, other: batch.append_column("more", batch.column(0)),
+    "other names": lambda batch, other: batch.rename_columns(batch.schema.names[::-1]),
+    "fewer rows": lambda batch, other: batch.slice(1),
+    "more rows": lambda batch, other: batch.take(pa.array([*range(batch.num_rows), 0])),
+    "nulls": lambda batch, other: batch.set_column(
+        0,
+        batch.schema.field(0),
+        pa.array([None, *batch.column(0).to_pylist()[1:]], batch.schema.field(0).type),
+    ),
+}
+
+
+class Liar(WorkerServer):
+    """A worker that sends wrong rows, each with a checksum of its own."""
+
+    def do_get(self, context, ticket):
+        job, unit = Unit.from_request(ticket.ticket)
+        maker = self.open(job)
+        other = replace(unit, epoch=unit.epoch + 1, group=1 - unit.group % 2)
+        asked_for = other if self.lie == "another unit's rows" else unit
+        batch = LIES[self.lie](maker.rows(unit), maker.rows(other))
+        summed = checksum(batch, job, asked_for).to_bytes(4, "little")
+        return flight.GeneratorStream(batch.schema, iter([(batch, summed)]))
+
+
+@pytest.fixture
+def got_elsewhere(serve, worker, job, unit, open_job):
+    """A function that asks a worker of a kind first, and gets the right rows from another one."""
+
+    def get(kind, lie=None):
+        bad = serve(open_job, kind)
+        bad.lie = lie
+        asker, fleet = asking(job, bad, worker)
+        first(fleet)
+        right(asker.get(unit), open_job, job, unit)
+        return asker, fleet, bad
+
+    return get
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewhere, capsys, lie):
+    asker, fleet, liar = got_elsewhere(Liar, lie)
+    assert asker.counts["retries"] == 1
+    assert_names(capsys.readouterr().err, f"worker 127.0.0.1:{liar.port}", "other workers")
+    assert fleet.workers[0].rests_until > fleet._clock() - 60, "it is not asked again at once"
+
+
+def test_an_old_answer_again_is_none_and_names_its_worker(serve, job, unit, open_job):
+    class Replaying(WorkerServer):
+        old = None
+
+        def do_get(self, context, ticket):
+            if self.old is None:
+                job, unit = Unit.from_request(ticket.ticket)
+                batch = self.open(job).rows(unit)
+                self.old = batch, checksum(batch, job, unit).to_bytes(4, "little")
+            return flight.GeneratorStream(self.old[0].schema, iter([self.old]))
+
+    connection = asking(job, serve(open_job, Replaying))[1].workers[0].connection
+    connection.ask(unit, 60)
+    with raises(WrongAnswer, f"worker {connection.address}", "another"):
+        connection.ask(replace(unit, epoch=1), 60)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"?", b"7", b"[]", b"null", b'{"kind": "source"}', b'{"kind": [], "text": ""}', b"\xff"],
+)
+def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
+    class Mumbling(WorkerServer):
+        def do_get(self, context, ticket):
+            raise flight.FlightServerError("mumble", extra_info=said)
+
+    _, fleet, mumbling = got_elsewhere(Mumbling)
+    assert fleet.last_lost.startswith(f"worker 127.0.0.1:{mumbling.port}: ")
+
+
+def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
+    """Otherwise the loader would read memory that is not the answer's."""
+    path = tmp_path / "bags.parquet"
+    bags = pa.array([[1, 2], [3], [], [4]] * 50, pa.list_(pa.int64()))
+    pq.write_table(pa.table({"label": np.zeros(200, np.int8), "bag": bags}), path)
+    source = ParquetFiles.open(
+        str(path), {"label": ["label"], "id_list": ["bag"]}, {}, say=lambda _: None
+    )
+    with BatchLoader(source, batch_size=40) as loader:
+        job = job_of(
+            source, plan=loader.plan, split="train", columns=loader._input.columns, sample=None
+        )
+        schedule = loader.plan.schedule(0)
+    unit = Unit.of(ReadTask(schedule, schedule.reads[0]))
+
+    class Pointing(WorkerServer):
+        def do_get(self, context, ticket):
+            job, unit = Unit.from_request(ticket.ticket)
+            batch = self.open(job).rows(unit)
+            bag = batch["bag"]
+            offsets = bag.offsets.to_numpy().copy()
+            offsets[1:-1] += 2**40
+            lying = pa.Array.from_buffers(
+                bag.type, len(bag), [None, pa.py_buffer(offsets)], children=[bag.values]
+            )
+            at = batch.schema.get_field_index("bag")
+            batch = batch.set_column(at, batch.schema.field(at), lying)
+            made = batch, checksum(batch, job, unit).to_bytes(4, "little")
+            return flight.GeneratorStream(batch.schema, iter([made]))
+
+    server = serve(lambda job: UnitMaker(job, source), Pointing)
+    with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
+        asking(job, server)[1].workers[0].connection.ask(unit, 60)
 
 
 def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job, unit, open_job):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,14 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
+from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.remote import functions
+from tests.ingest.remote.conftest import TOKEN
 from tests.ingest.remote.test_units import hashes, same
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -209,6 +212,49 @@ def test_a_damaged_answer_is_asked_for_again(calling, named, table):
         assert loader.order_hash == hashes(table, 1, **mine("halved"))[0][0]
 
 
+class Lying(WorkerServer):
+    """A worker that answers calls as `lie` makes of the answer before it and of its own."""
+
+    lie = staticmethod(lambda old, own: [old])
+    old = None
+
+    def do_action(self, context, action):
+        answers = list(super().do_action(context, action))
+        if action.type != "call":
+            return iter(answers)
+        self.old, old = answers[0], self.old or answers[0]
+        return iter(self.lie(old, answers[0]))
+
+
+@pytest.mark.parametrize(
+    ("lie", "fact"),
+    [
+        (lambda old, own: [old], "another call"),
+        (lambda old, own: [encode({}, decode(own)[1])], "another call"),
+        (lambda old, own: [own, own], "1"),
+        (lambda old, own: [], "0"),
+        (lambda old, own: [encode({**decode(own)[0], "error": "no"}, {})], "str"),
+        (lambda old, own: [encode({**decode(own)[0], "error": {}}, {})], "kinds"),
+    ],
+)
+def test_an_answer_to_another_call_or_of_another_form_is_none_and_names_its_worker(
+    calling, named, table, lie, fact
+):
+    server = calling(Lying)
+    connection = Connection(server.address, TOKEN, SimpleNamespace(schema=None))
+    name = f"{HERE}:halved"
+
+    def call(value):
+        arrays = {"I1": np.full(3, value, np.float32), "C1": np.arange(3)}
+        return connection.ask(Call(name, source_digest(name), arrays, "step 7", 3), 60)
+
+    call(1.0)
+    server.lie = lie
+    with raises(WrongAnswer, f"worker {server.address}", fact):
+        call(2.0)
+    connection.close()
+
+
 def test_what_was_packed_comes_back_and_anything_else_is_found():
     arrays = {
         "a": np.arange(7, dtype=np.float32),
@@ -247,7 +293,8 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
         given = Call(
             f"{HERE}:{name}", source_digest(f"{HERE}:{name}"), {"I1": np.ones(3)}, "step 7", 3
         )
-        return given.answer(Functions(ALLOWED).answer(given.request()))
+        request = given.request()
+        return given.answer(Functions(ALLOWED).answer(request), request)
 
     with raises(FunctionMemoryError, "step 7", "MemoryError: all of it"):
         call("greedy")
