@@ -1,10 +1,14 @@
-"""`refuse_by_first_rows` checks the first rows of an input before Spark starts."""
+"""`refuse_by_first_rows` checks the first rows of an input before Spark starts. `warn_of_unknown_members` names JSON
+members that are no columns."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,13 +24,13 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
 from sluice.etl.read.input_paths import SameFile, files_of
 from sluice.etl.read.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
-from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.foreign_tables import ForeignTableError
 
 ROWS = 1000
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,7 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
     """Refuses a job if the first rows of its first file show that it must fail. Such rows have another header, or too
     many of them do not parse, or a user's function fails on them. Does not check files that only Spark can reach or
     read."""
-    is_remote = any("://" in path for path in job.inputs) or any(
-        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-    )
-    if is_remote:
-        return
-    if (first := _first_rows(job.spec.input, job.inputs)) is None:
+    if (first := _first_rows(job, environment)) is None:
         return
     spec, parser = job.spec, InputParser(job.spec)
     parsed = parser.parse(first.batch.slice(0, ROWS))
@@ -73,12 +72,46 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
         raise JobFailure(f"{first.file}: {failure}; nothing was published") from failure
 
 
-def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
-    """Returns the first rows of the first file for `InputParser`, or None if only Spark reads the file."""
-    if source.is_table or source.multiline:
+def warn_of_unknown_members(
+    job: Job, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
+) -> None:
+    """Warns of members of the first JSON objects that are no input column, nor a part of one."""
+    first = _first_rows(job, environment) if job.spec.input.format == "json" else None
+    if first is None:
+        return
+    columns, names = job.spec.input.read_as, dict[str, None]()
+    for line in first.batch["line"][:ROWS].to_pylist():
+        with contextlib.suppress(ValueError):  # the job rejects this line
+            value = json.loads(line.decode(job.spec.input.encoding))
+            names.update(dict.fromkeys(_unknown_members(value, columns)))
+    if names:
+        say(
+            f"warning: {first.file}: {len(names)} JSON members are no input columns, such as "
+            f"{', '.join(map(repr, list(names)[:_SHOWN]))}; to use a member, name it in input.columns of "
+            f"{job.spec.name}"
+        )
+
+
+def _unknown_members(value: Any, columns: Collection[str], outer: str = "") -> Iterator[str]:
+    """Yields the dotted names of the members that are no column. `outer` precedes the names of an inner object."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        full = f"{outer}{name}"
+        if isinstance(inner, dict) and any(column.startswith(f"{full}.") for column in columns):
+            yield from _unknown_members(inner, columns, f"{full}.")
+        elif full not in columns:
+            yield full
+
+
+def _first_rows(job: Job, environment: Mapping[str, str]) -> FirstRows | None:
+    """Returns the first rows of the first file for `InputParser`, or None if only Spark reaches or reads the file."""
+    source = job.spec.input
+    is_remote = any("://" in path for path in job.inputs) or any(
+        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+    )
+    if is_remote or source.is_table or source.multiline:
         return None
     try:
-        files = files_of(paths)
+        files = files_of(job.inputs)
     except (SameFile, ForeignTableError):
         raise
     except InputError:  # the job itself reports it

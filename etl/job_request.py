@@ -136,7 +136,7 @@ class JobRequest(JobInput, LearningOptions):
         `packing` makes a packed copy."""
         from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
-        from sluice.etl.first_rows import refuse_by_first_rows
+        from sluice.etl.first_rows import refuse_by_first_rows, warn_of_unknown_members
         from sluice.etl.jobs.job_run import run_job
 
         start, pack = (
@@ -154,6 +154,7 @@ class JobRequest(JobInput, LearningOptions):
             return about
         if engine == "spark":
             refuse_by_first_rows(job)
+        warn_of_unknown_members(job, progress.say)
         with opened(engine, job.inputs, progress) as engine_for:
             result = run_job(job, engine_for(job))
         copied: dict[str, int] = {}

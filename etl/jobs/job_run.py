@@ -36,6 +36,8 @@ from sluice.etl.table.vacuum import JOB
 MAX_PAIRS = 4096
 _REJECTS = "_sluice/rejects"
 _SHOWN = 200  # how many characters of a row are quoted
+_MOVED_PSI, _FEW_ROWS = 5.0, 30
+"""At this drift, about 70 % of the numbers lie where none lay before. Fewer rows say nothing."""
 
 
 class TooManyRejects(InputError):
@@ -149,6 +151,7 @@ class _JobRun:
             self._warn_of_splits(record)
             self._warn_of_label(new)
             self._check_drift(record)
+            self._warn_of_shifts(record)
         fields = self.spec.fields(record.cardinalities, profile.bags)
         return _Version(record=record, fields=fields, counted=counted, ways=ways)
 
@@ -408,6 +411,28 @@ class _JobRun:
                     )
                 if warn is not None and size >= warn:
                     self.progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
+
+    def _warn_of_shifts(self, record: JobRecord) -> None:
+        """Warns of dense columns whose numbers have moved away. A spec that limits `drift.psi` decides by itself."""
+        for column in self.spec.columns if "psi" not in self.spec.drift else ():
+            moved = record.drift.get(column.name, {})
+            if (
+                column.role != "dense"
+                or moved.get("psi", 0) < _MOVED_PSI
+                or self.job.parent is None
+            ):
+                continue
+            sides = self.job.parent.profile[column.name], record.profile[column.name]
+            old, new = (side["sum"] / max(1, side["rows"]) for side in sides)
+            small, large = sorted((abs(old), abs(new)))
+            # After a logarithm or a scale, a factor of the input is a difference.
+            has_unit = all(op.name in ("fill", "clip") for op in column.ops)
+            if sides[1]["rows"] >= _FEW_ROWS and (large >= 10 * small or not has_unit):
+                self.progress.say(
+                    f"warning: drift: column {column.name!r}, after its operators, has the mean {new:.3g} and had "
+                    f"{old:.3g} in the version before; if its unit has changed, convert the new input and pass --mode "
+                    "overwrite with all of the input; drift.psi in the spec sets another limit"
+                )
 
 
 def _rows_by_split(files: Iterable[FileRecord | DataFile]) -> dict[str, int]:
