@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +34,7 @@ from tests.raises import raises
 
 ROLES = "label=label;dense=duration;sparse=item,row"
 BATCH = 16
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def history(last=3, columns=("item", "duration", "label"), **names):
@@ -413,9 +418,22 @@ def with_split(plain, path, split):
     return ParquetFiles.open(plain, spec=path / "spec.toml")
 
 
-@pytest.mark.parametrize("last", [2, 30])
+@contextlib.contextmanager
+def started_worker(table, folder):
+    """A worker process of this table, as the value of a loader's `workers`. A fleet would start one for each loader."""
+    token = folder / "token"
+    token.write_text("histories")
+    words = f"sluice worker --table {table.uri} --listen 127.0.0.1:0 --token-file {token}"
+    command = [sys.executable, "-m", *words.split()]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            yield json.loads(worker.stdout.readline())["listening"] + f"?token={token}"
+        finally:
+            worker.terminate()
+
+
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, split, last):
+def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, split):
     random = np.random.default_rng(3)
     counts = random.integers(1, 90, 25)
     # One user has several row groups of each split.
@@ -431,9 +449,11 @@ def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, s
     # Events of one moment are in the order of the splits and of their files.
     files = [row["row"] - 2 for name in NAMES for row in stored_rows(table, name)]
     events.places[files] = np.arange(len(files))
-    others = check_splits(events, table, last)
-    assert bool(others) == (split != "user")
-    assert check_splits(events, table, last, workers="local:1") == others
+    with started_worker(table, tmp_path) as workers:
+        for last in (2, 30):
+            others = check_splits(events, table, last)
+            assert bool(others) == (split != "user")
+            assert check_splits(events, table, last, workers=workers) == others
 
 
 def refused(path, *facts, table=None, **options):
