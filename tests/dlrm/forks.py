@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tests import ports
 from tests.dlrm.rig import ROOT, environment
 
 _LATE = (
@@ -51,17 +54,35 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def train(self, *words: object, tmp: Path) -> subprocess.CompletedProcess[str]:
-        """Trains in one rank to the end, with the test's environment and the temporary folder given."""
+    def train(self, *words: object, tmp: Path, ranks: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.run("dlrm.train", *words, tmp=tmp, ranks=ranks)
+
+    def run(
+        self, module: str, *words: object, tmp: Path, ranks: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `-m module` to its end, with the test's environment and the temporary folder given. With `ranks`, it has
+        as many processes, and the variables that torchrun sets."""
         given = [str(word) for word in words]
         out, err = tmp / "forked.out", tmp / "forked.err"
-        print(
-            json.dumps(
-                {"words": given, "out": str(out), "err": str(err), "environment": environment(tmp)}
-            ),
-            file=self._process.stdin,
-            flush=True,
-        )
+        met = {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports.free()),
+            "TORCHELASTIC_RUN_ID": "forks",
+        }
+        environments = [
+            {**environment(tmp), **met, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(ranks)
+        ]
+        asked = {
+            "module": module,
+            "words": given,
+            "out": str(out),
+            "err": str(err),
+            "environments": environments or [environment(tmp)],
+        }
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
         code = json.loads(self._process.stdout.readline())
         found = subprocess.CompletedProcess(given, code, out.read_text(), err.read_text())
         out.unlink()
@@ -69,21 +90,32 @@ class Forks:
         return found
 
 
-def forked(asked: dict[str, Any]) -> NoReturn:
-    """What `python -m dlrm.train` does once it has started."""
-    from sluice.common.program import run
-    from sluice.dlrm import train
-
+def forked(asked: dict[str, Any], variables: dict[str, str]) -> None:
+    """Does what `python -m MODULE` does once it has started."""
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(variables)
     tempfile.tempdir = None
     for number, name, how in (
         (0, os.devnull, os.O_RDONLY),
-        (1, asked["out"], os.O_WRONLY | os.O_CREAT),
-        (2, asked["err"], os.O_WRONLY | os.O_CREAT),
+        (1, asked["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (2, asked["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
     ):
         os.dup2(os.open(name, how, 0o666), number)
-    run(train.main, argv=asked["words"], at_once=True)
+    sys.argv = [asked["module"], *asked["words"]]
+    runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+
+
+def await_all(pids: list[int]) -> int:
+    """Returns the first exit status that is not 0. As torchrun does, ends the other ranks then."""
+    code = 0
+    while pids:
+        pid, status = os.wait()
+        pids.remove(pid)
+        code = code or os.waitstatus_to_exitcode(status)
+        if code:
+            for other in pids:
+                os.kill(other, signal.SIGTERM)
+    return code
 
 
 def main() -> None:
@@ -93,10 +125,13 @@ def main() -> None:
         import_module(name)
     compat.install()
     for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            forked(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        asked, pids = json.loads(line), []
+        for variables in asked["environments"]:
+            pids.append(os.fork())
+            if not pids[-1]:
+                forked(asked, variables)
+                return
+        print(await_all(pids), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import last_json
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -104,12 +104,10 @@ def damaged(folder: Path) -> Path:
     return victim
 
 
-def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
+def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
     """One row group cannot be read, by whichever rank: both take all their steps, and the run ends."""
     victim = damaged(tmp_path)
-    process = launch(
-        2,
-        "dlrm.train",
+    process = forks.train(
         "--run-dir",
         tmp_path / "run",
         "--data",
@@ -130,6 +128,7 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
         "--tuning",
         "fixed",
         tmp=tmp_path,
+        ranks=2,
     )
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)

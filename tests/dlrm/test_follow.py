@@ -40,7 +40,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests import ports
 from tests.dlrm import clicks_table, slow_service
-from tests.dlrm.rig import ROOT, command, environment, last_json, launch, written
+from tests.dlrm.rig import ROOT, command, environment, last_json, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.raises import assert_names, raises
 
@@ -423,11 +423,15 @@ def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(0, 1), (2, 2)])
-def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(tmp_path, ranks, last):
+def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(
+    tmp_path, forks, ranks, last
+):
     """The version is removed after all ranks have opened it, and before it is pinned, up to two times."""
     small_table(tmp_path / "table", rows=800, files=1, values=50)
     words = (tmp_path / "table", last, "--run-dir", tmp_path / "run", *data(tmp_path))
-    process = launch(ranks, "tests.dlrm.vanishing_version", *words, "--follow", tmp=tmp_path)
+    process = forks.run(
+        "tests.dlrm.vanishing_version", *words, "--follow", tmp=tmp_path, ranks=ranks
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     assert last_json(process)["version"] == last
     assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == last
@@ -435,16 +439,16 @@ def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(tmp_p
     assert pins(TableStore(tmp_path / "table"), time.time()) == ()
 
 
-def test_a_run_that_does_not_follow_names_the_version_that_is_gone(tmp_path):
+def test_a_run_that_does_not_follow_names_the_version_that_is_gone(tmp_path, forks):
     small_table(tmp_path / "table", rows=800, files=1, values=50)
     words = (tmp_path / "table", 1, "--run-dir", tmp_path / "run", *data(tmp_path))
-    process = launch(0, "tests.dlrm.vanishing_version", *words, tmp=tmp_path)
+    process = forks.run("tests.dlrm.vanishing_version", *words, tmp=tmp_path)
     assert process.returncode == 2, process.stderr[-3000:]
     assert_names(last_json(process)["error"], "vacuum", tmp_path / "table")
     assert pins(TableStore(tmp_path / "table"), time.time()) == ()
 
 
-def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
+def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     """On two ranks. The first change comes while it trains; all is killed later; the second comes before the resume.
     Each rank is watched as it goes."""
     folder, rows, port = tmp_path, 3000, ports.free(2)
@@ -505,9 +509,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
             columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")
         ),
     )
-    process = launch(
-        2,
-        "dlrm.train",
+    process = forks.train(
         "--run-dir",
         folder / "run",
         "--resume",
@@ -516,6 +518,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
         "--allow-code",
         MODULE,
         tmp=folder,
+        ranks=2,
     )
     assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")

@@ -18,7 +18,7 @@ from sluice.dlrm.foreign_table import open_table
 from sluice.dlrm.options import Config, ConfigError, ModelConfig
 from sluice.ingest.loader import BatchLoader
 from sluice.tools.guess_spec import guessed_spec
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import last_json
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import iceberg, newest, start_threads_of_iceberg
 from tests.raises import assert_names, raises
@@ -85,7 +85,7 @@ def spec_of(source: str, folder: Path) -> Path:
 
 def words(source: str, run: Path, *more: object) -> tuple[object, ...]:
     sizes = ("--batch-size", 96, "--width", 8, "--dense-layers", "8", "--over-layers", "8")
-    return ("dlrm.train", "--data", source, "--run-dir", run, *sizes, *more)
+    return ("--data", source, "--run-dir", run, *sizes, *more)
 
 
 def hashes(run: Path) -> list[str]:
@@ -117,39 +117,41 @@ def test_a_feature_table_keeps_its_own_spec(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, kind):
+def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     """It pauses within its first epoch, and goes on to the same weights as one that does not pause."""
     source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
     spec = spec_of(source, tmp_path)
     given = ("--spec", spec, "--epochs", 2, "--evals", 2)
-    whole = launch(2, *words(source, tmp_path / "whole", *given), tmp=tmp_path)
+    whole = forks.train(*words(source, tmp_path / "whole", *given), tmp=tmp_path, ranks=2)
     assert whole.returncode == 0, whole.stderr[-3000:]
     found = last_json(whole)
     assert found["auc"] > 0.6
-    paused = launch(2, *words(source, tmp_path / "run", *given, "--pause-after", 1), tmp=tmp_path)
+    rest = words(source, tmp_path / "run", *given, "--pause-after", 1)
+    paused = forks.train(*rest, tmp=tmp_path, ranks=2)
     assert last_json(paused)["stopped"], paused.stderr[-3000:]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
     assert meta.loader["step"] > 0
     version = open_table(source, spec=spec.read_text()).version
     assert meta.version == meta.config["version"] == found["version"] == version
     spec.unlink()  # the run has its text
-    resume = ("dlrm.train", "--run-dir", tmp_path / "run", "--resume")
+    resume = ("--run-dir", tmp_path / "run", "--resume")
     if kind == "delta":
         as_delta(tmp_path / "t", clicks(2))
     if kind == "files":
         as_files(tmp_path / "t", clicks(2))
-        refused = launch(2, *resume, tmp=tmp_path)
+        refused = forks.train(*resume, tmp=tmp_path, ranks=2)
         assert_names(last_json(refused)["error"], tmp_path / "t", version)
         (tmp_path / "t" / "2.parquet").unlink()
-    resumed = launch(2, *resume, tmp=tmp_path)
+    resumed = forks.train(*resume, tmp=tmp_path, ranks=2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     again = last_json(resumed)
     for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
         assert again[figure] == found[figure], figure
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
-    one = launch(0, "dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test", tmp=tmp_path)
+    evaluated = ("dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test")
+    one = forks.run(*evaluated, tmp=tmp_path)
     assert last_json(one)["rows"] == found["rows"], one.stderr[-3000:]
-    served = launch(0, "dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
+    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
     assert served.returncode == 2
     assert_names(served.stderr, "--spec", "sluice etl --spec")
 
@@ -158,7 +160,7 @@ def test_a_run_on_two_ranks_resumes_exactly_while_its_table_changes(tmp_path, ki
 def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
     source = as_delta(tmp_path / "t", clicks(0))
     spec = spec_of(source, tmp_path)
-    _, *rest = words(source, tmp_path / "run")
+    rest = words(source, tmp_path / "run")
     assert_names(last_json(forks.train(*rest, tmp=tmp_path))["error"], source, "--spec")
     paused = forks.train(*rest, "--spec", spec, "--epochs", 2, "--pause-after", 1, tmp=tmp_path)
     assert paused.returncode == 0, paused.stderr[-3000:]
@@ -179,7 +181,7 @@ def test_a_table_in_a_bucket_is_trained_on_at_the_version_that_is_named(
             with bucket.open_output_stream(f"data/t/{path.relative_to(local)}") as out:
                 out.write(path.read_bytes())
         source = f"s3://data/t@v0?{server.query}"
-        _, *rest = words(source, tmp_path / "run", "--spec", spec_of(source, tmp_path))
+        rest = words(source, tmp_path / "run", "--spec", spec_of(source, tmp_path))
         process = forks.train(*rest, tmp=tmp_path)
         assert process.returncode == 0, process.stderr[-3000:]
         found = last_json(process)

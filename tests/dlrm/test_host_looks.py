@@ -9,7 +9,7 @@ import pytest
 
 from sluice.dlrm.ranks import world
 from tests.dlrm.host_looks import CASES, all_looks
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import last_json
 
 OURS = ("input_checks", "finite_guard", "synced_batches", "clip.", "ranks.", "trainer._report")
 ON_THE_HOST = {
@@ -80,8 +80,8 @@ def test_one_rank_waits_for_the_device_only_where_an_option_needs_it(tmp_path, m
 
 
 @pytest.mark.slow
-def test_two_ranks_meet_once_before_each_batch(tmp_path):
-    process = launch(2, "tests.dlrm.host_looks", tmp_path, tmp=tmp_path)
+def test_two_ranks_meet_once_before_each_batch(tmp_path, forks):
+    process = forks.run("tests.dlrm.host_looks", tmp_path, tmp=tmp_path, ranks=2)
     assert process.returncode == 0, process.stderr[-3000:]
     for name, looks in last_json(process).items():
         assert told(looks) == expected(name, 2), name

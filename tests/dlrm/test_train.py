@@ -36,22 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("train")
     small_table(path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     (path / "sharding.json").write_text(json.dumps({"C1": "row", "C2": "row"}))
-    process = train(path, 2, "two", "--epochs", 2)
+    words = ("--run-dir", path / "two", *_data(path), "--epochs", 2)
+    process = launch(2, "dlrm.train", *words, tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "two.json").write_text(json.dumps(last_json(process)))
     (path / "two.err").write_text(process.stderr)
     return path
 
 
-def train(folder: Path, ranks: int, run: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return launch(
-        ranks, "dlrm.train", "--run-dir", folder / run, *_data(folder, words), *words, tmp=folder
-    )
-
-
-def _data(folder: Path, words: tuple[object, ...]) -> list[object]:
-    if "--resume" in words:
-        return []
+def _data(folder: Path) -> list[object]:
     return [
         "--data",
         folder / "table",
@@ -163,21 +156,11 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
     assert "Warning" not in text
 
 
-def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder):
+def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder, forks):
     """Nor do another policy that turns them meanwhile, and --last where all batches are full."""
-    process = train(
-        folder,
-        2,
-        "again",
-        "--epochs",
-        2,
-        "--tuning",
-        "planner",
-        "--knobs",
-        "read=3",
-        "--last",
-        "drop",
-    )
+    other = ("--tuning", "planner", "--knobs", "read=3", "--last", "drop")
+    words = ("--run-dir", folder / "again", *_data(folder), "--epochs", 2, *other)
+    process = forks.train(*words, tmp=folder, ranks=2)
     assert process.returncode == 0, process.stderr[-3000:]
     run = Run.read(folder / "again")
     assert "'tuning': 'planner'" in str(run.config)
@@ -195,12 +178,10 @@ def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
     assert found["logloss"] == pytest.approx(trained["logloss"], abs=1e-6)
 
 
-def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder):
+def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
     """One process, then two: also a resume on another number of ranks."""
     process = subprocess.Popen(
-        command(
-            0, "dlrm.train", "--run-dir", folder / "broken", *_data(folder, ()), "--epochs", 50
-        ),
+        command(0, "dlrm.train", "--run-dir", folder / "broken", *_data(folder), "--epochs", 50),
         text=True,
         cwd=ROOT,
         env=environment(folder),
@@ -220,7 +201,8 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     assert len(done) == stopped["steps"]
     assert stopped["steps"] < len(losses(folder, "two"))
     assert_names(err, "asked to stop", f"step {stopped['steps']}")
-    resumed = train(folder, 2, "broken", "--resume", "--epochs", 2)
+    go_on = ("--run-dir", folder / "broken", "--resume", "--epochs", 2)
+    resumed = forks.train(*go_on, tmp=folder, ranks=2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert_names(resumed.stderr, f"from step {stopped['steps']}", f"epoch {stopped['epochs']} of 2")
     assert "asked to stop" not in resumed.stderr
@@ -236,7 +218,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
         "--run-dir",
         run,
         "--resume",
-        *_data(folder, ()),
+        *_data(folder),
         "--compress",
         "C1=modulo:40",
     ]
@@ -282,7 +264,7 @@ def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else
     (tmp_path / "thesis.txt").write_text("mine")
     for run, words, message in (
         (tmp_path / "new", [], "holds no checkpoint to go on from; give --data, too"),
-        (tmp_path, _data(folder, ()), "no run folder .it holds 'thesis.txt'"),
+        (tmp_path, _data(folder), "no run folder .it holds 'thesis.txt'"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["--run-dir", str(run), "--resume", *map(str, words)])
@@ -302,7 +284,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
             "dlrm.train",
             "--run-dir",
             tmp_path / "run",
-            *_data(tmp_path, ()),
+            *_data(tmp_path),
             "--sharding",
             "auto",
             "--epochs",
@@ -352,7 +334,7 @@ def test_an_interrupt_ends_all_ranks(folder):
             "dlrm.train",
             "--run-dir",
             folder / "interrupted",
-            *_data(folder, ()),
+            *_data(folder),
             "--epochs",
             1000,
         ),
@@ -468,15 +450,13 @@ def test_settings_that_are_not_given_follow_the_rows_and_are_printed(folder, cap
     )
 
 
-def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path):
+def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path, forks):
     """Without statistics in the files, only the rank that gets the row sees it, in the middle of training. (All kinds
     of bad data: test_guard.)"""
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     spoiled = table.files_of("train")[1].path
     spoil(spoiled, "C7", row=1000, value=999, statistics=False)
-    process = launch(
-        2,
-        "dlrm.train",
+    process = forks.train(
         "--run-dir",
         tmp_path / "run",
         "--data",
@@ -484,14 +464,15 @@ def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tm
         "--batch-size",
         BATCH,
         tmp=tmp_path,
+        ranks=2,
     )
-    assert process.returncode == 1
+    assert process.returncode
     error = last_json(process)["error"]
     assert_names(error, "'C7'", "id 999", "53 rows", "'train'", spoiled, "row group 1")
     assert_names(error, f"row {1000 - 512}")
 
 
-def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path):
+def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path, forks):
     """Where it is evaluated, and by two ranks that would go on from it."""
     from sluice.dlrm import evaluate
 
@@ -502,10 +483,9 @@ def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path
     part.write_bytes(data[:-2004] + bytes(255 - b for b in data[-2004:-2000]) + data[-2000:])
     with raises(CheckpointError, newest, part.name, "damaged"):
         evaluate.main(["--run-dir", str(tmp_path / "run")])
-    process = launch(
-        2, "dlrm.train", "--resume", "--epochs", 3, "--run-dir", tmp_path / "run", tmp=tmp_path
-    )
-    assert process.returncode == 1  # torchrun's
+    go_on = ("--resume", "--epochs", 3, "--run-dir", tmp_path / "run")
+    process = forks.train(*go_on, tmp=tmp_path, ranks=2)
+    assert process.returncode
     assert_names(process.stderr, newest, part.name, "damaged")
 
 
