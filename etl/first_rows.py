@@ -130,7 +130,7 @@ def _first_rows(job: Job, environment: Mapping[str, str]) -> FirstRows | None:
                 return None
             columns = {name: values for name, (values, _) in typed.items()}
             return FirstRows(file.name, pa.RecordBatch.from_pydict(columns), 0.0)
-        except (pa.ArrowException, KeyError, StopIteration):
+        except (pa.ArrowException, OSError, KeyError, StopIteration):
             return None
     if source.header:
         refuse_header(file.name, first_line(file, source.encoding), source)

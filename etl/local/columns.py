@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
+from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted, spark_name
@@ -42,8 +43,17 @@ class RowGroups:
                 1, self.size
             )
             rows = max(1024, min(_PIECE_ROWS, _BATCH_BYTES // max(1, width)))
-            for batch in reader.iter_batches(rows, self.groups, there):
-                yield self._typed(flattened(batch))
+            try:
+                for batch in reader.iter_batches(rows, self.groups, there):
+                    yield self._typed(flattened(batch))
+            except (pa.ArrowException, OSError) as error:
+                if getattr(error, "errno", None):  # a fault of the machine
+                    raise
+                raise JobFailure(
+                    f"{self.file.name}: row groups {self.groups[0]} to {self.groups[-1]} cannot be read "
+                    f"({error}): the file is damaged, or in a form that this Arrow does not know; "
+                    "nothing was published; write the file again"
+                ) from error
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns, bad = [], np.full(batch.num_rows, "", object)

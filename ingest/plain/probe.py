@@ -115,7 +115,8 @@ def probe(
                     )
         except Exception as error:  # flipped bits can cause any kind of error
             raise ParquetError(
-                f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
+                f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged, or in "
+                "a form that this Arrow does not know"
             ) from error.with_traceback(None)
     for name, one in facts.items():
         if any(name in table.column_names for table in samples):
