@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from urllib.parse import parse_qs
 
+from sluice.common.errors import UsageError
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote.asking import Asking
@@ -14,6 +14,7 @@ from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.remote.worker import read_file, read_token
 
 _MOST = 256
 
@@ -84,8 +85,8 @@ def _connections(workers: str, job: RemoteJob) -> list[Connection]:
         if not host or not port.isdigit():
             raise RemoteError(f"workers={workers!r}: {address!r} is neither HOST:PORT nor local:N")
     try:
-        token = Path(options["token"][0]).read_text("utf-8").strip()
-        authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
-    except OSError as error:
-        raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
+        token = read_token(options["token"][0])
+        authority = read_file(options["ca"][0]) if "ca" in options else None
+    except UsageError as error:
+        raise RemoteError(f"workers={workers!r}: {error}") from None
     return [Connection(address, token, job, authority=authority) for address in addresses]

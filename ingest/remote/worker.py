@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -70,13 +71,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     from sluice.ingest.machine import Machine
     from sluice.ingest.remote.server import WorkerServer
 
-    token = _file(options.token_file).decode().strip()
-    if not token:
-        raise UsageError(
-            f"--token-file {options.token_file}: the file is empty; write a token in it"
-        )
+    token = read_token(options.token_file)
     certificate = (
-        (_file(options.tls_certificate), _file(options.tls_key))
+        (read_file(options.tls_certificate), read_file(options.tls_key))
         if options.tls_certificate
         else None
     )
@@ -174,7 +171,18 @@ def open_maker(
     return UnitMaker(job, files, governor)
 
 
-def _file(path: str) -> bytes:
+def read_token(path: str) -> str:
+    """Reads the token that a worker and its loaders share."""
+    token = read_file(path).decode(errors="replace").strip()
+    if not re.fullmatch("[ -~]{1,4096}", token):
+        raise UsageError(
+            f"token file {path}: a token is 1 to 4,096 printable ASCII characters; write another, "
+            "such as `openssl rand -hex 32` prints"
+        )
+    return token
+
+
+def read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
+from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
@@ -31,6 +33,7 @@ from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
+from sluice.ingest.remote.worker import main as worker_main
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
@@ -355,6 +358,30 @@ def test_only_who_has_the_token_is_let_in(worker, job, unit):
         list(client.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
         client.do_get(flight.Ticket(unit.request(job)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"\xff\xfe", "tökén".encode(), b"a\nb", b"x" * 5000]
+)
+def test_a_token_that_no_header_can_hold_is_refused_by_both_sides(table, tmp_path, content):
+    """Otherwise all requests would fail, as if the workers were lost."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with raises(UsageError, str(path), "ASCII", "openssl"):
+        worker_main(["--table", table.uri, "--listen", "127.0.0.1:0", "--token-file", str(path)])
+    with raises(RemoteError, "workers=", str(path), "ASCII", "openssl"):
+        open_loader(table, batch_size=160, workers=f"127.0.0.1:1?token={path}")
+
+
+def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, job, unit, open_job):
+    with contextlib.ExitStack() as slow:
+        for number in range(300):
+            client = socket.create_connection(("127.0.0.1", worker.port))
+            slow.enter_context(client)
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: 12 * (number % 3)])
+        asker, _ = asking(job, worker)
+        right(asker.get(unit), open_job, job, unit)
+        assert asker.counts["retries"] == 0
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
