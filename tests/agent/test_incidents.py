@@ -42,48 +42,6 @@ def _turned(at):
     return {"at": at, "kind": "decision", "sequence": 1, "before": KNOBS[0], "after": KNOBS[1]}
 
 
-def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_path):
-    run = _run(
-        tmp_path,
-        [
-            {
-                "at": 10.0,
-                "kind": "fault",
-                "fault": "slow-transform=4@10s",
-                "did": "transforms do their work 4 times",
-            },
-            {
-                "at": 13.0,
-                "kind": "occasion",
-                "what": "workload",
-                "text": "a row became 4 times dearer in udf",
-            },
-            _turned(14.0),
-        ],
-        [100.0] * 10 + [25.0] * 5 + [90.0] * 15,
-    )
-    (one,) = find_incidents(run)
-    assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
-    assert (one.before, one.after, one.recovered_s) == (
-        100.0,
-        90.0,
-        6.0,
-    )  # the mean of 16 s and the next is there
-    assert_names(
-        one.sentence,
-        "At 10 s",
-        "slow-transform=4@10s",
-        "in 3 s",
-        "udf 1 → 3",
-        "waiting 50 %",
-        "100 → 90 rows/s",
-        "after 6 s",
-        "as fast as before",
-    )
-    assert one.sentence in narrative.tell(run)
-    assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
-
-
 FAULTS = [
     ("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in read"),
     ("slow-transform=3@10s", "workload", "a row became 3 times dearer in udf"),
@@ -120,6 +78,9 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
         "after 7 s",
         "recovered",
     )
+    assert (one.label, one.what, one.noticed_s, one.did) == ("A", what, 2.0, ("udf 1 → 3",))
+    assert one.sentence in narrative.tell(run)
+    assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
 def test_a_result_is_that_of_the_last_change_and_not_of_the_time_before_it(tmp_path):
@@ -305,17 +266,10 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     assert (one["before"], one["after"], one["result"]) == (400.0, 100.0, "limited by the cores")
     text = page.write(tmp_path).read_text()
     for where in (text, narrative.tell(run)):
-        assert outcome["headline"] in where
-        assert one["sentence"] in where
-    assert "last third before the first fault of the run</dt>" in text
-    assert "last third before the first fault" in narrative.tell(run)
-    assert ">400<small>200 before tuning" in text
-    assert ">10 %<small>50 % before tuning" in text
-    assert "of all 2 ranks" in text
-    (tmp_path / "config.json").write_text(json.dumps({"kind": "load", "ranks": 2}))
-    assert "of one rank" in page.write(tmp_path).read_text()
-    assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 200.0
-    assert '<b class="verdict warn">' in text
+        assert_names(
+            where, outcome["headline"], one["sentence"], "last third before the first fault"
+        )
+    assert_names(text, ">400<small>200 before tuning", ">10 %<small>50 % before tuning")
 
 
 def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
@@ -361,12 +315,10 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
     assert_names(second.text, "version 1", "C17", "C9")
     text = page.write(tmp_path).read_text()
     bands = json.loads(re.search(r'class="moments">(.*?)</script>', text)[1])["bands"]
-    assert [(band["label"], band["from"], band["to"], band["tone"]) for band in bands] == [
-        ("A", 5.0, 5.0, "good"),
-        ("B", 15.0, 15.0, "good"),
+    assert [(band["label"], band["from"], band["to"]) for band in bands] == [
+        ("A", 5.0, 5.0),
+        ("B", 15.0, 15.0),
     ], "there was no dip"
-    assert "What happened" in text
-    assert "possible without waiting" in text
     assert f"B. {second.sentence}" in text
 
 
@@ -384,11 +336,6 @@ def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
     )
     assert first.did == second.did == ("udf 1 → 3",)
     assert first.recovered_s == second.recovered_s == 0.0
-
-
-def test_what_the_trainer_would_take_is_left_out_where_it_is_far_away(tmp_path):
-    _run(tmp_path, [], [10.0] * 9)
-    assert "possible without waiting" not in page.write(tmp_path).read_text()
 
 
 def test_a_rate_far_above_the_scale_at_the_start_does_not_flatten_the_others(tmp_path):

@@ -41,11 +41,3 @@ def test_a_session_measures_a_setting_over_whole_stretches(tmp_path):
         assert after.stage("light").workers == 2
         assert (after.rows - before.rows) % (8 * BATCH_ROWS) == 0
         assert after.rows > before.rows
-
-
-def test_what_is_shared_in_memory_stays_on_threads(tmp_path):
-    table = small_table(tmp_path / "clicks", rows=8192, row_group_rows=1024, splits={"train": 1.0})
-    for shared in (False, True):
-        setup = Setup(name="arm", about="", settings=(), transforms=("seek",), shared=shared)
-        with Session(setup, table) as session:
-            assert ("seek" in session.tunable.limits.backends) is not shared

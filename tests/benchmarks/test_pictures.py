@@ -7,8 +7,7 @@ import re
 import pytest
 
 from benchmarks import pictures
-from benchmarks.pictures import PICTURES, Picture, PictureError, Series, drawn, figures, values
-from tests.raises import raises
+from benchmarks.pictures import PICTURES, Picture, Series, drawn, values
 
 LOG = """# Log
 
@@ -57,39 +56,3 @@ def test_the_figures_are_those_of_the_table_and_of_no_other_entry():
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="8"', picture)]
     assert widths[0] == max(widths)
     assert widths[2] / widths[0] == pytest.approx(22 / 54, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("cell", "found"),
-    [
-        ("**.2 %**", [0.2]),
-        ("3.96 M; 3.71 M", [3.96e6, 3.71e6]),
-        ("11,714", [11714.0]),
-        ("13.7 k", [13700.0]),
-        ("–", []),
-    ],
-)
-def test_figures_are_read_as_the_log_writes_them(cell, found):
-    assert figures(cell) == pytest.approx(found)
-
-
-@pytest.mark.parametrize(
-    ("entry", "table", "column", "nth", "fact"),
-    [
-        ("2030-01-03 · None", "rate", "rate", 0, "no entry"),
-        ("2030-01-01 · First", "rates", "rate", 0, "no table"),
-        ("2030-01-01 · First", "rate", "rates", 0, "no column"),
-        ("2030-01-01 · First", "rate", "rate", 1, "no figure 2"),
-    ],
-)
-def test_what_the_log_does_not_say_is_not_drawn(entry, table, column, nth, fact):
-    picture = Picture(
-        file="x",
-        title="x",
-        entry=entry,
-        table=table,
-        unit="{}",
-        series=(Series(name="x", column=column, nth=nth),),
-    )
-    with raises(PictureError, fact):
-        drawn(picture, LOG)

@@ -12,13 +12,6 @@ def test_readme_has_the_figures_of_the_log():
     )
 
 
-def test_a_ratio_is_bold_only_where_ours_is_faster():
-    rows = [line.split("|")[2].strip() for line in written(read_log()).splitlines()[3:]]
-    assert len(rows) == 9
-    for ratio in rows:
-        assert ratio.startswith("**") == (float(ratio.strip("*")) > 1)
-
-
 def test_a_changed_figure_in_the_log_changes_the_table():
     log = read_log()
     torch = next(

@@ -7,14 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.policies import make
-from sluice.benchmarks.rivals.autotune import climb, empty_chance, latency
+from sluice.benchmarks.rivals.autotune import empty_chance
 from sluice.benchmarks.rivals.plumber import solve
-from sluice.benchmarks.rivals.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 
@@ -63,19 +61,6 @@ def test_the_chance_that_a_buffer_is_empty_by_hand(production, consumption, plac
     assert empty_chance(production, consumption, places) == pytest.approx(expected)
 
 
-def test_modelled_latency_of_two_stages_by_hand():
-    """First: 1 s an element, wanted every 2 s, one place: ρ = 2, chance 1/3, wait 1/3. Then 2 + 1/3, taken at once."""
-    assert latency([1.0, 2.0], [1, 1], 0.0) == pytest.approx(2 + 1 / 3)
-
-
-def test_the_climb_gives_the_dear_stage_the_workers_and_stops_at_its_budgets():
-    free = climb([1.0, 8.0], [16, 16], 0.0, cores=8, element_bytes=[1, 1], ram=1e9)
-    assert free[1] >= 4 * free[0]
-    tight = climb([1.0, 8.0], [16, 16], 0.0, cores=8, element_bytes=[1, 1], ram=4)
-    assert sum(tight) <= 5
-    assert climb([1.0, 8.0], [16, 1], 0.0, cores=8, element_bytes=[1, 1], ram=1e9)[1] == 1
-
-
 def test_autotune_keeps_the_cores_it_saw():
     grown = scenario(
         0.02,
@@ -111,15 +96,3 @@ def test_plumber_shares_cores_by_cost_and_rests():
         0.01, 0.03, seconds=90, changes=(ScheduledChange(at=40, key="machine.cores", value=4),)
     )
     assert workers_of("plumber", shrunk) == [4, 12]
-
-
-def test_a_stopwatch_leaves_out_what_settles():
-    pipeline = scenario(0.01)
-    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-    watch, seen, looks = Stopwatch(), None, 0
-    while seen is None:
-        simulator.advance(1.0)
-        watch, seen = watch.look(simulator.snapshot(), settle=2, window=3)
-        looks += 1
-    assert looks == 5
-    assert seen.seconds == pytest.approx(3.0)

@@ -12,7 +12,7 @@ from sluice.agent import policies
 from sluice.agent.lab import policies as simulated
 from sluice.agent.policies import PRODUCT, RIVALS, make
 from sluice.benchmarks import live_setups
-from sluice.benchmarks.live_setups import LiveError, Setup
+from sluice.benchmarks.live_setups import Setup
 from sluice.benchmarks.rivals import contest
 from sluice.ingest.knobs import KnobError
 from tests.agent.policy_contract import PolicyContract
@@ -87,8 +87,3 @@ def test_live_set_ups_are_run_and_scored(monkeypatch, capsys):
     assert live["policies"]["fixed"]["frozen"] is None
     assert set(live["rows_per_s"]) >= {"cores", "best", "best again", "fixed"}
     assert "live: small: a lookup" in capsys.readouterr().err
-
-
-def test_a_set_up_that_is_none_is_named_with_the_nearest():
-    with raises(LiveError, "'far stor'", "'far store'"):
-        simulated.main(["--live-only", "--setup", "far stor"])
