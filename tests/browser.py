@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -114,11 +113,6 @@ class Browser:
         """Ends the browser; its processes have ended when it has."""
         self._session = None
         self.call("Browser.close")
-
-    def picture(self, path: Path) -> None:
-        """Writes a picture of the whole page."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
 
 
 @contextmanager

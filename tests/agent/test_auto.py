@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.machinery
 import json
 import math
-import sys
 import types
 from typing import ClassVar
 
 import pytest
 
-from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import GIB, MIB, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
@@ -87,40 +83,6 @@ def test_the_initial_setting_comes_a_quarter_of_a_second_after_the_first_look_an
     assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
     assert pipeline.knobs.workers["read"] >= 24
     assert not any("undone" in e["reason"]["text"] for e in events if e["kind"] == "decision")
-
-
-def test_the_initial_setting_waits_for_a_slow_start():
-    class Late(FakePipeline):
-        """Its first rows come in the sixth second."""
-
-        def advance(self, seconds):
-            if self.now < 5:
-                self.now += seconds
-            else:
-                super().advance(seconds)
-
-    opener = Says()
-    pipeline, _, _, _ = _run(Auto(opener), 7, Late(STAGES))
-    (given,) = opener.asked
-    assert given.begun.rows > 0
-    assert given.seen.at <= 5.75
-    assert pipeline.applied[0].workers == GOOD
-
-
-def test_where_rows_come_in_bunches_a_glance_without_any_is_followed_by_another():
-    class Bunches(FakePipeline):
-        def snapshot(self):
-            seen = super().snapshot()
-            return dataclasses.replace(
-                seen, rows=seen.rows // 9_000 * 9_000, batches=seen.rows // 9_000
-            )
-
-    opener, pipeline = Says(), Bunches(STAGES)
-    pipeline.advance(1)
-    _, _, _, looks = _run(Auto(opener), 3, pipeline)
-    (given,) = opener.asked
-    assert looks[:4] == [1.0, 1.25, 1.5, 1.75]
-    assert given.seen.at == pytest.approx(1.5), "the first look after rows came"
 
 
 def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
@@ -249,74 +211,6 @@ def test_an_initial_setting_with_processes_is_in_force_at_once_and_memory_holds(
     assert outcome.peak_memory < 0.95
 
 
-@pytest.mark.parametrize(("cpu", "lock", "moved"), [(1.0, 1.0, True), (0.02, 0.5, False)])
-def test_only_stages_that_compute_begin_in_processes(cpu, lock, moved):
-    """The way to a process and back takes time on a core: a lookup that waits for its answers gains nothing there."""
-    stages = (
-        SimStage(name="read", cost_s=0.002),
-        SimStage(name="udf", cost_s=0.02, cpu=cpu, lock=lock, backends=("thread", "process")),
-    )
-    scenario, seen = (
-        Scenario(name="udf", seconds=10, stages=stages, machine=SimMachine(cores=16)),
-        [],
-    )
-    run(
-        scenario,
-        Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e6, backend={"udf": "process"})),
-        observe=lambda snapshot, knobs, reason: seen.append(
-            (knobs.backend["udf"], knobs.workers["udf"], reason.text)
-        ),
-    )
-    backend, workers, text = next(look for look in seen if "initial setting" in look[2])
-    assert (backend, "udf thread → process" in text) == (
-        ("process", True) if moved else ("thread", False)
-    )
-    assert moved or workers == 8
-
-
-def _followed(scenario, opener, until):
-    """The states that follow each other from the start until one of them is what is waited for."""
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    policy, reason = Auto(opener), None
-    states = [policy.initial(scenario.limits, simulator.knobs)]
-    while len(states) < 100 and not (reason and until(states, reason)):
-        knobs, state, reason = policy.decide(simulator.snapshot(), states[-1])
-        states.append(state)
-        if knobs != simulator.knobs:
-            simulator.apply(knobs)
-        simulator.advance(policy.next_look_s(state) or 1.0)
-    return states, reason, simulator.now
-
-
-def test_an_initial_setting_that_shows_a_lock_is_followed_by_the_move_to_processes():
-    """Its workers wait for each other. The move is compared with the rate before it."""
-    states, reason, now = _followed(
-        _python(80 * MIB),
-        Says({"read": 4, "udf": 12}),
-        lambda states, reason: (
-            states[-1].planner.trial is not None and states[-1].planner.trial.kind == "switch"
-        ),
-    )
-    assert "udf" in reason.text
-    assert now <= 2.5
-    opening = next(s.planner.trial for s in states if s.planner.trial is not None)
-    assert opening.kind == "opening"
-    assert states[-1].planner.trial.rows_per_s >= opening.rows_per_s
-
-
-def test_cores_that_starting_processes_took_are_not_measured():
-    opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
-    states, _, _ = _followed(
-        _python(80 * MIB),
-        opener,
-        lambda states, reason: (
-            states[-2].planner.trial is not None and states[-1].planner.trial is None
-        ),
-    )
-    assert states[-2].planner.trial.start_up
-    assert not any(look.snapshot.stage("udf").starting for look in states[-1].planner.window[1:])
-
-
 def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_once():
     capped = [dataclasses.replace(STAGES[0], bend=lambda n: 1.0 if n <= 8 else n / 6), *STAGES[1:]]
     settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
@@ -401,20 +295,6 @@ def test_explain_begins_with_the_learned_policy_although_the_run_was_too_short_t
     assert_names(tell(Run.read(tmp_path / "run")).splitlines()[0], "learned policy was not asked")
 
 
-def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_package(monkeypatch):
-    known, opener = Foreknowledge(store="local"), Says()
-    module = types.ModuleType("a_policy")
-    monkeypatch.setitem(sys.modules, "a_policy", module)
-    module.__spec__ = importlib.machinery.ModuleSpec("a_policy", None)
-    monkeypatch.setattr(policies, "_LEARNED", "a_policy")
-    for shipped, kind in ((None, Planner), (opener, Auto)):
-        module.NetworkPolicy = types.SimpleNamespace(in_use=lambda shipped=shipped: shipped)
-        policy = policies.make("auto", known)
-        assert (type(policy), policy.name) == (kind, "auto")
-    _run(policy, 1)
-    assert opener.asked[0].known == known
-
-
 def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
     class Loading(FakePipeline):
         dense_names, sparse_names, row_bytes = ("a", "b"), ("c",), 40
@@ -433,28 +313,3 @@ def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
         operators={},
     )
     assert known.row_bytes == 40
-
-
-def test_patience_counts_seconds_and_a_quick_look_does_not_use_it_up():
-    """Four looks a second at the same trial: it is judged as late as by one."""
-    judged = []
-    for looks_a_second in (1, 4):
-        scenario = Scenario(
-            name="one",
-            stages=(SimStage(name="read", cost_s=0.1, sigma=1.0, rows_per_item=1024),),
-            machine=SimMachine(cores=8, timer_noise=0.0),
-        )
-        simulator, policy, at = (
-            Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs),
-            Planner(),
-            0,
-        )
-        state = policy.initial(scenario.limits, simulator.knobs)
-        while "undone" not in (decided := policy.decide(simulator.snapshot(), state))[2].text:
-            knobs, state, _ = decided
-            if knobs != simulator.knobs:
-                simulator.apply(knobs)
-                at = simulator.now
-            simulator.advance(1 / looks_a_second)
-        judged.append(simulator.now - at)
-    assert judged[1] == pytest.approx(judged[0], abs=1.0)

@@ -8,11 +8,10 @@ import pytest
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.costs.rates import PipelineRates, StageRates, rates
-from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.lab.simulator.physics import SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.explain import why
@@ -83,45 +82,6 @@ def test_the_bottleneck_names_the_cores_that_others_would_use():
 
 def test_a_little_work_says_nothing():
     assert Contention.of(_seen(0.01, 1.0)) == Contention(cores=4.0)
-
-
-def _scenario(**machine):
-    return Scenario(
-        name="pressed",
-        seconds=30,
-        machine=SimMachine(cores=4, timer_noise=0, **machine),
-        stages=(SimStage(name="read", cost_s=0.02, cpu=0.5), SimStage(name="work", cost_s=0.04)),
-        start={"read": 2, "work": 4},
-    )
-
-
-@pytest.mark.parametrize("neighbour", [0.0, 2.0])
-def test_the_simulator_counts_waits_for_a_core(neighbour):
-    scenario = _scenario(neighbour_cores=neighbour)
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    simulator.advance(5.0)
-    before = simulator.snapshot()
-    simulator.advance(5.0)
-    after = simulator.snapshot()
-    for stage in after.stages:
-        then = before.stage(stage.name)
-        spent = stage.busy_s - then.busy_s
-        assert stage.core_wait_s - then.core_wait_s + stage.cpu_s - then.cpu_s <= spent * 1.001
-    slow = Contention.of(rates(before, after)).slow
-    assert slow > 1.5 if neighbour else slow < 1.2
-
-
-def test_rows_that_grow_are_counted_with_the_size_they_had():
-    scenario = dataclasses.replace(
-        _scenario(),
-        changes=(ScheduledChange(at=10, key="stages.work.bytes_per_row", value=1600.0),),
-    )
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    simulator.advance(10.0)
-    before = simulator.snapshot().stage("work")
-    simulator.advance(0.5)
-    after = simulator.snapshot().stage("work")
-    assert after.bytes - before.bytes <= 1600 * (after.rows - before.rows) * 1.01
 
 
 def test_the_planner_does_not_grow_where_others_use_the_cores():

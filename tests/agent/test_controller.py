@@ -152,18 +152,6 @@ def test_a_slow_start_is_no_part_of_the_effect_of_a_change():
             assert "before" not in line(effect)
 
 
-def test_looks_no_more_often_than_its_interval():
-    pipeline, policy = _pipeline(), Script()
-    controller = Controller(
-        pipeline, policy, record=lambda e: None, clock=lambda: pipeline.now, interval_s=2.0
-    )
-    for _ in range(10):
-        controller.step()
-        controller.step()
-        pipeline.advance(1.0)
-    assert policy.asked == 5
-
-
 class Raises(Script):
     def decide(self, snapshot, state):
         if self.asked == 3:
@@ -263,28 +251,6 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
     assert events[0]["after"]["workers"]["read"] == 16
     assert events[0]["reason"]["predicted_rows_per_s"] > 3 * events[0]["seen"]["rows_per_s"]
     assert "16 times" in events[0]["reason"]["text"]
-
-
-def test_a_proposal_keeps_the_figures_with_which_it_was_made():
-    class Proposes(Script):
-        def decide(self, snapshot, state):
-            self.asked += 1
-            return (
-                state[0],
-                state,
-                Reason(
-                    text=f"{self.asked} times",
-                    proposal=state[0].with_workers(read=4 if self.asked < 8 else 8),
-                ),
-            )
-
-    controller, events, _ = _run(_pipeline(), Proposes(), 12)
-    controller.stop()
-    assert [(e["kind"], (e.get("reason") or e)["text"]) for e in events] == [
-        ("proposal", "1 times"),
-        ("proposal", "8 times"),
-        ("verdict", "8 times"),
-    ]
 
 
 def test_changes_are_rationed():

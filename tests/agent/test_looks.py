@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
+from sluice.agent.policies.opening.contract import InitialSetting
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.policies.shadow import Shadow
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import LookWriter, read
 from sluice.agent.report.run_folder import RunError, RunFolder
@@ -72,11 +70,6 @@ def rewritten(tmp_path, *snapshots):
     return [one.snapshot for one in read(tmp_path)[0].looks]
 
 
-def test_a_stage_may_have_any_name(tmp_path):
-    one = FakePipeline([FakeStage(name="=")]).snapshot()
-    assert rewritten(tmp_path, one, one) == [one, one]
-
-
 @pytest.mark.parametrize("values", [(1, 1.0), (0.0, -0.0), (1.0, 1)])
 def test_equal_values_of_another_type_are_kept(tmp_path, values):
     first = FakePipeline(STAGES).snapshot()
@@ -116,14 +109,6 @@ def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
     recorded(tmp_path / "run", Fails())
     looks = read(tmp_path / "run")[0].looks
     assert [one.error for one in looks] == [None] * 3 + ["ZeroDivisionError: by zero"]
-
-
-@pytest.mark.parametrize("kind", [Planner, Shadow])
-def test_the_settings_of_the_planner_are_recorded(kind):
-    settings = PlannerSettings(min_gain_ratio=1.5)
-    assert (
-        PlannerSettings(**json.loads(json.dumps(kind(settings).made_of()))["settings"]) == settings
-    )
 
 
 @pytest.mark.parametrize(
@@ -170,12 +155,3 @@ def test_the_record_ends_at_its_largest_size(tmp_path, monkeypatch, capsys):
     assert 5_000 < (tmp_path / "run" / "looks.jsonl").stat().st_size < 6_000
     assert "looks are no longer recorded" in capsys.readouterr().err
     assert read(tmp_path / "run")[0].looks
-
-
-def test_what_is_known_before_the_first_row_is_read_back():
-    known = Foreknowledge(
-        columns={"dense": ColumnGroup(count=3, bytes_per_row=12.0)},
-        operators={"log": "python"},
-        store="local",
-    )
-    assert Foreknowledge.from_dict(json.loads(json.dumps(known.to_dict()))) == known

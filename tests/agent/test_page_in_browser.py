@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from sluice.agent.report import page
@@ -16,7 +13,6 @@ from tests.browser import CHROMIUM, WITHOUT, browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
 
-PICTURES = os.environ.get("PAGES")
 RUNS = {
     "five seconds": {"seconds": 5.0, "looks": 5},
     "a minute": {"seconds": 60.0, "looks": 60, "decisions": 3, "faults": 2},
@@ -113,14 +109,9 @@ def test_no_label_touches_another_all_can_be_read_and_nothing_is_above_100_perce
     assert shares
     assert max(shares) <= 100
     assert chromium.value(CONTRAST) == {}
-    if PICTURES:
-        chromium.open(pages[name].as_uri(), width=width)
-        chromium.picture(Path(PICTURES, f"{name.replace(' ', '-')}-{width}.png"))
     chromium.dark(True)
     assert chromium.value("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 26)"
     assert chromium.value(CONTRAST) == {}
-    if PICTURES:
-        chromium.picture(Path(PICTURES, f"{name.replace(' ', '-')}-{width}-dark.png"))
     assert not chromium.complaints
 
 
@@ -155,15 +146,6 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
     assert chromium.value("document.querySelector('.tip')") is None
 
 
-def test_a_narrow_screen_has_cards_in_place_of_tables(shown):
-    chromium, pages = shown
-    for width, display, name in ((1400, "table-cell", "none"), (400, "flex", '"rows"')):
-        chromium.open(pages["a minute"].as_uri(), width=width)
-        cell = "document.querySelector('td[data-name=rows]')"
-        assert chromium.value(f"getComputedStyle({cell}).display") == display
-        assert chromium.value(f"getComputedStyle({cell}, '::before').content") == name
-
-
 def test_the_script_writes_numbers_as_the_page_does_and_its_times_are_round(shown):
     chromium, pages = shown
     chromium.open(pages["five seconds"].as_uri(), width=1400)
@@ -189,18 +171,3 @@ def test_the_script_writes_numbers_as_the_page_does_and_its_times_are_round(show
             f"[count({value}), seconds({value}), bytes({value} * 1000), percent({value} / 5e7)]"
         ) == [count(value), seconds(value), format_bytes(value * 1000), percent(value / 5e7)], value
     assert chromium.value("moments(170, 8)") == [0, 30, 60, 90, 120, 150]
-
-
-def test_the_checks_see_what_overlaps_and_what_is_pale(shown):
-    chromium, pages = shown
-    chromium.open(pages["five seconds"].as_uri(), width=400)
-    chromium.value("""document.querySelector("main").insertAdjacentHTML("beforeend",
-        "<p style='position:absolute;left:12px;top:60px;color:var(--line)'>pale and in the way of all</p>")""")
-    assert any("in the way" in pair for pair in chromium.value(OVERLAPS)["found"])
-    assert chromium.value(CONTRAST).keys() == {"pale and in the way of all"}
-
-
-def test_a_process_that_the_browser_starts_meanwhile_is_the_browsers(shown):
-    """Failed before: a renderer that came up inside a test counted as left behind by that test."""
-    chromium, _ = shown
-    chromium.call("Target.createTarget", url="data:text/html,<p>another")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -11,7 +10,6 @@ import random
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs import stage_layouts
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
@@ -20,7 +18,6 @@ from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.policies import make
-from sluice.agent.policies.planner.changes import reshape
 from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.fake import FakePipeline, FakeStage
 
@@ -124,18 +121,6 @@ def test_remote_workers_do_not_grow_while_the_trainer_does_not_wait():
     _tune(pipeline, 60)
     assert max(knobs.workers["read"] for knobs in pipeline.applied or [pipeline.knobs]) <= 4
     assert pipeline.knobs.workers["read"] < 4, "and what is not needed is given back"
-
-
-def test_a_decision_predicts_its_effect():
-    _, events = _tune(_store_bound(), 20)
-    effects = {e["sequence"]: e for e in events if e["kind"] == "effect"}
-    decisions = [e for e in events if e["kind"] == "decision"]
-    assert decisions
-    for decision in decisions:
-        effect = effects[decision["sequence"]]
-        assert effect["rows_per_s_after"] == pytest.approx(
-            decision["reason"]["predicted_rows_per_s"], rel=0.1
-        )
 
 
 def _falling(workers):
@@ -380,7 +365,7 @@ def _noisy(stages, draw):
 
 def test_noise_is_not_taken_for_change():
     """Costs that vary by 20 % from second to second, as on a shared machine: at most one change in 100 decisions."""
-    lives, changes = 20, 0
+    lives, changes = 8, 0
     for seed in range(lives):
         draw, pipeline = random.Random(seed), _store_bound()
         true = list(pipeline.stages)
@@ -455,38 +440,6 @@ def test_a_switch_to_processes_that_brings_nothing_is_tried_once_and_undone(cpu,
     assert sum(a != b for a, b in itertools.pairwise(backends)) == switches
 
 
-def test_deciding_is_pure():
-    pipeline = _store_bound()
-    policy = make("planner")
-    state = policy.initial(pipeline.limits, pipeline.knobs)
-    for _ in range(30):
-        snapshot = pipeline.snapshot()
-        held = copy.copy({f.name: getattr(state, f.name) for f in dataclasses.fields(state)})
-        kept = repr(state)
-        first, second = policy.decide(snapshot, state), policy.decide(snapshot, state)
-        assert repr(first) == repr(second)
-        assert repr(state) == kept
-        assert all(getattr(state, name) is value for name, value in held.items())
-        knobs, state, _ = first
-        pipeline.apply(knobs)
-        pipeline.advance(1.0)
-
-
-def test_a_clock_that_stands_still_and_a_silent_stage_change_nothing():
-    pipeline = _store_bound()
-    policy = make("planner")
-    state = policy.initial(pipeline.limits, pipeline.knobs)
-    for _ in range(5):
-        knobs, state, reason = policy.decide(pipeline.snapshot(), state)
-        assert knobs == pipeline.knobs
-    assert "no time" in reason.text
-    for at in range(1, 5):
-        still = dataclasses.replace(pipeline.snapshot(), at=float(at))
-        knobs, state, reason = policy.decide(still, state)
-        assert knobs == pipeline.knobs
-    assert "waiting for rows" in reason.text
-
-
 def test_fixed_changes_nothing():
     pipeline = _store_bound()
     controller, events = _tune(pipeline, 20, "fixed")
@@ -513,55 +466,3 @@ def test_processes_that_idle_hold_their_memory_once():
     known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
     look = Forecast.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
     assert look.memory(knobs) == 1026 * MIB
-
-
-def test_a_stage_that_leaves_a_lock_relieves_the_others():
-    bent = {
-        1: Point(busy_s=1e-6, cpu_s=1e-6),
-        4: Point(busy_s=3e-6, cpu_s=1e-6),
-        2: Point(busy_s=1.1e-6, cpu_s=1e-6),
-    }
-    assert set(StageCost(name="t", points=bent).relieved().points) == {1, 2}
-
-
-def test_rows_that_a_forecast_promises_in_vain_are_no_reason_to_fuse():
-    """The rate is half of the expected one. The forecast of the fused stages has the same error."""
-    limits = Limits(workers={"read": (1, 8), "shuffle": (1, 4)}, fusable={"shuffle": "read"})
-    knobs = Knobs(workers={"read": 8, "shuffle": 1})
-    costs = {
-        name: StageCost(name=name, points={count: Point(busy_s=busy_s, cpu_s=1e-7)})
-        for name, count, busy_s in (("read", 8, 1e-5), ("shuffle", 1, 5e-7))
-    }
-    stages = {
-        name: StageRates(
-            rows_per_s=4e5, busy=count, cpu=0.05, starved=0, blocked=0, workers=count, queue_bytes=0
-        )
-        for name, count in knobs.workers.items()
-    }
-    recent = PipelineRates(
-        seconds=1,
-        rows_per_s=4e5,
-        stall=1,
-        demand_rows_per_s=None,
-        cpu=0.1,
-        cpu_quota=8,
-        memory_used=0,
-        memory_limit=2**34,
-        stages=stages,
-    )
-    forecast = Forecast.of(recent, knobs, limits, costs, other_cpu_s=0, demand=math.inf)
-    assert forecast.rate(knobs.workers) == pytest.approx(8e5)
-    assert next(stage_layouts.fused(forecast)).forecast.rate({"read": 8, "shuffle": 1}) > 7e5
-    state = make("planner").initial(limits, knobs)
-    assert reshape(state, forecast, recent, stage_layouts.fused(forecast)) is None
-
-
-def test_what_is_stale_gives_way_to_the_next_that_is_seen():
-    known = StageCost(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
-    assert known.stale().busy_s(2) == known.busy_s(2)
-    assert known.stale().points[2].towards(
-        1e-6, 1e-6, known.settings.learning_weight
-    ).busy_s == pytest.approx(1e-6)
-    assert known.points[2].towards(
-        1e-6, 1e-6, known.settings.learning_weight
-    ).busy_s == pytest.approx(2.5e-6)

@@ -6,20 +6,11 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.costs.rates import rates
-from sluice.agent.costs.stage_cost import Point, StageCost
-from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.lab.simulator.scenario_json import shipped
-from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
-from sluice.agent.policies.planner.planner import _undo
-from sluice.agent.policies.planner.state import WorkerCap
-from sluice.agent.policies.planner.trial_change import TrialChange
-from sluice.ingest.stats import StageStats
 
 pytestmark = pytest.mark.slow
 
@@ -156,36 +147,6 @@ def test_two_stages_that_saturate_a_lock_together_go_to_processes():
     assert "process" in _outcome(locks()).knobs.backend.values()
 
 
-@pytest.mark.parametrize(("kind", "failures"), [("own", 0), ("opening", 0), ("grow", 1)])
-def test_the_try_that_replaces_an_initial_setting_may_fail_and_others_follow(kind, failures):
-    """Two pipelines stayed at .71 and .73: the planner's own choice failed against a rate that was still rising, and
-    was left alone as long as a change that fails is."""
-    scenario, policy = shipped()[0], make("planner")
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    first = simulator.snapshot()
-    simulator.advance(1)
-    last = simulator.snapshot()
-    _, state, _ = policy.decide(
-        last, policy.decide(first, policy.initial(scenario.limits, simulator.knobs))[1]
-    )
-    recent = rates(first, last)
-    trial = TrialChange(
-        kind=kind,
-        before=scenario.first_knobs,
-        rows_per_s=2 * recent.rows_per_s,
-        predicted=3 * recent.rows_per_s,
-    )
-    own = scenario.first_knobs.with_workers(**dict.fromkeys(scenario.first_knobs.workers, 3))
-    tried = _undo(state, dataclasses.replace(trial, kind="opening", planner_choice=own), recent)[
-        1
-    ].trial
-    assert (tried.kind, tried.predicted > 0) == ("own", True)
-    _, after, reason = _undo(state, trial, recent)
-    assert "undone" in reason.text
-    assert after.failures == state.failures + failures
-    assert (after.quiet_until > state.tick) == bool(failures)
-
-
 def test_processes_of_380_mib_never_fill_the_memory():
     """The run was killed, as each process was expected to need 50 MiB."""
     seen = []
@@ -220,21 +181,6 @@ def test_processes_fit_into_memory_where_buffers_stay_as_they_were():
     assert seen[-1].workers["stage1"] > 1
 
 
-def test_a_first_glance_takes_nothing_away():
-    """A quarter of a second of a bursting store cost it 80 of 99 readers, and later a burst."""
-    seen = []
-    run(
-        dataclasses.replace(pipeline("held out", 4, **FIRST_BOUNDS), seconds=2),
-        make("planner"),
-        seed=4,
-        observe=lambda s, k, r: seen.append((s.at, k, r.text)),
-    )
-    at, knobs, text = seen[1]
-    assert at == 0.25
-    assert knobs == seen[0][1]
-    assert "first looks" in text
-
-
 def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
     scenario = Scenario(
         name="never",
@@ -255,92 +201,7 @@ def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
     assert any("is undone" in text for _, text in seen)
 
 
-def test_128_cores_are_reached_in_two_steps():
-    outcome = run(
-        Scenario(
-            name="many",
-            seconds=20,
-            machine=SimMachine(cores=128),
-            stages=(_stage("read", 0.2), _stage("udf", 0.3), _stage("out", 0.05)),
-        ),
-        make("planner"),
-    )
-    assert sum(outcome.changed) <= 2
-    assert outcome.knobs.total_workers > 100
-
-
 # ---- the parts of it
-
-
-def _watched(*found, workers=8, cost=None):
-    """A stage that was observed to take so many seconds a row, one observation a second."""
-    cost = cost or StageCost(
-        name="read", points={1: Point(busy_s=1.0, cpu_s=0.1, seen=9)}, backend="thread"
-    )
-    busy_s, rows = 0.0, 0
-    for seconds in (1.0, *found):
-        cost = cost.observe(
-            StageStats(
-                name="read",
-                items=rows,
-                rows=rows,
-                bytes=rows,
-                busy_s=busy_s,
-                cpu_s=busy_s / 10,
-                wait_input_s=0.0,
-                wait_output_s=0.0,
-                workers=workers,
-            ),
-            False,
-        )
-        busy_s, rows = busy_s + 10 * seconds, rows + 10
-    return cost
-
-
-def test_a_slow_drift_moves_the_whole_curve_and_chance_does_not():
-    steady = _watched(*[1.0] * 30)
-    drifting = _watched(*[1.02**n for n in range(40)])
-    wavering = _watched(*[1.0, 1.3, 0.7, 1.2, 0.8] * 8)
-    assert steady.points[1].busy_s == 1.0
-    assert drifting.points[1].busy_s == pytest.approx(drifting.points[8].busy_s, rel=0.12)
-    assert drifting.points[1].busy_s > 1.7
-    assert wavering.points[1].busy_s == pytest.approx(1.0, rel=0.1)
-
-
-def test_nothing_is_learned_of_what_stages_cost_while_processes_start():
-    cost = StageCost(name="read", points={8: Point(busy_s=3.0, cpu_s=0.1, seen=9)}).stale()
-    for n, starting in enumerate(
-        (True, True, True, False, False)
-    ):  # cheap while starved, and then as dear as before
-        cost = cost.observe(
-            StageStats(
-                name="read",
-                items=10 * n,
-                rows=10 * n,
-                bytes=n,
-                busy_s=10.0 * min(n, 2) + 30.0 * max(0, n - 2),
-                cpu_s=1.0 * n,
-                wait_input_s=0.0,
-                wait_output_s=0.0,
-                workers=8,
-                backend="",
-            ),
-            False,
-            starting,
-        )
-        assert cost.points[8].busy_s == pytest.approx(3.0)
-    assert cost.drifts == 0
-
-
-def test_a_cap_falls_once_the_cores_are_freer_than_before_the_failure():
-    cap = WorkerCap(least=1, most=2, until=100, slow=1.4, before=16, judged_from=14)
-    assert (
-        cap.eased(1.3, 12, DEFAULT).slow == 1.3
-    )  # at first what is seen is what the change left behind
-    assert cap.eased(1.25, 20, DEFAULT) == cap
-    assert cap.eased(1.1, 20, DEFAULT).most == 16
-    unhindered = dataclasses.replace(cap, slow=1.01)  # so little says nothing
-    assert unhindered.eased(1.0, 20, DEFAULT) == unhindered
 
 
 @pytest.mark.parametrize("start_s", [2.0, 4.0])
@@ -355,15 +216,3 @@ def test_a_cost_that_rose_soon_after_an_undone_change_counts_once_the_change_can
     effect of its own change. It waited 400 seconds before the next try, and had .66 of the rows."""
     scenario = pipeline("hidden", 15056, changing=True)
     assert _outcome(scenario).knobs.workers["stage1"] > 8
-
-
-def test_what_a_neighbour_s_threads_leave_is_not_given_up_again_and_again():
-    """Next to 158 threads on 85 cores, each growth helped, and was then taken back six times."""
-    texts = []
-    run(
-        pipeline("held out", 12065, changing=True),
-        make("planner"),
-        seed=12065,
-        observe=lambda s, k, r: texts.append(r.text),
-    )
-    assert sum("more threads want a core" in text for text in texts) <= 2

@@ -145,13 +145,6 @@ def test_a_fleet_grows_to_what_the_trainer_takes_and_no_further():
     assert pipeline.snapshot().elsewhere["start_s"] == pytest.approx(30.0, rel=0.35)
 
 
-def test_evictions_are_no_reason_to_grow():
-    pipeline = _pipeline(truth=FleetTruth(start_s=40.0, life_s=200.0), seed=1)
-    _tune(pipeline, 300)
-    assert pipeline.fleet.lost > 5
-    assert pipeline.fleet.wanted <= 9
-
-
 def test_the_last_worker_has_to_bring_its_price():
     wanted = []
     for price in (1e-6, 0.03):
@@ -178,16 +171,3 @@ def test_remote_workers_outlast_a_pause_but_not_a_slower_trainer():
         _tune(pipeline, 250)
         assert pipeline.fleet.wanted >= left
     assert pipeline.fleet.wanted <= 3
-
-
-def test_a_fleet_has_its_hosts_taken_and_counts_what_it_costs():
-    pipeline = _pipeline(truth=FleetTruth(start_s=10.0, hosts=((0.0, 64), (50.0, 2), (100.0, 64))))
-    pipeline.apply(pipeline.knobs.with_workers(read=16))
-    pipeline.advance(40.0)
-    assert (pipeline.fleet.ready, pipeline.snapshot().elsewhere["starting"]) == (8, 0)
-    assert pipeline.fleet.core_s == pytest.approx(8 * 40.0)
-    pipeline.advance(20.0)
-    assert (pipeline.fleet.ready, pipeline.snapshot().elsewhere["starting"]) == (2, 6)
-    pipeline.advance(60.0)
-    assert pipeline.fleet.ready == 8
-    assert math.isclose(pipeline.fleet.core_s, 8 * 50 + 2 * 50 + 8 * 20, rel_tol=0.02)

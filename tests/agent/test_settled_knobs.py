@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -263,11 +261,3 @@ def test_machines_of_one_kind_have_one_name(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         names.append(machine_fingerprint(Machine(tmp_path / name, pid=7)))
     assert names == ["Fast 3000, 4 cores", "Fast 3000, 2 cores", "Slow 1, 4 cores"]
-
-
-def test_pyarrow_comes_only_when_it_is_used():
-    code = (
-        "import sys; from sluice.agent.runtime import settled_knobs; settled_knobs.Registry('x'); "
-        "sys.exit('pyarrow' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

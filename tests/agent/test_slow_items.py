@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from sluice.agent.controller import Controller
@@ -108,49 +106,6 @@ def test_items_that_take_seconds_get_their_workers_without_a_change_of_mind(seco
         assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
             after / before, rel=0.2
         )
-
-
-def test_a_warm_up_is_no_before():
-    """Compilers and first connections make the first items dear; what a change is said to bring is without that."""
-
-    class WarmingUp(SlowItems):
-        def advance(self, seconds):
-            normal, self.seconds = self.seconds, self.seconds * (4 if self.now < 3 else 1)
-            super().advance(seconds)
-            self.seconds = normal
-
-    pipeline, events = WarmingUp(0.2), []
-    controller = Controller(
-        pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now
-    )
-    for _ in range(30):
-        controller.step()
-        pipeline.advance(1.0)
-    effect = next(e for e in events if e["kind"] == "effect")
-    first = next(e for e in events if e["kind"] == "decision")
-    grown = first["after"]["workers"]["slow"] / first["before"]["workers"]["slow"]
-    assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(grown, rel=0.2)
-
-
-def test_a_reader_that_has_read_ahead_is_not_waited_for():
-    """It reads all that has room before the first look, and then rests: two looks show what the others cost."""
-
-    class ReadAhead(SlowItems):
-        def snapshot(self):
-            seen = super().snapshot()
-            read, slow, collate = seen.stages
-            resting = replace(
-                read, items=40, rows=40 * ROWS, busy_s=0.4, cpu_s=0.4, wait_output_s=self.now
-            )
-            packing = replace(collate, busy_s=seen.batches * 0.01, cpu_s=seen.batches * 0.01)
-            return replace(seen, stages=(resting, slow, packing))
-
-    pipeline = ReadAhead(0.2)
-    controller = Controller(pipeline, make("auto"), record=[].append, clock=lambda: pipeline.now)
-    for _ in range(3):
-        controller.step()
-        pipeline.advance(1.0)
-    assert pipeline.knobs.workers == {"read": 1, "slow": 16, "collate": 1}
 
 
 def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.costs.stage_cost import StageCost
 from sluice.ingest.stats import StageStats
 
 
@@ -102,18 +102,6 @@ def test_outliers_are_noise_and_two_in_a_row_are_a_change_that_scales_the_curve(
     assert changed.busy_s(1) == pytest.approx(0.04)
 
 
-def test_a_row_that_was_dearer_once_is_in_doubt_until_the_next_look():
-    looks = [_stats(10 * n, 5.0 * n, 1.0 * n) for n in range(4)]
-    assert not _watch(*looks).doubtful
-    once = [*looks, _stats(40, 30.0, 4.0)]
-    assert _watch(*once).doubtful
-    assert not _watch(*once, _stats(50, 35.0, 5.0)).doubtful, "it was as before"
-    stays = _watch(*once, _stats(50, 45.0, 5.0))
-    assert (stays.doubtful, stays.drifts, stays.leaps) == (False, 1, 1)
-    less = _watch(*looks, *(_stats(30 + 10 * n, 15.0 + 8.5 * n, 3.0 + n) for n in range(1, 3)))
-    assert (less.drifts, less.leaps) == (1, 0)
-
-
 def _costs(*factors):
     """The cost of a stage after looks at which a row took so many times a tenth of a second."""
     busy_s, service, seen = 0.0, StageCost(name="read").observe(_stats(0, 0.0), False), []
@@ -161,21 +149,6 @@ def test_waits_for_a_core_that_are_counted_are_left_out():
     assert late.points[1].busy_s == pytest.approx(0.04)
 
 
-def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_two_looks():
-    def looks(factor):
-        service, busy_s = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.0)), 2.0
-        for look in range(1, 30):
-            busy_s += factor
-            service = service.observe(_stats(20 + 10 * look, busy_s), False)
-            if service.drifts:
-                return look
-        return None
-
-    assert looks(4.0) == looks(0.25) == 2
-    assert looks(1.6) == 2
-    assert looks(1.2) is None  # followed as it comes, without a fuss
-
-
 def test_a_stage_describes_how_well_it_is_known():
     service = _watch(
         _stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2)
@@ -187,12 +160,6 @@ def test_a_stage_describes_how_well_it_is_known():
     assert 0.0 < told["residual"] < 0.2
     assert told["age"] == 1
     assert service.observe(_stats(40, 4.2), False).age == 0
-
-
-def test_what_was_expected_of_a_setting_not_seen_before_counts_as_error():
-    known = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=4))
-    assert known.observe(_stats(20, 3.0, workers=4), False).residual > 0.2
-    assert known.observe(_stats(20, 2.0, workers=4), False).residual < 0.01
 
 
 def test_each_back_end_has_a_curve_of_its_own():
@@ -228,31 +195,3 @@ def test_a_slow_store_is_no_lock():
         _stats(20, 3.0, 3.0, workers=4),
     )
     assert not dearer.locked  # by processor time: other workers do not help
-
-
-@pytest.mark.parametrize(
-    ("costs", "count"),
-    [
-        (
-            {1: 3.7, 8: 12.7},
-            4,
-        ),  # dearer beyond seven: with two not even the best of curves would do as much as eight
-        ({1: 9.7, 6: 27.7, 12: 27.6}, 5),  # likewise, and below the best one seen
-        ({8: 1.0, 16: 1.02, 33: 4.6}, 19),  # so near to the fewer that the peak may lie there
-        ({1: 1.0, 8: 15.0}, 2),
-        ({1: 1.0, 3: 7.1}, 2),
-        ({2: 1.0, 4: 1.05, 8: 5.3}, 5),
-    ],
-)  # so steep at once that there is an edge
-def test_where_a_better_setting_may_hide(costs, count):
-    hopes = StageCost(
-        name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}
-    ).hopes(16, 1.08)
-    best = max(n / s for n, s in costs.items())
-    assert [n for n, hope in hopes.items() if hope >= 1.08 * best] == [count]
-
-
-def test_where_nothing_better_is_to_be_hoped_for():
-    even = {1: 1.0, 4: 1.2, 8: 1.9, 16: 3.7}  # bent, but without a kink
-    smooth = StageCost(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in even.items()})
-    assert min(smooth.hopes(16, 1.08)) > 8
