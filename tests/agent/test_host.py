@@ -56,57 +56,63 @@ def _advance(pipelines, members, seconds=1.0):
         member.step()
 
 
-class Elsewhere(FakePipeline):
-    def snapshot(self):
-        return dataclasses.replace(
-            super().snapshot(),
-            elsewhere={"workers": 3, "bytes": 7, "requests_a_core": 2, "start_s": 5.0},
-        )
+class Saying(FakePipeline):
+    """Its snapshots have these values."""
 
-
-def test_remote_workers_are_counted_over_ranks_and_listed_by_rank():
-    store, pipelines = (
-        MemoryStore(),
-        [Elsewhere([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)],
-    )
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
-    _advance(pipelines, members)
-    assert tunable.snapshot().elsewhere == {
-        "workers": 6,
-        "bytes": 14,
-        "requests_a_core": 2,
-        "start_s": 5.0,
-        "ranks": 2,
-    }
-
-
-class Restarting(FakePipeline):
-    restarts = 0
+    def __init__(self, **values):
+        super().__init__([FakeStage(name="read", cpu_s=0.002)], cores=8)
+        self.values = values
 
     def snapshot(self):
-        return dataclasses.replace(super().snapshot(), restarts=self.restarts)
+        return dataclasses.replace(super().snapshot(), **self.values)
 
 
-def test_worker_processes_that_died_are_counted_over_all_ranks():
-    store, pipelines = (
-        MemoryStore(),
-        [Restarting([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)],
-    )
+def _host(*pipelines):
+    """The members of a host, and what its agent sees of them."""
+    store = MemoryStore()
     members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    return members, HostTunable(store, "a", pipelines[0], ranks={"a": len(pipelines)})
+
+
+FLEET = {"workers": 3, "bytes": 7, "requests_a_core": 2, "start_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "merged"),
+    [
+        ("elsewhere", (FLEET, FLEET), FLEET | {"workers": 6, "bytes": 14, "ranks": 2}),
+        ("memory_free", (100, 40), 40),
+        ("memory_free", (100, 200), 100),
+        ("cores_idle_s", (3.0, None), None),
+    ],
+)
+def test_what_ranks_say_is_merged(name, values, merged):
+    pipelines = [Saying(**{name: value}) for value in values]
+    members, tunable = _host(*pipelines)
+    for _ in range(2):
+        _advance(pipelines, members)
+        found = getattr(tunable.snapshot(), name)
+    assert found == merged
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "merged"), [("restarts", (1, 2), 3), ("cores_idle_s", (30.0, 30.0), 15.0)]
+)
+def test_worker_processes_that_died_are_counted_over_all_ranks(name, added, merged):
+    """And the idle cores of the host are shared by its ranks."""
+    pipelines = [Saying(**{name: 0}) for _ in added]
+    members, tunable = _host(*pipelines)
     _advance(pipelines, members)
-    tunable.snapshot()
-    for pipeline, died in zip(pipelines, (1, 2), strict=True):
-        pipeline.restarts = died
-    _advance(pipelines, members)
-    assert tunable.snapshot().restarts == 3
+    before = getattr(tunable.snapshot(), name)
+    for pipeline, more in zip(pipelines, added, strict=True):
+        pipeline.values = {name: more}
+    _advance(pipelines, members, 10.0)
+    assert getattr(tunable.snapshot(), name) - before == pytest.approx(merged)
 
 
 def test_ranks_are_seen_as_one_and_all_get_the_knobs():
-    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    pipelines = [_pipeline(), _pipeline()]
+    members, tunable = _host(*pipelines)
     assert tunable.snapshot().rows == 0  # nobody has published yet, and nothing waits for it
     _advance(pipelines, members)
     tunable.snapshot()
@@ -150,9 +156,8 @@ def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
 
 
 def test_the_planner_tunes_a_host_through_the_store():
-    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    pipelines = [_pipeline(), _pipeline()]
+    members, tunable = _host(*pipelines)
     before = pipelines[0].rows_per_s(pipelines[0].knobs.workers)
     controller = Controller(
         tunable, make("planner"), record=lambda e: None, clock=lambda: pipelines[0].now
@@ -166,9 +171,8 @@ def test_the_planner_tunes_a_host_through_the_store():
 
 
 def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
-    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    pipelines = [_pipeline(), _pipeline()]
+    members, tunable = _host(*pipelines)
     seen = []
     for tick in range(12):
         for rank in (0, 1) if tick > 4 else (0,):
@@ -176,55 +180,11 @@ def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
             members[rank].step()
         if tick == 8:
             pipelines[1] = _pipeline()
-            members[1] = HostMember(store, "a", 1, pipelines[1], tell=untold)
+            members[1] = HostMember(tunable._store, "a", 1, pipelines[1], tell=untold)
         seen.append(tunable.snapshot())
     for field in ("at", "rows", "cpu_used_s", "consumer_wait_s", "sequence"):
         values = [getattr(s, field) for s in seen]
         assert values == sorted(values), field
-
-
-def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
-    class Idle(FakePipeline):
-        told = True
-
-        def snapshot(self):
-            found = super().snapshot()
-            return dataclasses.replace(found, cores_idle_s=3.0 * found.at if self.told else None)
-
-    store, pipelines = (
-        MemoryStore(),
-        [Idle([FakeStage(name="read", cpu_s=0.002)], cores=8) for _ in range(2)],
-    )
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
-    _advance(pipelines, members)
-    before = tunable.snapshot()
-    _advance(pipelines, members, 10.0)
-    after = tunable.snapshot()
-    assert after.cpu_quota == 4
-    assert after.cores_idle_s - before.cores_idle_s == pytest.approx(
-        10 * 3 / 2
-    )  # of eight, three: of four, half of it
-    pipelines[1].told = False
-    _advance(pipelines, members, 10.0)
-    assert tunable.snapshot().cores_idle_s is None
-
-
-def test_what_the_tightest_rank_admits_holds_for_all():
-    class Governed(FakePipeline):
-        admits = 100
-
-        def snapshot(self):
-            return dataclasses.replace(super().snapshot(), memory_free=self.admits)
-
-    store = MemoryStore()
-    pipelines = [Governed([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
-    members = [HostMember(store, "a", rank, p, tell=untold) for rank, p in enumerate(pipelines)]
-    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
-    for admits, merged in ((40, 40), (200, 100)):
-        pipelines[1].admits = admits
-        _advance(pipelines, members)
-        assert tunable.snapshot().memory_free == merged
 
 
 def test_a_host_that_is_not_among_the_ranks_is_refused():

@@ -50,52 +50,27 @@ def look(at: float, *names: str) -> Snapshot:
 
 
 def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():
-    given = PolicyInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
-    assert given.known == Foreknowledge()
-    assert given.process_bytes is None
-    with raises(PolicyInputError, "0.25 s"):
-        PolicyInput(begun=look(0.25), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
-    with raises(PolicyInputError, "different stages"):
-        PolicyInput(begun=look(0.0), seen=look(0.25, "read"), knobs=KNOBS, limits=LIMITS)
-    with raises(KnobError, "'decode'", 9):
-        PolicyInput(
-            begun=look(0.0), seen=look(0.25), knobs=KNOBS.with_workers(decode=9), limits=LIMITS
-        )
-    with raises(PolicyInputError, "process_bytes", 0):
-        PolicyInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS, process_bytes=0)
-
-
-def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
-    known = Foreknowledge(
-        columns={
-            "int64": ColumnGroup(count=26, bytes_per_row=208),
-            "float": ColumnGroup(count=13, bytes_per_row=52),
-        },
-        store="remote",
-        operators={"decode": "python"},
-        row_group_rows=65536,
-    )
-    assert known.row_bytes == 260
-    assert Foreknowledge().row_bytes is None
-    for field, wrong in (
-        ("store", "tape"),
-        ("operators", {"decode": "magic"}),
-        ("row_group_rows", 0),
+    right = {"begun": look(0.0), "seen": look(0.25), "knobs": KNOBS, "limits": LIMITS}
+    assert PolicyInput(**right).known == Foreknowledge()
+    for wrong, facts in (
+        ({"begun": look(0.25)}, ["0.25 s"]),
+        ({"seen": look(0.25, "read")}, ["different stages"]),
+        ({"knobs": KNOBS.with_workers(decode=9)}, ["'decode'", 9]),
+        ({"process_bytes": 0}, ["process_bytes", 0]),
     ):
-        with raises(PolicyInputError, field):
-            Foreknowledge(**{field: wrong})
-    with raises(PolicyInputError, "columns"):
-        ColumnGroup(count=0, bytes_per_row=8)
+        with raises((PolicyInputError, KnobError), *facts):
+            PolicyInput(**right | wrong)
 
 
-def test_only_a_setting_that_is_used_predicts_a_rate():
-    InitialSetting(knobs=KNOBS, inside=True, reason="as taught", rows_per_s=1e5)
-    InitialSetting(
-        knobs=KNOBS,
-        inside=False,
-        reason="200 cores are more than it was taught on",
-        rows_per_s=None,
-    )
+def test_what_is_known_beforehand_is_checked():
+    columns = {
+        "int64": ColumnGroup(count=26, bytes_per_row=208),
+        "float": ColumnGroup(count=13, bytes_per_row=52),
+    }
+    assert Foreknowledge(columns=columns).row_bytes == 260
+    for wrong in ({"store": "tape"}, {"operators": {"decode": "magic"}}, {"row_group_rows": 0}):
+        with raises(PolicyInputError, *wrong):
+            Foreknowledge(**wrong)
     for inside, rate in ((True, None), (False, 1e5), (True, 0.0)):
         with raises(PolicyInputError, "rows_per_s"):
             InitialSetting(knobs=KNOBS, inside=inside, reason="", rows_per_s=rate)

@@ -147,41 +147,42 @@ def _waking(knobs):
     }
 
 
-def test_stages_that_could_do_more_than_comes_hide_no_lock():
-    series = _Series(_waking, idle=0.87)
+def _idle(knobs):
+    """The transform hardly computes."""
+    return {**_hidden(knobs), "python": (8, 0.9, 0.2, 0.0)}
+
+
+def _parallel(knobs):
+    """The transform computes on more than a core, so it holds no lock."""
+    return {**_hidden(knobs), "python": (8, 1.5, 1.45, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("measured", "more", "why"),
+    [
+        (_waking, {"idle": 0.87}, "hold the lock"),
+        (_bent, {}, "wait for each other"),
+        (_hidden, {}, "hold the lock"),
+    ],
+)
+def test_the_stage_that_holds_the_lock_is_moved_though_another_is_narrower(measured, more, why):
+    series = _Series(measured, **more)
     assert series.moves(12), series.reasons
-    assert_names(series.reasons[-1], "python", "hold the lock")
+    assert_names(series.reasons[-1], "python", why)
 
 
-def test_the_stage_whose_workers_wait_for_each_other_is_moved_though_another_is_narrower():
-    series = _Series(_bent)
-    assert series.moves(12), series.reasons
-    assert_names(series.reasons[-1], "python", "wait for each other")
-
-
-def test_the_stage_that_holds_the_lock_is_moved_though_only_others_wait():
-    series = _Series(_hidden)
-    assert series.moves(12), series.reasons
-    assert_names(series.reasons[-1], "python", "hold the lock")
-
-
-@pytest.mark.parametrize("more", [{"memory_limit": 2**28 + 2**27}, {"cpu_used_s": 1.95}])
-def test_it_stays_where_processes_do_not_fit_or_no_core_is_free(more):
-    assert not _Series(_hidden, **more).moves(30)
-
-
-def test_a_stage_that_hardly_computes_is_not_suspected():
-    def idle(knobs):
-        return {**_hidden(knobs), "python": (8, 0.9, 0.2, 0.0)}
-
-    assert not _Series(idle).moves(30)
-
-
-def test_a_stage_that_computes_on_more_than_a_core_holds_no_lock():
-    def parallel(knobs):
-        return {**_hidden(knobs), "python": (8, 1.5, 1.45, 0.0)}
-
-    assert not _Series(parallel, cpu_used_s=1.7).moves(30)
+@pytest.mark.parametrize(
+    ("measured", "more"),
+    [
+        (_hidden, {"memory_limit": 2**28 + 2**27}),
+        (_hidden, {"cpu_used_s": 1.95}),
+        (_idle, {}),
+        (_parallel, {"cpu_used_s": 1.7}),
+    ],
+    ids=["no memory", "no core", "no work", "no lock"],
+)
+def test_a_stage_stays_where_processes_cannot_help(measured, more):
+    assert not _Series(measured, **more).moves(30)
 
 
 def _stages(cost_s, **more):
@@ -261,11 +262,3 @@ def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
     assert "c" not in simulator.knobs.fused
     assert simulator.knobs.backend["c"] == "process"
     assert any("c split" in text for text in reasons)
-
-
-def test_fused_stages_are_split_where_their_workers_are_at_the_most_there_may_be():
-    narrow = _stages(0.01, workers=2, workers_a_core=0)
-    simulator, rate, reasons = _settled(narrow, SimMachine(cores=16), fused={"c", "d"})
-    assert len(simulator.knobs.fused) < 2
-    assert any("b is the bottleneck" in text for text in reasons)
-    assert rate == pytest.approx(200 * 1024, rel=0.05)
