@@ -8,10 +8,12 @@ import random
 
 import pytest
 
+from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.policies import make
+from sluice.agent.policies.planner.planner import Planner
 
 SEEDS = range(4)
 FAULT_AT = 20
@@ -97,3 +99,20 @@ def test_a_change_that_meets_the_next_fault_is_neither_undone_nor_forbidden(seed
         )
     trainer = both.consumer.batch_rows / both.consumer.step_s
     assert outcome.rates[-1] > 0.95 * trainer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("died", [0, 1])
+def test_a_worker_process_that_dies_ends_a_trial_that_started_none(seed, died):
+    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "read", 3, FAULT_AT)
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
+    state = policy.initial(scenario.limits, simulator.knobs)
+    while state.trial is None:
+        knobs, state, _ = policy.decide(simulator.snapshot(), state)
+        simulator.apply(knobs)
+        simulator.advance(1)
+    failures = state.failures
+    snapshot = dataclasses.replace(simulator.snapshot(), restarts=died)
+    knobs, state, _ = policy.decide(snapshot, state)
+    assert (state.trial is None) == bool(died)
+    assert (knobs, state.failures) == (simulator.knobs, failures)
