@@ -309,30 +309,6 @@ def test_no_folder_holds_more_than_a_glance():
     assert not crowded, crowded
 
 
-def test_one_statement_assigns_at_most_two_values():
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in with_facade().values()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Tuple)
-        and isinstance(node.value, ast.Tuple)
-        and len(node.value.elts) > 2
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_no_conditional_expression_stands_in_another():
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in with_facade().values()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.IfExp)
-        and any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse, node.test))
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 def test_a_class_name_has_one_home():
     homes = defaultdict(list)
     for name, path in with_facade().items():

@@ -39,25 +39,6 @@ PEER = """
 """
 
 
-def test_a_bar_reaches_the_line_at_the_limit_and_an_arrow_beyond():
-    assert race.bar(0.0, 1.0, 10) == "        │ "
-    assert race.bar(0.5, 1.0, 10) == "████    │ "
-    assert race.bar(1.0, 1.0, 10) == "████████│ "
-    assert race.bar(9.0, 1.0, 10) == "████████│▶"
-    assert race.bar(0.02, 1.0, 10) == "▏       │ "
-
-
-def test_a_lane_tells_its_median_and_how_many_times_ours_is_as_fast():
-    lane = race.Lane("tf.data", [1e6, 3e6, 2e6], [4.0, 2.0, 3.0], row_ns=[900.0, 100.0, 250.0])
-    line = race.drawn(lane, 4e6, 100, {})
-    assert line.startswith("tf.data ")
-    assert line.endswith("2.00 M rows/s   0.50    0.25 s  ours ×3")
-    assert "\033" not in line
-    assert race.drawn(race.Lane("ours", [4e6], row_ns=[1.0]), 4e6, 100, race._COLOURS).startswith(
-        "\033[1;32mours"
-    )
-
-
 def test_peers_are_asked_for_by_name():
     assert [kind.name for kind in race.peers_of(False, ())] == ["torch DataLoader by hand"]
     with raises(UsageError, "'tf.dta'", "'tf.data'"):

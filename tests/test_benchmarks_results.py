@@ -5,15 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import results
-from benchmarks.results import Cases, Results
-
-
-def test_what_was_asked_once_is_not_measured_again(tmp_path):
-    found, asked = Results(tmp_path / "results.jsonl"), []
-    for _ in range(2):
-        assert found.once({"a": 1, "b": 2}, lambda: asked.append(1) or 7) == 7
-    assert Results(tmp_path / "results.jsonl").once({"b": 2, "a": 1}, lambda: 8) == 7
-    assert asked == [1]
+from benchmarks.results import Cases
 
 
 def test_cases_run_in_processes_of_their_own_until_they_succeed(tmp_path, monkeypatch, capfd):

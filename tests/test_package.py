@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -63,20 +62,6 @@ def test_nothing_in_the_wheel_imports_the_lab(wheel):
         modules = [name for name in archive.namelist() if name.endswith(".py")]
         assert [name for name in modules if lab.search(archive.read(name))] == []
     assert lab.search((ROOT / "agent/lab/policies.py").read_bytes())
-
-
-def test_an_index_can_show_the_description(wheel):
-    """It is Markdown, and has no link or picture that only the repository could answer."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(n for n in archive.namelist() if n.endswith("dist-info/METADATA"))
-        described = message_from_bytes(archive.read(name))
-    assert described["Description-Content-Type"] == "text/markdown"
-    text = described.get_payload()
-    assert "# Sluice" in text
-    assert "https://arxiv.org/abs/2108.09373" in text
-    assert [
-        link for link in re.findall(r"\]\(([^)]*)", text) if not link.startswith("https://")
-    ] == []
 
 
 def test_the_workflow_tests_the_versions_of_python_that_the_package_names():
@@ -204,16 +189,6 @@ def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
     texts = [line for line in done.stdout.splitlines() if line[:1].isalpha()]
     assert texts
     assert max(map(len, texts)) <= 72, "paragraphs are wrapped"
-
-
-def test_the_list_of_verbs_is_short_and_in_the_order_of_a_users_path():
-    done = subprocess.run(
-        [sys.executable, "-m", "sluice"], cwd=ROOT, text=True, capture_output=True, check=True
-    )
-    assert re.findall(r"^  (\w+)  ", done.stdout, re.MULTILINE) == list(VERBS)
-    assert len(VERBS) <= 16
-    assert list(VERBS)[:2] == ["guess", "etl"]
-    assert not VERBS.keys() & LEFT.keys()
 
 
 @pytest.mark.parametrize("verb", LEFT)

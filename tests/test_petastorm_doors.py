@@ -8,14 +8,12 @@ import inspect
 import itertools
 import json
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.agent import policies
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
@@ -177,22 +175,6 @@ def test_columns_predicates_and_transforms_are_petastorms(folder):
     assert [b.id.tolist() for b in batches] == [[20, 22, 24, 26, 28], [30, 32]]
     assert [b.twice.tolist() for b in batches] == [[40, 44, 48, 52, 56], [60, 64]]
     assert set(batches[0]._fields) == {"id", "twice"}
-
-
-def test_the_best_policy_tunes_a_pipeline_of_one_stage(folder):
-    policy = policies.make("auto")
-    with make_batch_reader(folder, num_epochs=None, tuning="fixed") as reader:
-        tunable = reader._progress
-        state, began = policy.initial(tunable.limits, reader.knobs), tunable.snapshot().at
-        for second in range(30):
-            for _ in range(3):
-                next(reader)
-            knobs, state, reason = policy.decide(
-                replace(tunable.snapshot(), at=began + second), state
-            )
-            tunable.limits.check(knobs)
-            tunable.apply(knobs)
-            assert reason.text
 
 
 def test_it_is_tuned_and_leaves_a_record(folder, tmp_path):

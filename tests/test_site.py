@@ -14,7 +14,6 @@ import pytest
 
 import sluice
 from docs.site import built, pages
-from docs.site.argument_list import as_list
 from tests.e2e.test_adapters import ADAPTERS
 from tests.e2e.test_readme import blocks
 from tests.optional_folders import OPTIONAL
@@ -163,18 +162,6 @@ def test_a_link_is_written_once_and_works_in_checkout_and_site(page, text, place
     assert pages.with_places(page, text) == placed
 
 
-def test_what_is_no_page_is_shown_as_text_and_a_folder_as_a_list():
-    assert pages.page_of("features/criteo.toml").startswith("# features/criteo.toml\n\n```toml\n")
-    assert "(0001-dependencies.md)" in pages.page_of("docs/decisions")
-
-
-def test_a_notebook_is_a_page_of_its_text_and_its_code():
-    page = pages.page_of("examples/tuned_loop.ipynb")
-    assert page.startswith("# A training loop that tunes its own input\n")
-    assert "\n```python\nimport tempfile\n" in page
-    assert "[the loader](../../loader.md)" in page
-
-
 def test_the_navigation_has_every_page():
     named = set(
         re.findall(
@@ -196,25 +183,6 @@ def test_the_list_of_the_log_has_every_entry_newest_first():
 
 
 # ---- the reference
-
-
-def test_the_arguments_in_a_docstring_become_a_list():
-    docstring = [
-        "Rows.",
-        "`source` is a folder, a*; or",
-        "`seed` of it.",
-        "`seed` is a `number*`.",
-        "`x` is none.",
-    ]
-    listed = [
-        "Rows.",
-        "",
-        r"- `source` is a folder, a\*; or",
-        "  `seed` of it.",
-        "- `seed` is a `number*`.",
-        "  `x` is none.",
-    ]
-    assert as_list("\n".join(docstring), {"source", "seed"}).splitlines() == listed
 
 
 def test_the_reference_names_what_is_there():
@@ -253,12 +221,3 @@ def test_a_page_that_fetches_from_other_sites_or_links_nowhere_is_found(
     (tmp_path / file).write_text(content)
     (mistake,) = built.mistakes(tmp_path)
     assert_names(mistake, file, *facts)
-
-
-def test_links_to_other_sites_and_to_parts_of_pages_are_no_mistakes(tmp_path):
-    (tmp_path / "other.html").write_text('<h1 id="there"></h1>')
-    (tmp_path / "index.html").write_text(
-        '<a href="other.html#there"></a><a href="https://a.org"></a>'
-        '<link rel="canonical" href="https://a.org">'
-    )
-    assert built.mistakes(tmp_path) == []

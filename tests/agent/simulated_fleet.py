@@ -1,4 +1,4 @@
-"""Simulates remote workers: hosts differ, start slowly and are removed.
+"""Simulates remote workers: hosts start slowly.
 
 `SimulatedFleet` is the fleet, `FleetPipeline` a simulated pipeline that reads by it."""
 
@@ -25,15 +25,6 @@ class FleetTruth:
 
     start_s: float = 30.0
     """Mean seconds until a new worker answers; each takes from .7 to 1.3 times that."""
-    unlike: float = 0.0
-    """Standard deviation of the logarithm of a host's speed, from .4 to 2.5 times the usual one. 0: all are alike."""
-    life_s: float = math.inf
-    """Mean seconds until a worker's host is taken away; another is placed at once."""
-    hosts: tuple[tuple[float, int], ...] = ((0.0, 10**6),)
-    """From each moment on, how many hosts other jobs leave for this one."""
-
-    def most(self, now: float) -> int:
-        return next(count for at, count in reversed(self.hosts) if at <= now)
 
 
 @dataclass(slots=True)
@@ -42,14 +33,11 @@ class SimulatedWorker:
 
     called_at: float
     ready_at: float
-    ends_at: float
-    speed: float
 
 
 @dataclass(slots=True)
 class SimulatedFleet:
-    """The workers that there are. Whoever has waited for a host counts as starting, and costs nothing until it has
-    one."""
+    """The workers that there are."""
 
     truth: FleetTruth
     random: np.random.Generator
@@ -57,8 +45,6 @@ class SimulatedFleet:
     wanted: int = 0
     workers: list[SimulatedWorker] = field(default_factory=list)
     core_s: float = 0.0
-    lost: int = 0
-    """Workers whose hosts were taken away."""
     start_s: float = 0.0
     """How long the workers that came last took, weighed as the loader's fleet weighs it."""
 
@@ -82,31 +68,15 @@ class SimulatedFleet:
                 self.start_s = (
                     took if not self.start_s else self.start_s + 0.25 * (took - self.start_s)
                 )
-        left = [worker for worker in self.workers if worker.ends_at > self.now]
-        taken = len(left) - min(len(left), self.truth.most(self.now))
-        if taken:
-            kept = sorted(self.random.permutation(len(left))[taken:].tolist())
-            left = [left[n] for n in kept]
-        self.lost += len(self.workers) - len(left)
-        self.workers = left
-        self._place()
 
     def _place(self) -> None:
-        truth, random = self.truth, self.random
-        while len(self.workers) < min(self.wanted, truth.most(self.now)):
-            ready_at = self.now + truth.start_s * random.uniform(0.7, 1.3)
-            life_s = random.exponential(truth.life_s) if math.isfinite(truth.life_s) else math.inf
-            speed = min(2.5, max(0.4, math.exp(truth.unlike * random.standard_normal())))
-            self.workers.append(SimulatedWorker(self.now, ready_at, ready_at + life_s, speed))
+        while len(self.workers) < self.wanted:
+            ready_at = self.now + self.truth.start_s * self.random.uniform(0.7, 1.3)
+            self.workers.append(SimulatedWorker(self.now, ready_at))
 
     @property
     def ready(self) -> int:
         return sum(worker.ready_at <= self.now for worker in self.workers)
-
-    @property
-    def speed(self) -> float:
-        """What those that are there do together, in units of a usual host."""
-        return sum(worker.speed for worker in self.workers if worker.ready_at <= self.now)
 
 
 class _Simulator(Simulator):
@@ -129,7 +99,6 @@ class FleetPipeline:
         self._busy_s = self._in_s = self._out_s = 0.0
         self.apply(scenario.first_knobs)
         for worker in self.fleet.workers:  # the run begins once those that it begins with are there
-            worker.ends_at += worker.called_at - worker.ready_at
             worker.ready_at = worker.called_at
         self._man()
 
@@ -160,7 +129,7 @@ class FleetPipeline:
             step_s = min(CHUNK_S, end - self.now)
             before, speed = (
                 (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]),
-                self.fleet.speed,
+                self.fleet.ready,
             )
             self.sim.advance(step_s)
             self._count(
@@ -200,7 +169,7 @@ class FleetPipeline:
         return self.knobs.workers[self._name]
 
     def _man(self) -> None:
-        self.sim.set_workers(0, self.fleet.speed)
+        self.sim.set_workers(0, self.fleet.ready)
 
     def _count(self, step_s: float, speed: float, busy_s: float, in_s: float, out_s: float) -> None:
         """Counts what the threads that ask do. While workers have room, a request takes as long as the work; where all

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.lab import policies as simulated
-from sluice.agent.lab import simulate
 from sluice.agent.lab.simulator.scenario import ScenarioError
 from sluice.agent.lab.tables import Row, comparison, lead_over, missed, summary
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
-from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -118,13 +116,6 @@ def test_two_processes_measure_what_one_measures(small, repo):
     assert found[0]["policies"]["planner"]["median"] > 0
 
 
-def test_simulate_prints_each_change(small, capsys):
-    found = simulate.main(["--policy", "planner", "--scenario", str(small)])
-    assert found["changes"] >= 1
-    assert found["knobs"]["workers"]["transform"] > found["knobs"]["workers"]["read"]
-    assert "transform" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
@@ -137,9 +128,3 @@ def test_simulate_prints_each_change(small, capsys):
 def test_wrong_usage_is_refused(argv, error):
     with pytest.raises(error):
         simulated.main(argv)
-
-
-def test_without_the_contest_live_says_where_it_lies(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sluice.benchmarks.rivals", None)
-    with raises(UsageError, "--live", "benchmarks/rivals"):
-        simulated.main(["--live-only"])

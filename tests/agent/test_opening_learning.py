@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import shlex
-
 import numpy as np
 import pytest
 
 from sluice.agent.lab import curriculum, opening_teacher
-from sluice.agent.lab import teach as teaching
 from sluice.agent.lab.curriculum import Curriculum, teach
-from sluice.agent.lab.episodes import Episodes, find_oracle_settings
+from sluice.agent.lab.episodes import Episodes
 from sluice.agent.lab.opening_judgement import Course, OpeningTable
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.learn.imitation import STAGES, imitate
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import NetworkPolicy, answer, observe
 from sluice.agent.policies.opening.weights import WeightsError
@@ -51,31 +46,6 @@ def test_both_forms_of_the_network_say_the_same():
         assert one[own] == pytest.approx(other.numpy()[own], abs=1e-5)
 
 
-def test_imitation_comes_nearer_to_the_clairvoyant():
-    looks = list(opening_teacher.lessons(None, range(60), seed=0))
-    taught = {name: np.concatenate([look[name] for look in looks]) for name in looks[0]}
-    student = Student.fresh(0)
-    first = imitate(student, taught, 10, seed=0, number=0)
-    assert imitate(student, taught, 60, seed=0, number=1) < first
-
-
-def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
-    """One pipeline, again and again: the student learns to give its stages workers."""
-    monkeypatch.setattr(opening_teacher, "PIPELINES", 8)
-    monkeypatch.setattr(
-        opening_teacher, "pipeline", lambda split, number: pipeline(split, 3)
-    )  # it has 28 cores
-    scenarios = range(1)
-    units = find_oracle_settings([pipeline("training", 3)], STAGES).rows_per_s
-    student = Student.fresh(0)
-    student.weights["stage.bias"].data[0] = -1.0
-    before = opening_teacher.initial_gains(student.arrays(), scenarios, units, 0)[0]
-    anchor = Student(student.arrays())
-    for step in range(12):
-        opening_teacher.improve(student, anchor, units, 0, step)
-    assert opening_teacher.initial_gains(student.arrays(), scenarios, units, 0)[0] > before
-
-
 def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     monkeypatch.setattr(curriculum, "_SAVED_EVERY", 2)
     monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
@@ -108,35 +78,6 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
             tmp_path / "parts",
             print,
         )
-
-
-def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
-    monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
-    command = [
-        "--seed",
-        "3",
-        "--lives",
-        "24",
-        "--rounds",
-        "2",
-        "--imitations",
-        "4",
-        "--gradients",
-        "1",
-        "--judged",
-        "2",
-        "--folder",
-        str(tmp_path),
-    ]
-    result = teaching.main(command)
-    assert result["weights"] == str(tmp_path / "opening.safetensors")
-    record = NetworkPolicy.load(tmp_path / "opening.safetensors").record
-    assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
-    assert record["command"] == f"python -m sluice.agent.lab.teach {shlex.join(command)}"
-    assert record["date"][:2] == "20"
-    assert record["table"] == result["table"]
-    assert result["table"]["pipelines"] == 2
 
 
 def courses(*whole: float, killed: int = 0) -> tuple[Course, ...]:

@@ -7,7 +7,6 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.run_folder import Run
-from sluice.ingest.knobs import format_bytes
 from tests.agent import grown_run
 from tests.browser import CHROMIUM, WITHOUT, browser
 
@@ -144,30 +143,3 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
     ), "the moment is shown in all charts"
     chromium.point(2, 2)
     assert chromium.value("document.querySelector('.tip')") is None
-
-
-def test_the_script_writes_numbers_as_the_page_does_and_its_times_are_round(shown):
-    chromium, pages = shown
-    chromium.open(pages["five seconds"].as_uri(), width=1400)
-    for value in (
-        0,
-        0.00123,
-        0.0994,
-        0.0995,
-        0.5,
-        1,
-        7.236,
-        59.96,
-        61,
-        999.4,
-        999.7,
-        3600,
-        3726,
-        18_549,
-        999_700,
-        5e7,
-    ):
-        assert chromium.value(
-            f"[count({value}), seconds({value}), bytes({value} * 1000), percent({value} / 5e7)]"
-        ) == [count(value), seconds(value), format_bytes(value * 1000), percent(value / 5e7)], value
-    assert chromium.value("moments(170, 8)") == [0, 30, 60, 90, 120, 150]

@@ -27,24 +27,6 @@ def test_no_split_has_a_family_or_a_value_of_another():
     assert all(len(some) == 24 for some in cells), "each covers the whole range"
 
 
-def test_a_changing_pipeline_is_the_same_one_with_two_changes():
-    changing = [pipeline("held out", number, changing=True) for number in range(100)]
-    for still, other in zip(SOME["held out"], changing, strict=False):
-        assert (other.stages, other.machine, other.consumer) == (
-            still.stages,
-            still.machine,
-            still.consumer,
-        )
-        assert [change.at for change in other.changes] == [50, 110]
-        assert all(other.truth_at(179) != other.truth_at(at) for at in (0, 60)), other.changes
-    assert {change.key.split(".")[0] for other in changing for change in other.changes} == {
-        "stages",
-        "machine",
-        "consumer",
-    }
-    assert changing[3].changes == pipeline("held out", 3, changing=True).changes
-
-
 def test_a_number_is_always_the_same_pipeline_and_others_differ():
     again = pipeline("held out", 3)
     assert (again.stages, again.machine, again.consumer) == (

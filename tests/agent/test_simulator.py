@@ -11,7 +11,6 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.optimum import best_knobs
 from sluice.agent.lab.simulator.physics import (
     Consumer,
-    MechanismError,
     SimMachine,
     SimStage,
     TrueCosts,
@@ -22,7 +21,6 @@ from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
-from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -328,29 +326,6 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
     assert dict(pipeline.knobs.workers) == {"s0": 1, "s1": 1}
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "facts"),
-    [
-        (SimStage, {"name": "s", "cost_s": 0.0}, ["cost_s"]),
-        (SimStage, {"name": "s", "cost_s": float("nan")}, ["cost_s"]),
-        (SimStage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, ["cpu"]),
-        (SimStage, {"name": "", "cost_s": 1.0}, ["name"]),
-        (
-            SimStage,
-            {"name": "s", "cost_s": 1.0, "credit_rows": 9.0},
-            ["credit_rows", 9.0, "cap_rows_per_s"],
-        ),
-        (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, ["backends"]),
-        (SimMachine, {"cores": -1}, ["cores"]),
-        (Consumer, {"batch_rows": 0}, ["batch_rows"]),
-        (SimMachine, {"memory_limit": "much"}, ["memory_limit"]),
-    ],
-)
-def test_parts_that_cannot_be_are_refused_by_name(kind, values, facts):
-    with raises(MechanismError, *facts):
-        kind(**values)
-
-
 def test_a_store_gives_credit_until_it_throttles():
     """A worker reads 100 items a second, the store allows 20 and 400 more: they last for 5 s."""
     parts = stages(0.01, cpu=0.0, cap_rows_per_s=20 * ROWS, credit_rows=400 * ROWS)
@@ -469,15 +444,6 @@ class TestFused:
         assert b.cpu_s == pytest.approx(3 * a.cpu_s, rel=0.02)
         assert abs(a.rows - b.rows) <= 8 * ROWS
 
-    def test_what_a_hand_over_costs_is_saved(self):
-        few = {"workers": (8, 8), "cores": 2}
-        assert rate_of(self._pipeline(False, handover_s=0.02, **few)) == pytest.approx(
-            2 * ROWS / 0.05, rel=0.03
-        )
-        assert rate_of(self._pipeline(True, handover_s=0.02, **few)) == pytest.approx(
-            2 * ROWS / 0.04, rel=0.03
-        )
-
     def test_it_is_turned_while_rows_flow(self):
         pipeline = self._pipeline(False)
         before = rate_of(pipeline)
@@ -485,22 +451,3 @@ class TestFused:
         assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)
         pipeline.apply(dataclasses.replace(pipeline.knobs, fused=frozenset()))
         assert rate_of(pipeline) == pytest.approx(before, rel=0.02)
-
-    def test_a_process_for_each_stage_whose_work_a_worker_does(self):
-        parts = tuple(dataclasses.replace(s, backends=("process",)) for s in self.PARTS)
-        truth = TrueCosts(SimMachine(cores=8), parts, Consumer(batch_rows=ROWS))
-        limits = Limits(
-            workers={"a": (1, 4), "b": (1, 4)},
-            backends={"a": ("process",), "b": ("process",)},
-            fusable={"b": "a"},
-        )
-        backend = {"a": "process", "b": "process"}
-        used = [
-            Simulator(
-                lambda _: truth,
-                limits,
-                Knobs(workers={"a": 4, "b": 2}, backend=backend, fused=fused),
-            ).memory
-            for fused in ((), ("b",))
-        ]
-        assert used[1] - used[0] == 2 * parts[0].process_bytes

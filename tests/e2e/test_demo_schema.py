@@ -13,8 +13,6 @@ import pytest
 
 from examples.demo.schema_change import AGENT, FROZEN, Comparison
 from sluice.agent.report.run_folder import Run
-from tests.agent.test_page_in_browser import OVERLAPS
-from tests.browser import CHROMIUM, WITHOUT, browser
 from tests.raises import assert_names
 
 RANKS, BATCH = 2, 4096
@@ -117,27 +115,6 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
         assert set(fallen) == {RANKS * 1e3}
         assert max(one["at"]) <= chart["end"]
     assert text.count(AGENT) == 1 + 2 + 1, "the key, each panel, and the table"
-
-
-def test_a_run_that_ended_too_soon_has_no_comparison(tmp_path):
-    tuned, frozen = (_drawn(tmp_path / name, 5, 2e3, 0.7) for name in ("agent", "frozen"))
-    tuned = Run(
-        path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8]
-    )
-    assert "Too little" in Comparison(tuned, frozen).headline
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
-@pytest.mark.parametrize("width", [360, 1100])
-def test_nothing_overlaps_on_the_page(tmp_path, page, width):
-    (tmp_path / "report.html").write_text(page[0])
-    with browser(tmp_path / "browser") as shown:
-        shown.open((tmp_path / "report.html").as_uri(), width=width)
-        told = shown.value(OVERLAPS)
-        assert told["texts"] > 20
-        assert told["found"] == []
-        assert shown.complaints == []
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -109,40 +108,6 @@ def test_values_as_of_a_time_are_those_of_a_plain_search(made, rows, before):
                 r["spent"] for r in rows if (r["user"], r["at"]) == (key, row["at"])
             ]
     assert 300 < seen < 500
-
-
-def test_no_row_sees_its_own_future(made, rows, tmp_path):
-    """Every row of the table asks for what was known when it came: the answer is the same when all that came later, and
-    the row itself, have never been."""
-    store = FeatureStore.open(made)
-    users, times = [r["user"] for r in rows], [r["at"] for r in rows]
-    whole = store.as_of(users, times, before=True)
-    later = [
-        row["at"] is not None and row["at"] >= time
-        for row, time in zip(whole.to_pylist(), times, strict=True)
-    ]
-    assert not any(later)
-    assert whole["at"].null_count < len(rows) / 10
-    moment = 20.0
-    raw = [
-        line.split("\t")
-        for line in (lines(ROWS) + lines(ROWS // 10, ROWS)).splitlines(keepends=True)
-    ]
-    (tmp_path / "past.tsv").write_text("".join("\t".join(r) for r in raw if float(r[1]) < moment))
-    jobs.run(None, tmp_path / "past", tmp_path / "past.tsv", text=SPEC)
-    past = FeatureStore.open(tmp_path / "past")
-    asked = [u for u, t in zip(users, times, strict=True) if t == moment]
-    at_once = pa.array([moment] * len(asked), pa.float64())
-    assert len(asked) > 5
-    then, now = past.newest(asked), store.as_of(asked, at_once, before=True)
-    assert now["at"] == then["at"]
-    moments = Counter(zip(users, times, strict=True))
-    # Of several rows of one user and moment, which comes last is a matter of how files are cut.
-    alone = [
-        moments[user, row["at"]] == 1 for user, row in zip(asked, now.to_pylist(), strict=True)
-    ]
-    assert now.filter(alone) == then.filter(alone)
-    assert sum(alone) > 1
 
 
 def test_the_newest_values_of_a_key(made, rows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -63,10 +62,3 @@ def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins
     assert 0.6 < found["teacher"] < true
     found = transfer.compare_transfers(data, 0, tmp_path / "teacher.pt")
     assert found["moved"] > found["anew"] + 0.03
-
-
-def test_every_example_is_short_and_says_what_it_does(repo):
-    for path in Path(repo, "examples").glob("*.py"):
-        text = path.read_text()
-        assert len(text.splitlines()) <= 260, path.name
-        assert text.startswith('"""'), path.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import subprocess
 
 import pytest
 
@@ -71,24 +70,6 @@ def test_a_search_that_was_broken_off_goes_on_with_the_trial_that_was_under_way(
     again = Curves()
     search.Search(tmp_path, [], seed=1, auc=None, train=again).run(6, None)
     assert again.legs == []
-
-
-def test_a_trial_that_fails_costs_no_search(search, tmp_path):
-    class Refuses(Curves):
-        def __call__(self, folder, words, until):
-            if not self.legs:
-                self.legs.append((folder.name, until))
-                raise subprocess.CalledProcessError(2, "sluice train")
-            return super().__call__(folder, words, until)
-
-    found = search.Search(tmp_path, [], seed=1, auc=None, train=Refuses())
-    found.run(2, None)
-    states = [trial.state.name for trial in found.study.trials]
-    assert states[0] == "FAIL"
-    assert "FAIL" not in states[1:]
-    assert "WAITING" not in [
-        trial.state.name for trial in search.Search(tmp_path, [], seed=1, auc=None).study.trials
-    ]
 
 
 def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):

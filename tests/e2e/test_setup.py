@@ -175,18 +175,6 @@ def test_spark_of_the_environment_is_configured_once(machine, repo):
     assert "having Java" not in set_up(machine).stderr
 
 
-def test_after_an_upgrade_of_java_its_classes_are_noted_anew(machine, repo):
-    """Java ignores the classes that another build noted, and says nothing about it."""
-    called = environment_with_spark(machine, repo)
-    for _ in range(2):
-        set_up(machine)
-    assert called.read_text() == "called\n"
-    add(machine, "java", JAVA_17.replace("17.0.1", "17.0.2"))
-    for _ in range(2):
-        assert set_up(machine).returncode == 0
-    assert called.read_text() == "called\n" * 2
-
-
 def test_sparks_own_start_loses_the_module_that_java_warns_of_and_nothing_else_changes(
     repo, tmp_path
 ):

@@ -88,11 +88,3 @@ def test_the_linear_programme_is_that_of_an_enumeration():
     assert rate == pytest.approx(50)  # the third stage has one core: 1 / 0.02
     assert sum(given) <= cores + 1e-6
     assert solve([0.01, 0.03], [64, 64], 8.0)[0] == pytest.approx(8 / 0.04)
-
-
-def test_plumber_shares_cores_by_cost_and_rests():
-    assert workers_of("plumber", scenario(0.01, 0.03)) == [4, 12]
-    shrunk = scenario(
-        0.01, 0.03, seconds=90, changes=(ScheduledChange(at=40, key="machine.cores", value=4),)
-    )
-    assert workers_of("plumber", shrunk) == [4, 12]
