@@ -17,7 +17,7 @@ from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable, TableError, check_values
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Serving:
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
         spec, store = table.spec(), TableStore(table.uri)
-        table.check_values(spec)
+        check_values(table, spec)
         wanted = {
             tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)
         }

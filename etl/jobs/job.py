@@ -18,7 +18,7 @@ from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.table import FeatureTable, check_values
 from sluice.etl.table.table_files import TableFiles, versioned
 
 MAX_REJECTS = 0.01
@@ -84,7 +84,7 @@ class Job:
         if before is not None and parent is not None:
             self._check_state(spec, parent, before)
         if base.version is not None and (self.mode == "append" or self.reuse_state):
-            table.check_values(spec)
+            check_values(table, spec)
         if self.mode == "append":
             base.permit_append(
                 stored_schema(spec.fields({}), partitioned=partitioned), self.store.uri

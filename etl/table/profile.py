@@ -7,6 +7,7 @@ rank. Ids are in the order of falling counts, so these are bands of popularity.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,11 +60,13 @@ class Profile:
 
     @classmethod
     def joined(cls, parts: Iterable[Profile]) -> Profile:
-        merged: dict[str, dict[str, Any]] = {}
+        """Returns the profile of all parts, which does not depend on their order. A value that is among the top of no
+        part is not among the top of all. The count of a top value lacks the parts in which it is not among the top."""
+        columns: dict[str, list[Mapping[str, Any]]] = {}
         for part in parts:
             for name, column in part.columns.items():
-                merged[name] = _joined(merged[name], column) if name in merged else column
-        return cls(merged)
+                columns.setdefault(name, []).append(column)
+        return cls({name: _joined(same) for name, same in columns.items()})
 
     @property
     def bags(self) -> dict[str, tuple[int, float, int]]:
@@ -179,21 +182,26 @@ def _tally(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
     return kinds + least, counts[kinds]
 
 
-def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(a)
-    for key, other in b.items():
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds up what is counted of one column in several parts."""
+    merged: dict[str, Any] = {}
+    for key in parts[0]:
+        values = [part[key] for part in parts]
         if key in ("bins", "top"):
-            merged[key] = {
-                k: a[key].get(k, 0) + other.get(k, 0) for k in a[key].keys() | other.keys()
-            }
+            sums: Counter[str] = Counter()
+            for counts in values:
+                sums.update(counts)
+            merged[key] = dict(sums)
             if key == "top":
-                merged[key] = dict(
-                    sorted(merged[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP]
-                )
+                ordered = sorted(sums.items(), key=lambda entry: (-entry[1], int(entry[0])))
+                merged[key] = dict(ordered[:_TOP])
         elif key == "bag":
-            merged[key] = [min(a[key][0], other[0]), max(a[key][1], other[1]), a[key][2] + other[2]]
+            least, largest, rows = zip(*values, strict=True)
+            merged[key] = [min(least), max(largest), sum(rows)]
         else:
-            merged[key] = {"least": min, "largest": max}.get(key, lambda x, y: x + y)(a[key], other)
+            # A sum of floats depends on their order.
+            add = {"least": min, "largest": max}.get(key, sum)
+            merged[key] = add(sorted(values))
     return merged
 
 

@@ -174,18 +174,6 @@ class FeatureTable:
             )
         return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
-    def check_values(self, spec: Spec) -> None:
-        """Raises TableError if an earlier rule converted values of a column, and `spec` would now give others."""
-        rules = {f.name: f.values_rule for f in self.fields}
-        for f in spec.fields({}):
-            if rules.get(f.name, f.values_rule) != f.values_rule:
-                raise TableError(
-                    f"{self.uri}: column {f.name!r} was made by Sluice 0.2, in which whole numbers of a [[history]] "
-                    "from 1e10 on, and the keys of a [[join]] by float, were other texts, so new rows would get "
-                    "other values; make the table anew from all of its input: sluice etl --spec … --output "
-                    f"{self.uri} --mode overwrite --update-state --input …"
-                )
-
     def state(self) -> FittedState | None:
         """Returns what the operators of this version have learned, or None if the spec fits nothing."""
         return (
@@ -237,6 +225,19 @@ class FeatureTable:
         known = {f.path for job in published for f in _record(store, job).files}
         digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
         return verify(store, self.files, self.stored, self.schema, digests=digests, listed=known)
+
+
+def check_values(table: FeatureTable, spec: Spec) -> None:
+    """Raises TableError if an earlier rule converted values of a column, and `spec` would now give others."""
+    rules = {f.name: f.values_rule for f in table.fields}
+    for f in spec.fields({}):
+        if rules.get(f.name, f.values_rule) != f.values_rule:
+            raise TableError(
+                f"{table.uri}: column {f.name!r} was made by Sluice 0.2, in which whole numbers of a [[history]] "
+                "from 1e10 on, and the keys of a [[join]] by float, were other texts, so new rows would get "
+                "other values; make the table anew from all of its input: sluice etl --spec … --output "
+                f"{table.uri} --mode overwrite --update-state --input …"
+            )
 
 
 def _open_delta(uri: str | os.PathLike[str], version: int | None) -> tuple[DeltaTable, TableStore]:
