@@ -49,9 +49,12 @@ def choose(
             f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
             f"{shlex.join(_without_engine(arguments))}"
         )
+    if asked is None and not submitted:
+        why = why or _cluster(environment)
+    if asked != "local" and (asked or submitted or why):
+        _refuse_dots(spec)
     if asked is not None or submitted:
         return asked or "spark"
-    why = why or _cluster(environment)
     if why is None:
         say(
             "engine: local, on this machine's processors, because this spec needs no other rows (--engine spark "
@@ -60,6 +63,17 @@ def choose(
         return "local"
     say(f"engine: spark, because {why}")
     return "spark"
+
+
+def _refuse_dots(spec: Spec) -> None:
+    """Refuses files with columns of which Spark would take a name for a part of a struct."""
+    dotted = next((name for name in spec.input.columns if "." in name), None)
+    if dotted and spec.input.has_columns:
+        raise EngineError(
+            f"{spec.name}: input column {dotted!r}: Spark does not read names with dots, such as parts of structs, "
+            f"from {spec.input.format}; write the part as a column of its own, or read JSON. The local engine reads "
+            "it if the spec has no [dedup], [[join]], [[history]] or [[lag]]"
+        )
 
 
 def _only_spark(spec: Spec) -> str | None:

@@ -27,6 +27,7 @@ from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
+_UNMATCHED_KEY = -9
 _TRAINING_KEY = -8
 _EXAMPLE_KEY = -7
 _UNREAD_KEY = -6
@@ -60,6 +61,8 @@ class RowCounts:
     `sluice.etl.apply.unreadable`."""
     examples: dict[str, str] = field(default_factory=dict)
     """An unreadable value of each column that has any."""
+    unmatched: dict[str, int] = field(default_factory=dict)
+    """The number of rows without any value of a side table, by the number of its join."""
     pairs: dict[str, int] = field(default_factory=dict)
     """The number of rows of each split and partition, if the table has these: see
     `sluice.etl.apply.features.FileAssignment`."""
@@ -86,6 +89,7 @@ class RowCounts:
             nulls=shares(_NULLS_KEY),
             unread=shares(_UNREAD_KEY),
             examples=dict(examples),
+            unmatched=found.get(_UNMATCHED_KEY, {}),
             pairs=found.get(_PAIRS_KEY, {}),
         )
 
@@ -155,10 +159,15 @@ def _of_state(
 
 
 def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
-    """Counts good rows, nulls and rejects."""
+    """Counts good rows, nulls, rejects, and after joins the rows without a side row."""
     yield _counts(_PARSED_KEY, ["rows"], [parsed.rows])
     nulls = {name: parsed.columns[name].null_count for name in spec.input.columns}
     yield _counts(_NULLS_KEY, list(nulls), list(nulls.values()))
+    for number, join in enumerate(spec.rows.joins):
+        added = [parsed.columns[name] for name in join.columns if name in parsed.columns]
+        if added:
+            values = pc.coalesce(*(pc.if_else(pc.is_valid(one), True, None) for one in added))
+            yield _counts(_UNMATCHED_KEY, [str(number)], [values.null_count])
     if parsed.rejected:
         reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)
         yield _counts(_REJECT_KEY, reasons.tolist(), times)

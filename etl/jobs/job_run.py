@@ -35,6 +35,7 @@ from sluice.etl.table.vacuum import JOB
 
 MAX_PAIRS = 4096
 _REJECTS = "_sluice/rejects"
+_FEW_MATCHES = 0.01
 _SHOWN = 200  # how many characters of a row are quoted
 _MOVED_PSI, _FEW_ROWS = 5.0, 30
 """At this drift, about 70 % of the numbers lie where none lay before. Fewer rows say nothing."""
@@ -198,6 +199,7 @@ class _JobRun:
         if not counted.parsed + rejected:
             raise InputError(f"{names}: holds no rows")
         self._check_rejects(counted)
+        self._warn_of_joins(counted)
         if len(counted.pairs) > MAX_PAIRS:
             raise InputError(
                 f"{names}: column {table.partition!r} makes {len(counted.pairs):,} partitions over all "
@@ -220,6 +222,17 @@ class _JobRun:
         # Rows without a label may come at any time if they have a split of their own.
         may_be_null = [self.spec.label] if table.unlabelled else []
         refuse_lost(job.parent, counted, (*job.accept_nulls, *may_be_null), self.progress.say)
+
+    def _warn_of_joins(self, counted: RowCounts) -> None:
+        """Names each side table from which next to no row has got a value."""
+        for number, join in enumerate(self.spec.rows.joins):
+            matched = counted.parsed - counted.unmatched.get(str(number), 0)
+            if matched <= _FEW_MATCHES * counted.parsed:
+                unit = ", and the times in one unit" if join.time else ""
+                self.progress.say(
+                    f"warning: join.path = {join.path!r}: {matched:,} of {counted.parsed:,} rows have got a value from "
+                    f"it; see that both tables write the values of {', '.join(join.on)} alike{unit}"
+                )
 
     def _check_rejects(self, counted: RowCounts) -> None:
         """Refuses a job with too many rejected rows."""

@@ -14,10 +14,11 @@ from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
+from sluice.etl.spark.columns import quoted
 from sluice.etl.spark.errors import find_cause
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import check_side_table, select_side_columns
+from sluice.etl.spark.joins import check_side_table, select_side_columns, unit_of_time
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions, frame_bytes
@@ -72,12 +73,29 @@ class SparkEngine(Engine):
         ]
         fit_partitions(self._spark, self._raw.bytes + sum(map(frame_bytes, joined)))
 
+    def _warn_of_units(self) -> None:
+        """Names each side table whose times seem to have another unit than those of the rows."""
+        for join in self.spec.rows.joins:
+            if join.time is not None:
+                side = select_side_columns(self._spark, join, self.spec)
+                [[ours]] = self._raw.related.selectExpr(f"max({quoted(join.time)})").collect()
+                [[theirs]] = side.selectExpr("max(_since)").collect()
+                units = [unit_of_time(ours), unit_of_time(theirs)]
+                if None not in units and units[0] != units[1]:
+                    self.progress.say(
+                        f"warning: join.path = {join.path!r}: time {join.time!r} seems to be in {units[0]} ({ours:g}), "
+                        f"and their_time {join.their_time!r} in {units[1]} ({theirs:g}); write both in one unit"
+                    )
+
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         with self._naming_files():
-            return sum_counts(self._raw, level, state, operators, self._large)
+            found = sum_counts(self._raw, level, state, operators, self._large)
+        if not level:
+            self._warn_of_units()
+        return found
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extend_state(op, old, new, self._large.of_level(level), number)

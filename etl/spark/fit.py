@@ -22,7 +22,7 @@ from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.large import Large, may_be_stored
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_keys
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots, with_keys
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
@@ -103,7 +103,7 @@ def _count_in_worker(
     if spec.rows.relational:
         parser = InputParser(spec)
         for batch in join_batches(batches, COUNT_ROWS):
-            yield from count_cells(list(counts.of(parser.parse(batch))), parts)
+            yield from count_cells(list(counts.of(parser.parse(with_dots(batch)))), parts)
         return
     for rows in join_batches(parsed.read(batches), COUNT_ROWS):
         yield from count_cells(list(counts.count_selected(*with_keys(rows))), parts)

@@ -36,7 +36,7 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
         side = select_side_columns(raw.spark, join, spec)
         frames[tail_of_join(number)] = newest_side_rows(side, join)
     for history in spec.rows.histories:
-        frames[history.name] = _tail(raw.rows, history, spec, raw.earlier)
+        frames[history.name] = _tail(raw.related, history, spec, raw.earlier)
     for name, frame in frames.items():
         frame.write.mode("overwrite").options(compression="zstd", **COMMIT_OPTIONS).parquet(
             store.spark_url(folder_of_tails(job, name))

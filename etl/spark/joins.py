@@ -190,6 +190,13 @@ def read_side(spark: SparkSession, join: Join) -> tuple[DataFrame, dict[str, str
     return side, {**dict(side.dtypes), **dict.fromkeys(nanoseconds, NANOSECONDS)}
 
 
+def unit_of_time(value: float | None) -> str | None:
+    """Returns the unit of a time since 1970, for times from 1973 to 2286. None: it may be no such time."""
+    units = {"seconds": 1e8, "milliseconds": 1e11, "microseconds": 1e14, "nanoseconds": 1e17}
+    fits = (name for name, low in units.items() if value is not None and low <= value < 100 * low)
+    return next(fits, None)
+
+
 def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
     """Adds a column `_salt`: 0 if a row has all keys, otherwise one of many numbers. A join or window by the keys and
     the salt then does not put all rows without a key into one task."""

@@ -52,7 +52,7 @@ from sluice.etl.spark.located_files import (
 )
 from sluice.etl.spark.session import PARTITIONS, frame_bytes
 from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spark.workers.parsed_rows import Before, ParsedRows, rows_with_ties
+from sluice.etl.spark.workers.parsed_rows import DOT, Before, ParsedRows, rows_with_ties
 from sluice.etl.spark.workers.task_lines import TaskLines, work_on_lines
 from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_split import TIES
@@ -365,13 +365,6 @@ class RawInput:
         """Raises an InputError if a file's header or columns differ from the spec's, or if a compressed file is
         damaged."""
         source = self.spec.input
-        dotted = next((name for name in source.columns if "." in name), None)
-        if dotted and source.has_columns:
-            # Spark takes a name with a dot for a part of a struct.
-            raise InputError(
-                f"{self.spec.name}: input column {dotted!r}: only the local engine reads names with dots, "
-                "such as parts of structs; run it with --engine local, or write the part as a column"
-            )
         if source.format == "parquet":
             _ = self._stored_types
         if self.files is not None:
@@ -424,11 +417,18 @@ class RawInput:
 
     @cached_property
     def rows(self) -> DataFrame:
-        """The rows that fitting and writing read: as they are stored, or columns after dedup, joins and histories."""
+        """The rows that fitting and writing read: as they are stored, or columns after dedup, joins and histories. The
+        names of these columns have `DOT` for each dot, because pyspark does not quote names for its workers."""
         if not self.spec.rows.relational:
             return self.parsed.select("rows", "file", "part").where("counts is null")
+        return self.related.toDF(*[name.replace(".", DOT) for name in self.related.columns])
+
+    @cached_property
+    def related(self) -> DataFrame:
+        """The rows after dedup, joins and histories."""
         kinds = [
-            f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()
+            f"{quoted(name)} {SPARK_TYPES[kind]}"
+            for name, kind in self.spec.input.with_place.items()
         ]
         kinds += [f"{name} bigint" for name in TIES]
         typed = self.parsed.select("rows", "file", "part").mapInArrow(
@@ -453,7 +453,7 @@ class RawInput:
     def release(self) -> None:
         """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends
         before they answer prints errors."""
-        for name in {"parsed", "rows"} & self.__dict__.keys():
+        for name in {"parsed", "related"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
 
 

@@ -15,7 +15,7 @@ from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import Before, compute_places
+from sluice.etl.spark.workers.parsed_rows import Before, compute_places, with_dots
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, Packed
 
@@ -135,7 +135,7 @@ def _find_rejects_of_relations(spec: Spec, late: _Late | None, batches: Batches)
     """Yields the rejects after joins and histories. Runs in a worker."""
     finder = _Late.make_finder(late, spec)
     for batch in batches:
-        yield _batch([(None, None, None, None, *rest) for _, *rest in finder.of(batch)])
+        yield _batch([(None, None, None, None, *rest) for _, *rest in finder.of(with_dots(batch))])
 
 
 def _find_rejects(

@@ -47,6 +47,8 @@ Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
 """See `sluice.etl.apply.input_checks.rows_before`."""
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
+DOT = "\x1f"
+"""Stands for a dot in the names of columns that Spark sends to workers."""
 _CELLS = "rows binary, file string, part int, counts binary"
 
 
@@ -122,6 +124,11 @@ def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
         yield pa.record_batch([*rows.columns, *hashes], [*rows.schema.names, *TIES])
 
 
+def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns rows after joins and histories with the names of the spec."""
+    return rows.rename_columns([name.replace(DOT, ".") for name in rows.schema.names])
+
+
 def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
     """Returns the columns of a cell's rows, and the keys of the rows."""
     *columns, keys = rows.columns
@@ -136,7 +143,7 @@ def selected_rows(
     spec = parsed.spec
     if spec.rows.relational:
         parser = InputParser(spec)
-        yield from (selected(spec, parser.parse(batch)) for batch in batches)
+        yield from (selected(spec, parser.parse(with_dots(batch))) for batch in batches)
     else:
         yield from map(with_keys, join_batches(parsed.read(batches, last=last), ROWS))
 
