@@ -102,14 +102,20 @@ def build_table(spark, output: Path, *inputs: object, text: str, **options: obje
     return FeatureTable.open(output)
 
 
-def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
+def opened(table: FeatureTable | Path) -> FeatureTable:
+    """The table, or the newest version in that folder."""
+    return table if isinstance(table, FeatureTable) else FeatureTable.open(table)
+
+
+def rows_of(table: FeatureTable | Path, split: str | None = None) -> list[dict]:
+    table = opened(table)
     files = table.files if split is None else table.files_of(split)
     return [row for f in files for row in pq.read_table(f.path, partitioning=None).to_pylist()]
 
 
-def words_of(table: FeatureTable, key: str) -> list[str]:
+def words_of(table: FeatureTable | Path, key: str) -> list[str]:
     """The vocabulary that an operator has learned, such as `item/0`."""
-    return table.state()[key]["value"].to_pylist()
+    return opened(table).state()[key]["value"].to_pylist()
 
 
 def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array]) -> list[dict]:

@@ -10,7 +10,6 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,15 +17,14 @@ from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
-from sluice.common.stores import StoreError
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitConflict
-from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
@@ -83,22 +81,14 @@ def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
     ]
 
 
-def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Each line's key, and the number of its split."""
-    from sluice.etl.apply.parse import InputParser
-
-    spec, lines = Spec.parse(TEXT), raw.read_bytes().splitlines()
-    columns = InputParser(spec).parse(batch_of(lines)).columns
-    keys = row_keys(columns, spec)
-    return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
-
-
 def twin(raw: Path) -> list[tuple]:
     """Every row of the table, made one at a time from the raw lines; vocabularies from those of the training split."""
     lines = [
         dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()
     ]
-    _, split = splits_of(raw)
+    spec, columns = Spec.parse(TEXT), batch_of(raw.read_bytes().splitlines())
+    columns = InputParser(spec).parse(columns).columns
+    split = FileAssignment.of(spec, len(lines)).split(row_keys(columns, spec), columns)
     made = {"label": [int(line["label"]) for line in lines]}
     for i in range(1, 4):
         values = [float(line[f"I{i}"] or 0) for line in lines]
@@ -159,19 +149,6 @@ def test_splits_have_their_shares_and_the_table_its_numbers_of_files(made):
     assert (len(made.files_of("train")), len(made.files_of("test"))) == (4, 2)
 
 
-def test_rows_are_where_their_keys_say(made, raw):
-    """Recomputed from the raw lines alone: split, file and order within it."""
-    spec, (keys, split) = Spec.parse(TEXT), splits_of(raw)
-    files, want = FileAssignment.of(spec, ROWS).file(keys, split), twin(raw)
-    names = list(spec.table.split)
-    label = pa.array([int(line[:1]) for line in raw.read_bytes().splitlines()])
-    within = mix(keys ^ hash_rows([label], 0)).view("int64")  # the label is no part of the key
-    order = sorted(range(ROWS), key=lambda i: (int(files[i]), int(within[i])))
-    by_split = [[want[i] for i in order if split[i] == number] for number in range(2)]
-    for number, name in enumerate(names):
-        assert [row[4:] for row in content(made, name)] == [row[4:] for row in by_split[number]]
-
-
 def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(
     spark, made, raw, tmp_path
 ):
@@ -220,11 +197,6 @@ def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path)
         next(f for f in table.fields if f.name == "C1").cardinality
         == 2 + 4 + state["C1/0"].num_rows
     )
-
-
-def test_there_must_be_a_table_to_append_to(spark, made, raw):
-    with raises(CommitError, f"{made.uri}-new:", "append", "--mode create"):
-        run(spark, made.uri + "-new", raw, mode="append")
 
 
 @pytest.fixture
@@ -355,9 +327,3 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
     table = FeatureTable.open(tmp_path / "t")
     assert (table.version, table.files) == (0, old.files)
     assert table.check() == []
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with raises(StoreError, tmp_path / "file" / "t", "Not a directory"):
-        jobs.job_of(tmp_path / "file" / "t", raw, text=TEXT)

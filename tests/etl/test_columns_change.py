@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, run, words_of
 from tests.etl.tables import column, write_rows, write_spec
 
@@ -26,7 +25,7 @@ def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
         return tmp_path / name
 
     def values(column: str) -> list[str]:
-        return words_of(FeatureTable.open(tmp_path / "t"), f"{column}/0")
+        return words_of(tmp_path / "t", f"{column}/0")
 
     first = write("1.parquet", a="xxxyyz", b="pppqqr", c="uuuuuu")
     second = write("2.parquet", a="zzzzzw", b="rrrrrs", c="vvvvuu")

@@ -71,13 +71,6 @@ def by_hand(tmp_path, rows) -> list[dict]:
     return sorted(rows_of(made), key=str)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_local_engine_reads_each_kind(tmp_path, rows, kind):
-    source = make(kind, tmp_path / "in", *rows)
-    made = build_table(None, tmp_path / "t", source, text=text_of(kind))
-    assert sorted(rows_of(made), key=str) == by_hand(tmp_path, rows)
-
-
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_engines_make_the_same_table(spark, tmp_path, rows, kind):

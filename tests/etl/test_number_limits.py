@@ -48,7 +48,7 @@ def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: 
 
 def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float]]:
     """The rows of a table by their numbers; the counts of its job agree, and every number in it is finite."""
-    found = {int(row["row"]): row for row in rows_of(FeatureTable.open(table))}
+    found = {int(row["row"]): row for row in rows_of(table)}
     assert len(found) == result.rows_out
     assert result.rows_in == rows == result.rows_out + sum(result.rejected.values())
     assert all(
@@ -184,7 +184,7 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
     for n, row in want.items():
         for name, x in row.items():
             assert np.float32(x).tobytes() == np.float32(found[n][name]).tobytes(), (n, name, x)
-    lines = rejects_of(FeatureTable.open(folder / "t"))
+    lines = rejects_of(folder / "t")
     assert sorted(row["line"] - 1 for row in lines) == [
         n for n in range(len(values)) if n not in want
     ]
@@ -375,7 +375,7 @@ def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
     (tmp_path / "third").write_text("".join(lines))
     result = run(None, tmp_path / "u", tmp_path / "third", text=drawn, max_rejects=1.0)
     assert (result.rows_in, result.rejected) == (60, {"rate: NaN, or too large for float32": 30})
-    rows = rows_of(FeatureTable.open(tmp_path / "u"))
+    rows = rows_of(tmp_path / "u")
     # Those of word b are rejected, and so are rows of word b that are drawn for the two clicks of word a.
     assert sorted(int(row["row"]) for row in rows) == list(range(60))
     assert sum(row["label"] for row in rows) == 2
@@ -445,7 +445,7 @@ def test_a_whole_number_that_no_float_holds_exactly_is_stored_as_the_nearest(tmp
     write_rows(tmp_path / "rows.parquet", label=[0, 1], row=[whole, 5])
     text = HEAD.replace(', "a:float", "b:float", "word:text"', "") % ("parquet", "", "")
     run(None, tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    assert {row["row"] for row in rows_of(FeatureTable.open(tmp_path / "t"))} == {
+    assert {row["row"] for row in rows_of(tmp_path / "t")} == {
         float(np.float32(whole)),
         5.0,
     }

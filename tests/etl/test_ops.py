@@ -1,15 +1,14 @@
-"""Operators and the hash against slow plain-Python twins."""
+"""The hash of texts, numbers and rows against a slow twin in plain Python."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.etl.ops import hashing
@@ -22,15 +21,8 @@ from sluice.etl.ops.hashing import (
     hash_texts,
     rows_of_long_texts,
 )
-from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Hash
-from sluice.etl.ops.numeric import Clip, Fill, Log
 from tests.etl.slow_hashes import hashed
 
-NUMBERS = st.lists(
-    st.none()
-    | st.floats(allow_nan=True, allow_infinity=True, width=64)
-    | st.integers(-5, 5).map(float)
-)
 TEXTS = st.lists(
     st.none()
     | st.text(max_size=30)
@@ -124,76 +116,6 @@ def test_a_hash_spreads_evenly():
             / 100_000
         )
         assert np.abs(share - 1 / 16).max() < 0.004
-
-
-@given(NUMBERS, st.floats(-100, 100))
-def test_fill_replaces_whatever_is_no_number(values, value):
-    got = Fill(value=value).apply(pa.array(values, pa.float64()), None).to_pylist()
-    assert got == [value if v is None or not math.isfinite(v) else v for v in values]
-
-
-@given(NUMBERS, st.floats(-10, 10), st.floats(0, 10))
-def test_clip_keeps_nulls(values, low, more):
-    got = Clip(low=low, high=low + more).apply(pa.array(values, pa.float64()), None).to_pylist()
-    for have, want in zip(got, values, strict=True):
-        if want is None or math.isnan(want):
-            assert have is None or math.isnan(have)
-            assert (have is None) == (want is None)
-        else:
-            assert have == min(max(want, low), low + more)
-
-
-@given(NUMBERS, st.floats(-3, 10))
-def test_log_never_leaves_the_real_numbers(values, shift):
-    got = Log(shift=shift).apply(pa.array(values, pa.float64()), None).to_pylist()
-    for have, want in zip(got, values, strict=True):
-        if want is None or math.isnan(want):
-            assert have is None or math.isnan(have)
-        elif math.isinf(want):
-            assert have == (want if want > 0 else math.log(1e-6))
-        else:
-            assert math.isclose(
-                have, math.log(max(want + shift, 1e-6)), rel_tol=1e-12, abs_tol=1e-12
-            )
-
-
-@pytest.mark.slow
-@given(TEXTS, st.integers(1, 1000), st.integers(0, 3))
-def test_hash_operator(texts, size, salt):
-    op = Hash(size=size, salt=salt)
-    got = op.apply(pa.array(texts, pa.string()), None)
-    assert got.to_pylist() == [1 if t is None else 2 + hashed(t, salt) % size for t in texts]
-    assert op.cardinality(None) == 2 + size
-
-
-def slow_vocabulary(texts, min_count, max_size):
-    counted = Counter(t for t in texts if t is not None)
-    kept = [(-n, t.encode(), t) for t, n in counted.items() if n >= min_count]
-    return [t for _, _, t in sorted(kept)][:max_size]
-
-
-@settings(max_examples=60)
-@given(TEXTS, TEXTS, st.integers(1, 3), st.integers(1, 8), st.integers(1, 4))
-def test_categorify_lays_ids_out_as_promised(seen, new, min_count, max_size, oov):
-    op = Categorify(min_count=min_count, max_size=max_size, oov=oov)
-    vocabulary = slow_vocabulary(seen, min_count, max_size)
-    table = pa.table({"value": pa.array(vocabulary, pa.string()), "count": [1] * len(vocabulary)})
-    got = op.apply(pa.array(new, pa.string()), op.prepare(table)).to_pylist()
-    want = [
-        1
-        if t is None
-        else 2 + oov + vocabulary.index(t)
-        if t in vocabulary
-        else 2 + hashed(t, _BUCKET_SALT) % oov
-        for t in new
-    ]
-    assert got == want
-    assert all(i < op.cardinality(table) for i in got)
-
-
-def test_categorify_counts_what_is_there():
-    values, counts = Categorify().count(pa.array(["b", None, "", "b"]))
-    assert dict(zip(values.to_pylist(), counts.to_pylist(), strict=True)) == {"b": 2, "": 1}
 
 
 def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():

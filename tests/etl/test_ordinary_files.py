@@ -13,7 +13,6 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
@@ -32,7 +31,7 @@ def made(engine, tmp_path, request):
     def go(text: str, *inputs: object) -> tuple[dict, list[dict]]:
         session = request.getfixturevalue("spark") if engine == "spark" else None
         result = run(session, tmp_path / "made", *inputs, text=text, max_rejects=0.5)
-        return result.rejected, rows_of(FeatureTable.open(tmp_path / "made"))
+        return result.rejected, rows_of(tmp_path / "made")
 
     return go
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import struct
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import build_table, job_of, rows_of
 from tests.etl.slow_hashes import key_of, mixed
-from tests.etl.tables import auc, column, write_rows, write_spec
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
@@ -330,27 +329,6 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
     for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
         with raises(TableError, record.name, "another version of sluice"):
             make(tmp_path, drawn(400), spec(*COLUMNS), mode=mode, **options)
-
-
-def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(
-    tmp_path,
-):
-    """Rows of one kind once lay in one fold and split if clicked and in others if not, so each met the other half."""
-    draw = np.random.default_rng(4)
-    rows = [
-        {
-            "click": int(draw.integers(2)),
-            "user": f"u{draw.integers(60)}",
-            "day": int(draw.integers(10)),
-            "row": 0,
-        }
-        for _ in range(8000)
-    ]
-    table = make(tmp_path, rows, spec(*COLUMNS))
-    for split in ("train", "test"):
-        made = rows_of(table, split)
-        found = auc(*(np.array([row[name] for row in made]) for name in ("rate", "click")))
-        assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(made)))
 
 
 @pytest.mark.parametrize(

@@ -443,22 +443,6 @@ def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, caps
         assert not thread.is_alive()
 
 
-def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
-    from benchmarks.small_table import small_table
-    from sluice.etl.__main__ import main as etl
-
-    for number in range(3):
-        small_table(
-            tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100
-        )
-    shown = etl(["show", str(tmp_path / "t"), "--html", str(tmp_path / "t.html")])
-    assert (shown["version"], shown["rows"]) == (2, 60)
-    assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
-    tried = etl(["vacuum", str(tmp_path / "t"), "--keep", "1", "--dry-run"])
-    assert (tried["removed"], tried["kept_versions"]) == (0, [2])  # nothing is a day old
-    assert "kept: version 2" in capsys.readouterr().err
-
-
 def test_a_program_may_leave_at_once_with_its_line_and_its_code(repo):
     """What would happen in the interpreter's tear-down does not: an abort there would spoil a run that is over."""
     body = """

@@ -212,15 +212,6 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
         small_table(tmp_path / "new", mode="append")
 
 
-def test_a_stale_version_is_a_conflict_in_our_words(table):
-    store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
-    small_table(table.uri, rows=100, mode="append", first=9000)
-    record = dataclasses.replace(table.record, mode="overwrite", job="late")
-    with raises(CommitConflict, table.uri, "version 1", "version 0"):
-        publish(store, stale, record, table.fields)
-    assert FeatureTable.open(table.uri).version == 1
-
-
 def record_of(table, job, mode, state=None):
     """A job that was applied with `state` and, unless it is another, left it as it was."""
     parent = table.record.state

@@ -15,8 +15,6 @@ from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.unreadable import lost, unread
 from sluice.etl.jobs.job import Job
-from sluice.etl.ops.base import OperatorError
-from sluice.etl.ops.timestamps import Hour, ParseTime
 from sluice.etl.spark.read_input import why_unsorted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -25,7 +23,7 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
-from tests.etl.tables import column, struct_of, write_rows, write_spec
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -90,30 +88,6 @@ def test_an_unreadable_value_is_shown_whatever_its_columns_name_holds(name):
     counted = RowCounts.of(pa.Table.from_batches(list(counts.count_parsed(parsed))))
     assert counted.unread.keys() == {name}
     assert counted.examples == {name: values[1]}
-
-
-def test_a_time_that_only_looks_like_one_is_none():
-    for how, good, bad in (
-        (
-            "%Y-%m-%d",
-            "2024-02-29",
-            ["2023-02-29", "2024-04-31", "24-01-05", "2024-01-05x", "0024-01-05"],
-        ),
-        ("%y%m%d%H", "14102100", ["1410210", "14023100", "141021000"]),
-        ("%d/%b/%Y", "1/mar/2024", ["30/Feb/2024", "1/3/2024"]),
-        ("%H:%M", "10:00", ["24:00"]),
-    ):
-        read = ParseTime(format=how).apply(pa.array([good, *bad, None]), None)
-        assert (read[0].is_valid, read.null_count) == (True, len(bad) + 1), how
-    several = ParseTime(format=("%Y-%m-%d", "%d.%m.%Y"))
-    read = several.apply(pa.array(["2024-01-05", "05.01.2024", "5/1/2024"]), None)
-    assert read.to_pylist() == [1704412800.0, 1704412800.0, None]
-    for formats in (("%Y", "%Y"), ()):
-        with raises(OperatorError, "several different"):
-            ParseTime(format=formats)
-    zones = pa.array(["Asia/Tokyo", "Asia/Tokio", None])
-    both = struct_of(at=pa.array([0.0] * 3), zone=zones)
-    assert Hour().apply(both, None).to_pylist() == [9.0, None, 0.0]  # this zone was taken for UTC
 
 
 def test_texts_that_sort_as_times_do():
@@ -195,7 +169,7 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
         )
     both = TEXT.replace('"%Y-%m-%d %H:%M"', '["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M"]')
     run(spark, table, german, text=both, mode="append")
-    assert {row["hour"] for row in rows_of(FeatureTable.open(table))} == {10.0}
+    assert {row["hour"] for row in rows_of(table)} == {10.0}
     run(spark, table, german, text=TEXT, mode="append", accept_nulls=("hour",))
     changes = between(FeatureTable.open(table, 1), FeatureTable.open(table, 2))
     assert changes.lost == {"hour": (0.0, 0.15)}
