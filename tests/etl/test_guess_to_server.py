@@ -93,45 +93,32 @@ def write(table: pa.Table, path: Path) -> list[dict]:
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=1500)
         return []
-    names = [
-        f.name
-        for f in table.schema
-        if not pa.types.is_binary(f.type)
-        and f.name not in ("clock", "none")
-        and (path.suffix == ".json" or not pa.types.is_nested(f.type))
+    left_out = {"clock", "none", "blob"}
+    if path.suffix == ".csv":
+        left_out |= {field.name for field in table.schema if pa.types.is_nested(field.type)}
+
+    def plain(value: object) -> object:
+        if isinstance(value, decimal.Decimal):
+            return float(value)
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
+    rows = [
+        {name: plain(value) for name, value in row.items() if name not in left_out}
+        for row in table.to_pylist()
     ]
-    rows = []
-    for row in table.select(names).to_pylist():
-        rows.append(
-            {
-                name: value.isoformat()
-                if isinstance(value, datetime.date)
-                else float(value)
-                if isinstance(value, decimal.Decimal)
-                else value
-                for name, value in row.items()
-            }
-        )
+    numbers = {field.name for field in table.schema if pa.types.is_float64(field.type)}
+
+    def cell(name: str, value: object) -> object:
+        missing = value is None and name in numbers and name.startswith("f")
+        return "NaN" if missing else int(value) if isinstance(value, bool) else value
+
     with path.open("w", newline="") as file:
         if path.suffix == ".json":
             file.writelines(json.dumps(row) + "\n\n" for row in rows)
         else:
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
-            writer.writerows(
-                {
-                    name: int(value)
-                    if isinstance(value, bool)
-                    else "NaN"
-                    if value is None
-                    and isinstance(name, str)
-                    and name.startswith("f")
-                    and pa.types.is_floating(table.schema.field(name).type)
-                    else value
-                    for name, value in row.items()
-                }
-                for row in rows
-            )
+            writer.writerows({name: cell(name, row[name]) for name in row} for row in rows)
     return rows
 
 
@@ -170,30 +157,13 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(
             stream.write_table(few)
         asked = PredictRequest(ARROW, sink.getvalue().to_pybytes())
     else:
-        few = [
-            {
-                name: int(value) if isinstance(value, bool) else value
-                for name, value in row.items()
-                if name in kinds
-            }
-            for row in rows[:50]
-        ]
-        asked = PredictRequest(
-            JSON,
-            json.dumps(
-                {
-                    "rows": [
-                        {
-                            name: str(value)
-                            if kinds[name] == "text" and value is not None
-                            else value
-                            for name, value in row.items()
-                        }
-                        for row in few
-                    ]
-                }
-            ).encode(),
-        )
+
+        def sent(name: str, value: object) -> object:
+            value = int(value) if isinstance(value, bool) else value
+            return str(value) if kinds[name] == "text" and value is not None else value
+
+        few = [{name: sent(name, row[name]) for name in row if name in kinds} for row in rows[:50]]
+        asked = PredictRequest(JSON, json.dumps({"rows": few}).encode())
     (answer,) = scorer.answer([asked])
     assert isinstance(answer, Answer), answer
     assert len(set(answer.probabilities)) > 40

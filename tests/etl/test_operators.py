@@ -91,7 +91,7 @@ def learned(op, *columns):
     return op.learn(
         pa.table(
             {
-                "value": pa.array(order, pa.string()),
+                "value": pa.array(order, TEXT),
                 "count": pa.array([sums[n] for n in order], pa.int64()),
                 "place": pa.array(range(1, len(order) + 1), pa.int64()),
             }
@@ -108,8 +108,9 @@ def fitted(op, values, kind=None):
 
 
 def applied(op, values, kind=None, state=None):
-    """What the operator makes of the values, which are numbers if no kind is given."""
-    return op.apply(pa.array(values, kind or pa.float64()), state).to_pylist()
+    """What the operator makes of a column, or of values, which are numbers if no kind is given."""
+    column = values if isinstance(values, pa.Array) else pa.array(values, kind or pa.float64())
+    return op.apply(column, state).to_pylist()
 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -157,11 +158,11 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
         assert got == pytest.approx([want] * len(values), rel=1e-15, abs=0)
     times = [*range(len(values)), len(values)]
     column = struct_of(
-        value=struct_of(key=pa.nulls(len(times), pa.string()), of=pa.array([*values, 0.0])),
+        value=struct_of(key=pa.nulls(len(times), TEXT), of=pa.array([*values, 0.0])),
         time=pa.array(times, pa.float64()),
     )
     op = Group(of="std", past=True)
-    got = op.apply(column, op.prepare(learned(op, column))).to_pylist()
+    got = applied(op, column, state=op.prepare(learned(op, column)))
     assert got[0] is None
     assert got[-1] == pytest.approx(spread, rel=1e-15, abs=0)
 
@@ -176,7 +177,7 @@ def sums(values):
 
 def fitted_pairs(op, pairs):
     """What `op` gives for pairs of a text and a number, learned from two halves."""
-    return fitted(op, pairs, pa.struct({"key": pa.string(), "of": pa.float64()}))
+    return fitted(op, pairs, pa.struct({"key": TEXT, "of": pa.float64()}))
 
 
 @given(SMALL)
@@ -348,8 +349,8 @@ def test_an_operator_that_cannot_be_is_refused(kind, values, facts):
 )
 def test_a_text_that_is_missing_makes_no_label(texts, before):
     chain = [*before, OneHot(values=("a",))]
-    labels = make_labels(chain, pa.array(texts, pa.string())).to_pylist()
-    read = pa.array(texts, pa.string())
+    labels = make_labels(chain, pa.array(texts, TEXT)).to_pylist()
+    read = pa.array(texts, TEXT)
     for op in before:
         read = step(op, read, None, {})
     assert labels == [None if text is None else float(text == "a") for text in read.to_pylist()]
@@ -408,41 +409,37 @@ def test_modulus_is_exact_for_64_bits_signed_and_unsigned(texts, size):
 @example([(None, None), ("\0", None)])
 def test_cross_and_concat_tell_combinations_apart(rows):
     columns = [
-        pa.array([r[0] for r in rows], pa.string()),
+        pa.array([r[0] for r in rows], TEXT),
         pa.array([r[1] for r in rows], pa.int64()),
     ]
     column = pa.StructArray.from_arrays(columns, ["a", "b"])
-    ids = Cross(size=1000, salt=3).apply(column, None).to_pylist()
+    ids = applied(Cross(size=1000, salt=3), column)
     assert ids == [2 + int(k) % 1000 for k in hash_rows(columns, 3)]
-    texts = Concat().apply(column, None).to_pylist()
+    texts = applied(Concat(), column)
     assert len(set(texts)) == len(set(rows))
 
 
 @given(st.lists(st.tuples(*[st.none() | st.text("\0\x1b\x1f012", max_size=3)] * 2)))
 def test_concat_and_ngram_keep_texts_with_their_own_separators_apart(pairs):
-    column = pa.array(pairs, pa.struct({"a": pa.string(), "b": pa.string()}))
-    texts = Concat().apply(column, None).to_pylist()
+    column = pa.array(pairs, pa.struct({"a": TEXT, "b": TEXT}))
+    texts = applied(Concat(), column)
     assert len(set(texts)) == len(set(pairs))
-    grams = (
-        Ngram(size=2)
-        .apply(pa.array([list(p) for p in pairs], pa.list_(pa.string())), None)
-        .to_pylist()
-    )
+    grams = applied(Ngram(size=2), pa.array([list(p) for p in pairs], WORDS))
     assert [text for row in grams for text in row] == texts
 
 
 @given(LISTS, st.integers(1, 4), st.booleans())
 def test_first_x_ngram_and_bag(lists, size, last):
-    column = pa.array([["x"], *lists], pa.list_(pa.string())).slice(1)  # a slice begins anywhere
+    column = pa.array([["x"], *lists], WORDS).slice(1)  # a slice begins anywhere
     full = [x or [] for x in lists]
-    got = FirstX(size=size, last=last).apply(column, None).to_pylist()
+    got = applied(FirstX(size=size, last=last), column)
     assert got == [x[-size:] if last else x[:size] for x in full]
-    grams = Ngram(size=2).apply(column, None).to_pylist()
+    grams = applied(Ngram(size=2), column)
     named = [
         ["\0" if word is None else word for word in x] for x in full
     ]  # what is missing is an element as well
     assert grams == [[f"{a}\x1f{b}" for a, b in itertools.pairwise(x)] for x in named]
-    assert Bag().apply(column, None).to_pylist() == [len(x) for x in full]
+    assert applied(Bag(), column) == [len(x) for x in full]
 
 
 @given(
@@ -481,23 +478,21 @@ def test_bag_statistics(lists):
     )
 )
 def test_overlap(rows):
-    kind = pa.list_(pa.string())
+    kind = WORDS
     column = pa.array(rows, pa.struct({"a": kind, "b": kind}))
     sets = [(set(a or ()), set(b or ())) for a, b in rows]
-    assert Overlap().apply(column, None).to_pylist() == [len(a & b) for a, b in sets]
-    shares = Overlap(share=True).apply(column, None).to_pylist()
+    assert applied(Overlap(), column) == [len(a & b) for a, b in sets]
+    shares = applied(Overlap(share=True), column)
     assert shares == [pytest.approx(len(a & b) / max(1, len(a | b))) for a, b in sets]
 
 
 @given(st.lists(st.none() | st.text("aé日|\0", max_size=8)))
 def test_split_then_hash_gives_bags(texts):
-    split = Split().apply(pa.array(texts, pa.string()), None)
+    split = Split().apply(pa.array(texts, TEXT), None)
     assert split.to_pylist() == [t.split("|") if t else [] for t in texts]
     op = Hash(size=50)
     bags = step(op, split, None, {})
-    assert bags.to_pylist() == [
-        op.apply(pa.array(x, pa.string()), None).to_pylist() for x in split.to_pylist()
-    ]
+    assert bags.to_pylist() == [applied(op, pa.array(x, TEXT)) for x in split.to_pylist()]
     stored = packed(bags).to_pylist()
     assert [np.frombuffer(b, "<i4").tolist() for b in stored] == bags.to_pylist()
 
@@ -512,39 +507,54 @@ def test_hours_and_weekdays_are_those_of_the_zone(seconds, zone):
         None if s is None else datetime.datetime.fromtimestamp(s, zoneinfo.ZoneInfo(zone))
         for s in seconds
     ]
-    assert Hour(zone=zone).apply(column, None).to_pylist() == [t and float(t.hour) for t in local]
-    assert Weekday(zone=zone).apply(column, None).to_pylist() == [
-        t and float(t.weekday()) for t in local
-    ]
-    both = struct_of(at=column, zone=pa.array([zone] * len(seconds), pa.string()))
-    assert Hour().apply(both, None).to_pylist() == [t and float(t.hour) for t in local]
+    assert applied(Hour(zone=zone), column) == [t and float(t.hour) for t in local]
+    assert applied(Weekday(zone=zone), column) == [t and float(t.weekday()) for t in local]
+    both = struct_of(at=column, zone=pa.array([zone] * len(seconds), TEXT))
+    assert applied(Hour(), both) == [t and float(t.hour) for t in local]
 
 
 def test_a_time_that_no_clock_shows_is_missing():
     column = pa.array([math.nan, math.inf, -math.inf, 1e300, -(2.0**63), 2.0**63, None, 0.5])
-    assert Hour().apply(column, None).to_pylist() == [None] * 7 + [0.0]
+    assert applied(Hour(), column) == [None] * 7 + [0.0]
     both = struct_of(at=column, zone=pa.array(["Asia/Tokyo"] * 7 + ["no zone"]))
-    assert Weekday().apply(both, None).to_pylist() == [None] * 8
+    assert applied(Weekday(), both) == [None] * 8
+
+
+OFFSETS = st.sampled_from(
+    [datetime.timezone(datetime.timedelta(minutes=n)) for n in (0, 90, -480, 330)]
+)
+FROM, UNTIL = datetime.datetime(1900, 1, 1), datetime.datetime(9999, 12, 31)
 
 
 @given(
     st.lists(
         st.none()
         | st.text(max_size=19)
-        | st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(9999, 12, 31)).map(
-            lambda t: t.strftime("%Y-%m-%d %H:%M:%S")
+        | st.datetimes(FROM, UNTIL).map(lambda t: t.strftime("%Y-%m-%d %H:%M:%S"))
+        | st.datetimes(FROM, datetime.datetime(2261, 1, 1), timezones=OFFSETS).map(
+            datetime.datetime.isoformat
         )
     )
 )
 def test_parse_time_is_that_of_the_standard_library(texts):
-    def slow(text):
+    """Python writes parts of a second only where there are any. A zone in the text is stronger than that of the
+    operator."""
+
+    def slow(text, form):
         try:
-            at = datetime.datetime.strptime(text or "", "%Y-%m-%d %H:%M:%S")
+            at = datetime.datetime.strptime(text or "", form)
         except ValueError:
             return None
-        return at.replace(tzinfo=datetime.UTC).timestamp()
+        return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
 
-    assert applied(ParseTime(), texts, TEXT) == [slow(t) for t in texts]
+    for form, zone in (
+        ("%Y-%m-%d %H:%M:%S", "UTC"),
+        ("%Y-%m-%dT%H:%M:%S.%f%z", "Asia/Tokyo"),
+        ("%Y-%m-%dT%H:%M:%S%z", "Asia/Tokyo"),
+    ):
+        assert applied(ParseTime(format=form, zone=zone), texts, TEXT) == [
+            pytest.approx(slow(text, form), abs=2e-6) for text in texts
+        ]
 
 
 @pytest.mark.parametrize(
@@ -586,57 +596,22 @@ def test_a_time_of_a_zone_is_that_of_its_clocks():
     found = applied(berlin, ["2026-07-01 00:00:00", "2026-03-29 02:30:00"], TEXT)
     assert found[0] == 1782856800.0
     both = struct_of(at=pa.array([0.0] * 3), zone=pa.array(["Asia/Tokyo", "Asia/Tokio", None]))
-    assert Hour().apply(both, None).to_pylist() == [9.0, None, 0.0]  # this zone was taken for UTC
-
-
-ZONES = st.sampled_from(
-    [datetime.timezone(datetime.timedelta(minutes=n)) for n in (0, 90, -480, 330)]
-)
-
-
-@given(
-    st.lists(
-        st.none()
-        | st.text(max_size=19)
-        | st.datetimes(
-            datetime.datetime(1901, 1, 1), datetime.datetime(2261, 1, 1), timezones=ZONES
-        ).map(datetime.datetime.isoformat)
-    )
-)
-def test_parse_time_reads_parts_of_a_second_and_the_zone_that_a_text_names(texts):
-    """As Python writes times, with parts of a second only where there are any."""
-
-    def slow(text):
-        try:
-            return datetime.datetime.strptime(text or "", form).timestamp()
-        except ValueError:
-            return None
-
-    for form in ("%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S%z"):
-        got = (
-            ParseTime(format=form, zone="Asia/Tokyo")
-            .apply(pa.array(texts, pa.string()), None)
-            .to_pylist()
-        )
-        assert got == [
-            wanted if (wanted := slow(text)) is None else pytest.approx(wanted, abs=2e-6)
-            for text in texts
-        ]
+    assert applied(Hour(), both) == [9.0, None, 0.0]  # this zone was taken for UTC
 
 
 def test_thousandths_become_seconds():
     column = pa.array([1_767_225_603_553, None], pa.int64()).cast(pa.float64())
-    assert Scale(by=1000).apply(column, None).to_pylist() == [1_767_225_603.553, None]
+    assert applied(Scale(by=1000), column) == [1_767_225_603.553, None]
 
 
 @given(TEXTS, TEXTS)
 def test_count_and_share(seen, new):
     for share in (False, True):
         op = Count(share=share)
-        state = op.prepare(learned(op, pa.array(seen, pa.string())))
+        state = op.prepare(learned(op, pa.array(seen, TEXT)))
         counts = Counter(t for t in seen if t is not None)
         whole = sum(counts.values()) if share else 1
-        got = op.apply(pa.array(new, pa.string()), state).to_pylist()
+        got = applied(op, pa.array(new, TEXT), state=state)
         assert got == [None if t is None else pytest.approx(counts[t] / max(1, whole)) for t in new]
 
 
@@ -669,7 +644,7 @@ def test_group_statistics(rows, of):
 
 
 def clicks(rows):
-    return pa.array(rows, pa.struct({"value": pa.string(), "label": pa.int8(), "key": pa.int64()}))
+    return pa.array(rows, pa.struct({"value": TEXT, "label": pa.int8(), "key": pa.int64()}))
 
 
 CLICKS = st.lists(
@@ -695,7 +670,7 @@ def test_target_encoding_leaves_a_rows_own_fold_out(rows, folds, smoothing):
         own = [y for v, y in others if v == value]
         return (sum(own) + smoothing * prior) / (len(own) + smoothing)
 
-    got = op.apply(column, state).to_pylist()
+    got = applied(op, column, state=state)
     assert got == [pytest.approx(slow(v, f)) for (v, _, _), f in zip(rows, fold, strict=True)]
     serving = op.apply(
         clicks([(value, None, None) for value in ("a", None, "unseen")]), state
@@ -767,9 +742,9 @@ def test_kinds_follow_each_other_only_where_that_means_something():
 
 @given(st.lists(st.none() | st.text("aB9 Éß-_", max_size=9)))
 def test_small_letters_and_patterns(texts):
-    column = pa.array(texts, pa.string())
-    assert Lower().apply(column, None).to_pylist() == [t if t is None else t.lower() for t in texts]
-    made = Replace(pattern=r"([0-9])|[ _-]+", to=r"<\1>").apply(column, None).to_pylist()
+    column = pa.array(texts, TEXT)
+    assert applied(Lower(), column) == [t if t is None else t.lower() for t in texts]
+    made = applied(Replace(pattern=r"([0-9])|[ _-]+", to=r"<\1>"), column)
     assert made == [
         t if t is None else re.sub(r"([0-9])|[ _-]+", lambda m: f"<{m[1] or ''}>", t) for t in texts
     ]
@@ -799,7 +774,7 @@ def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, ga
     if within is None and gap is None:
         gap = 99
     for number, of in enumerate(("count", "span")):
-        got = Recent(within=within, gap=gap, of=of).apply(column, None).to_pylist()
+        got = applied(Recent(within=within, gap=gap, of=of), column)
         assert got == [pair and pair[number] for pair in want]
 
 
@@ -808,7 +783,7 @@ def test_flags_are_the_names_of_the_columns_that_are_set(rows):
     names = ["drama", "comedy", "film noir"]
     kinds = zip(names, (pa.int64(), pa.float64(), pa.int64()), strict=True)
     column = pa.array(rows, pa.struct(list(kinds)))
-    assert Flags().apply(column, None).to_pylist() == [
+    assert applied(Flags(), column) == [
         [name for name, value in zip(names, row, strict=True) if value] for row in rows
     ]
 
@@ -862,12 +837,12 @@ NEEDED = {
     "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"},
 }
 EMPTY = {
-    "text": pa.string(),
+    "text": TEXT,
     "number": pa.float64(),
-    "texts": pa.list_(pa.string()),
+    "texts": WORDS,
     "numbers": pa.list_(pa.float64()),
     "id": pa.int32(),
-    "row": pa.struct([("a", pa.string()), ("b", pa.float64())]),
+    "row": pa.struct([("a", TEXT), ("b", pa.float64())]),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import os
 import random
@@ -206,24 +207,20 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         files_of(["nowhere://x/y"])
 
 
-@pytest.mark.parametrize("name", ["rows.tsv.gz", "rows.tsv.bz2", "rows.tsv.zst"])
+@pytest.mark.parametrize("name", ["gz", "bz2"])
 def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is_refused(
     made, raw, tmp_path, name
 ):
-    packed = {
-        "gz": gzip.compress,
-        "bz2": __import__("bz2").compress,
-        "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
-    }[name[-3:].lstrip(".")](raw.read_bytes())
-    (tmp_path / name).write_bytes(packed)
-    build.run(None, tmp_path / "t", tmp_path / name)
+    """tests/etl/test_compressed.py does the same with zstd."""
+    packed = {"gz": gzip, "bz2": bz2}[name].compress(raw.read_bytes())
+    path = tmp_path / f"rows.{name}"
+    path.write_bytes(packed)
+    build.run(None, tmp_path / "t", path)
     assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
-    damaged = packed[:99] + bytes([packed[99] ^ 255]) + packed[100:]
-    # Zstandard has no checksum of its own.
-    for content in [packed[:-5], *([] if name.endswith("zst") else [damaged])]:
-        (tmp_path / name).write_bytes(content)
-        with raises((JobFailure, InputError), f"/{name}:", "copy it here anew"):
-            build.run(None, tmp_path / "t", tmp_path / name, mode="overwrite")
+    for content in packed[:-5], packed[:99] + bytes([packed[99] ^ 255]) + packed[100:]:
+        path.write_bytes(content)
+        with raises((JobFailure, InputError), f"/rows.{name}:", "copy it here anew"):
+            build.run(None, tmp_path / "t", path, mode="overwrite")
     assert FeatureTable.open(tmp_path / "t").version == 0
 
 
