@@ -1,7 +1,5 @@
 """Synthetic rows of the example specs that are not Criteo's: Avazu's, sessions of users, and a very wide one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ FEATURES = Path(__file__).resolve().parents[2] / "features"
 _GENRES = ("drama", "comedy", "crime", "war", "music", "sport", "news")
 
 
-def synthesize_shape(shape: str, target: Path, *, rows: int, seed: int = 0) -> None:
+def synthesize_shape(shape, target, *, rows, seed=0):
     """Writes one file in the format that the shape's spec reads. A third of the rows are clicks, by chance."""
     draw = np.random.default_rng(seed)
     columns = {"click": (draw.random(rows) < 0.3).astype(np.int64), **_MAKERS[shape](draw, rows)}
@@ -32,13 +30,13 @@ def synthesize_shape(shape: str, target: Path, *, rows: int, seed: int = 0) -> N
         target.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines))
 
 
-def _ranks(draw: np.random.Generator, values: int, count: int) -> np.ndarray:
+def _ranks(draw, values, count):
     """Draws long-tailed, log-uniform ranks."""
     ranks = np.exp(draw.random(count) * np.log(values + 1)).astype(np.int64) - 1
     return np.minimum(ranks, values - 1)
 
 
-def _avazu(draw: np.random.Generator, rows: int) -> dict:
+def _avazu(draw, rows):
     """Makes ten days of clicks like Avazu's. Ids have 64 bits. -1 in C20 and one device id mean a missing value."""
     hours = np.sort(draw.integers(0, 240, rows)).tolist()
     names = "site_id site_domain site_category app_id app_domain app_category device_id device_ip"
@@ -60,7 +58,7 @@ def _avazu(draw: np.random.Generator, rows: int) -> dict:
     }
 
 
-def _sessions(draw: np.random.Generator, rows: int) -> dict:
+def _sessions(draw, rows):
     """Makes users who return. Each sees items in time order."""
     user, item = _ranks(draw, max(4, rows // 12), rows), _ranks(draw, 3000, rows)
     many = draw.integers(0, 5, rows).tolist()
@@ -82,7 +80,7 @@ def _sessions(draw: np.random.Generator, rows: int) -> dict:
     }
 
 
-def _wide(draw: np.random.Generator, rows: int) -> dict:
+def _wide(draw, rows):
     """Makes rows of a thousand columns: numbers, ids and lists."""
     numbers = {
         f"F{n}": pa.array(draw.normal(size=rows), mask=draw.random(rows) < 0.02 * (n % 5))

@@ -3,12 +3,9 @@
 Bad lines one by one are in test_parse; other headers, empty files and unsigned numbers in test_jobs; no files, empty
 ones and rejects in test_build."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -35,13 +32,13 @@ PARQUET = write_spec(INPUTS, REST)
 CSV = write_spec(INPUTS, REST, form="csv", head="header = true\nmultiline = true\n")
 
 
-def parts(folder: Path, *tables: pa.Table) -> Path:
+def parts(folder, *tables):
     for number, table in enumerate(tables, 1):
         write_rows(folder / f"{number}.parquet", table)
     return folder
 
 
-def table(*items: str | None, **others: pa.Array) -> pa.Table:
+def table(*items, **others):
     made = {
         "click": pa.array([1] * len(items), pa.int64()),
         "item": pa.array(items, pa.string()),
@@ -51,7 +48,7 @@ def table(*items: str | None, **others: pa.Array) -> pa.Table:
     return pa.table({name: values for name, values in made.items() if values is not None})
 
 
-def prices(folder: Path) -> list[tuple[str, float]]:
+def prices(folder):
     return sorted((row["item"], row["price"]) for row in rows_of(FeatureTable.open(folder)))
 
 
@@ -137,7 +134,7 @@ def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
 
 
 @contextmanager
-def mounted(place: Path, options: str):
+def mounted(place, options):
     """A file system of its own, where this machine lets us make one."""
     place.mkdir()
     done = subprocess.run(

@@ -1,14 +1,11 @@
 """Whole jobs on a real Spark session, held against a slow twin that reads, fits and applies row by row in Python."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
 import shutil
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +49,7 @@ run = partial(jobs.run, text=TEXT)
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory) -> Path:
+def raw(tmp_path_factory):
     """A few columns of a few clicks: a job's cost here is Spark's own, for each column and each file."""
     folder = tmp_path_factory.mktemp("raw")
     synthesize(folder / "all.tsv", rows=ROWS, seed=2)
@@ -63,14 +60,14 @@ def raw(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(spark, raw, tmp_path_factory) -> FeatureTable:
+def made(spark, raw, tmp_path_factory):
     output = tmp_path_factory.mktemp("made") / "t"
     result = run(spark, output, raw)
     assert (result.rows_in, result.rows_out, result.rejected, result.version) == (ROWS, ROWS, {}, 0)
     return FeatureTable.open(output)
 
 
-def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
+def content(table, split=None):
     files = table.files if split is None else table.files_of(split)
     return [
         row
@@ -81,7 +78,7 @@ def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
     ]
 
 
-def twin(raw: Path) -> list[tuple]:
+def twin(raw):
     """Every row of the table, made one at a time from the raw lines; vocabularies from those of the training split."""
     lines = [
         dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()
@@ -200,7 +197,7 @@ def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path)
 
 
 @pytest.fixture
-def broken(raw, tmp_path) -> Path:
+def broken(raw, tmp_path):
     lines = raw.read_text().splitlines()[:1000]
     lines[1] = "only\tthree\tfields"
     fields = lines[5].split("\t")

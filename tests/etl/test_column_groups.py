@@ -1,7 +1,5 @@
 """A server's features of several columns together: the same values as column by column, and the same errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -36,11 +34,11 @@ ops = [{op = "hash", size = 1000}]
 
 
 @pytest.fixture
-def columns() -> dict[str, pa.Array]:
+def columns():
     generator = np.random.default_rng(40)
     rows = 50
 
-    def drawn(values: list[object], kind: pa.DataType) -> pa.Array:
+    def drawn(values, kind):
         return pa.array([values[n] for n in generator.integers(len(values), size=rows)], kind)
 
     words = ["a", "bb", "", None, "ccccccccc", "\u00e9\u00e9\u00e9", "unseen"]
@@ -52,7 +50,7 @@ def columns() -> dict[str, pa.Array]:
 
 
 @pytest.fixture
-def features() -> Features:
+def features():
     spec = Spec.parse(TEXT)
     words = (["a", "bb"], ["bb", "a", "ccccccccc"], [], ["\u00e9\u00e9\u00e9"])
     tables = {
@@ -66,7 +64,7 @@ def features() -> Features:
 def test_columns_together_have_the_values_that_each_has_alone(rows, columns, features):
     columns = {name: values.slice(0, rows) for name, values in columns.items()}
     together = features.inputs(columns)
-    alone: dict[str, pa.Array] = {}
+    alone = {}
     for column in features.spec.columns[1:]:
         alone |= features._run_group([column], columns, {})
     assert list(together) == list(alone)
@@ -92,7 +90,7 @@ def test_operators_are_applied_once_to_a_group(columns, features, monkeypatch):
     ]
 
 
-def floats_as_whole() -> dict[str, pa.Array]:
+def floats_as_whole():
     return {f"F{n}": pa.array([None] * 50, pa.int64()) for n in (1, 2)}
 
 

@@ -1,7 +1,5 @@
 """Compressed text that is cut short or damaged: never fewer rows without a word, always the file's name."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 
@@ -21,7 +19,7 @@ LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).e
 TEXT = write_spec("click:int item:text", column("item", "sparse", "hash, size = 100"), form="csv")
 
 
-def blocks(data: bytes) -> list[int]:
+def blocks(data):
     """Behind which bytes of a bzip2 file its blocks end."""
     bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
     mark = f"{int.from_bytes(b'1AY&SY', 'big'):048b}"
@@ -32,7 +30,7 @@ def blocks(data: bytes) -> list[int]:
     return found
 
 
-def ends(data: bytes) -> tuple[bytes, bytes]:
+def ends(data):
     return data[:10], data[-11:]
 
 
@@ -62,7 +60,7 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
 
 
 def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
-    def fault_of(data: bytes) -> str | None:
+    def fault_of(data):
         return zstd_fault(lambda start, count: data[start : start + count], len(data))
 
     skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
@@ -80,7 +78,7 @@ def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
     assert_names(fault_of(LINES) or "", "no zstd file")
 
 
-def zstd(data: bytes) -> bytes:
+def zstd(data):
     with pa.BufferOutputStream() as kept:
         with pa.CompressedOutputStream(kept, "zstd") as stream:
             stream.write(data)

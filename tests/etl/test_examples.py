@@ -1,7 +1,5 @@
 """The example specs on synthetic rows of their shape: whole jobs against the same operators in one process."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import itertools
@@ -17,7 +15,6 @@ import pytest
 
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from tests.dlrm.forks import Forks
 from tests.etl.jobs import alike, build_table, in_one_process, rows_of, run
 from tests.etl.other_shapes import synthesize_shape
 from tests.etl.tables import columns_of
@@ -25,7 +22,7 @@ from tests.etl.tables import columns_of
 pytestmark = pytest.mark.spark
 
 
-def trained(forks: Forks, table: FeatureTable, *words: str) -> dict:
+def trained(forks, table, *words):
     """What a short run of the trainer on the table says at its end."""
     run = Path(table.uri).with_name("run")
     asked = (

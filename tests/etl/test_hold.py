@@ -1,13 +1,9 @@
 """A reader's pin: taken, renewed, moved, released; what a killed reader leaves; and a table that cannot be written."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,21 +19,21 @@ from tests.raises import assert_names, raises
 class Clock:
     """Stands still, but for `now`; `asked` is set once it was asked `times` times."""
 
-    def __init__(self, times: int = 1) -> None:
+    def __init__(self, times=1):
         self.now, self._left, self.asked = 1000.0, times, threading.Event()
 
-    def __call__(self) -> float:
+    def __call__(self):
         self._left -= 1
         if self._left <= 0:
             self.asked.set()
         return self.now
 
 
-def versions(store: TableStore, now: float) -> list[int]:
+def versions(store, now):
     return [pin.version for pin in pins(store, now)]
 
 
-def table_at(path: Path, count: int) -> TableStore:
+def table_at(path, count):
     """Returns the store of a table of so many versions, each of which is whole."""
     for number in range(count):
         mode = "overwrite" if number else "create"
@@ -83,7 +79,7 @@ def test_another_table_is_pinned_instead(tmp_path):
 
 
 def test_a_table_that_cannot_be_written_is_told_once(tmp_path):
-    said: list[str] = []
+    said = []
     (tmp_path / "_sluice").write_text("a file where the folder of pins would be")
     with PinKeeper("reader", said.append) as hold:
         for _ in range(3):
@@ -142,7 +138,7 @@ def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
+def template(tmp_path_factory):
     """A table of three versions, of which no file is in two."""
     path = tmp_path_factory.mktemp("template") / "table"
     table_at(path, 3)
@@ -150,7 +146,7 @@ def template(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def copied(template, tmp_path) -> TableStore:
+def copied(template, tmp_path):
     shutil.copytree(template, tmp_path / "table")
     return TableStore(tmp_path / "table")
 
@@ -159,15 +155,15 @@ LATER = 4e9
 """All files of the table are older than a day then, and pins of now have expired unless they are renewed."""
 
 
-def vacuum_newest(store: TableStore) -> vacuum_file.Vacuumed:
+def vacuum_newest(store):
     return vacuum(store, keep=1, now=LATER)
 
 
-def keeper() -> PinKeeper:
+def keeper():
     return PinKeeper("reader", print, clock=lambda: LATER)
 
 
-def part_of(table: FeatureTable, part: str) -> str:
+def part_of(table, part):
     return table.record.files[0].path if part == "data" else f"_sluice/jobs/{table.record.job}.json"
 
 
@@ -230,14 +226,14 @@ class Turns:
     """Two threads, of which one runs at a time. A drawn one of them makes a drawn number of requests to the store, and
     then another one is drawn. The thread `first` begins."""
 
-    def __init__(self, seed: int, first: str) -> None:
+    def __init__(self, seed, first):
         self._random = random.Random(seed)
         self._drawn = [first] * self._random.randrange(60)
         self._turn = threading.Condition()
-        self._running: set[str] = set()
+        self._running = set()
         self._next = ""
 
-    def request(self) -> None:
+    def request(self):
         """Hands over to a drawn thread, and waits until this one is drawn."""
         name = threading.current_thread().name
         with self._turn:
@@ -245,7 +241,7 @@ class Turns:
                 self._draw()
                 assert self._turn.wait_for(lambda: self._next == name, timeout=60)
 
-    def run(self, **actors: Callable[[], None]) -> None:
+    def run(self, **actors):
         self._running = set(actors)
         threads = [
             threading.Thread(target=self._act, args=[act], name=name)
@@ -259,7 +255,7 @@ class Turns:
             thread.join(60)
             assert not thread.is_alive()
 
-    def _act(self, act: Callable[[], None]) -> None:
+    def _act(self, act):
         name = threading.current_thread().name
         with self._turn:
             assert self._turn.wait_for(lambda: self._next == name, timeout=60)
@@ -270,7 +266,7 @@ class Turns:
                 self._running.discard(name)
                 self._draw()
 
-    def _draw(self) -> None:
+    def _draw(self):
         self._drawn = [name for name in self._drawn if name in self._running]
         if self._running and not self._drawn:
             self._drawn = [self._random.choice(sorted(self._running))] * self._random.randint(1, 30)
@@ -290,15 +286,15 @@ def test_a_reader_that_holds_a_pin_has_a_whole_version_or_is_told_so(
         folder = tmp_path / str(seed)
         shutil.copytree(template, folder)
         store, turns = TableStore(folder), Turns(seed, first="clean")
-        told: list[LostVersion] = []
+        told = []
 
-        def read(store=store, told=told) -> None:
+        def read(store=store, told=told):
             try:
                 hold.take(store.uri, 0)
             except LostVersion as error:
                 told.append(error)
 
-        def clean(store=store) -> None:
+        def clean(store=store):
             for _ in range(2):
                 vacuum_newest(store)
 
@@ -316,8 +312,8 @@ def test_a_reader_that_holds_a_pin_has_a_whole_version_or_is_told_so(
     assert min(ends.values()) > 2, ends
 
 
-def _in_turn(turns: Turns, request: Callable) -> Callable:
-    def called(*args: object, **more: object) -> object:
+def _in_turn(turns, request):
+    def called(*args, **more):
         turns.request()
         return request(*args, **more)
 

@@ -1,7 +1,5 @@
 """Whole jobs on Spark, and a run that follows them: where rows lie stays, is refused, or is accepted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,9 +22,7 @@ ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 
 
-def spec(
-    *columns: str, split: str = "{train = 0.6, test = 0.4}", table: str = "", more: str = ""
-) -> str:
+def spec(*columns, split="{train = 0.6, test = 0.4}", table="", more=""):
     return write_spec(
         columns,
         column("id", "dense", "fill"),
@@ -37,7 +33,7 @@ def spec(
     )
 
 
-def noise(first: int = 0, rows: int = ROWS) -> pa.Table:
+def noise(first=0, rows=ROWS):
     drawn = np.random.default_rng(first + 5)
     return pa.table(
         {
@@ -49,7 +45,7 @@ def noise(first: int = 0, rows: int = ROWS) -> pa.Table:
     )
 
 
-def ids(table: FeatureTable, split: str) -> set[float]:
+def ids(table, split):
     return {row["id"] for row in rows_of(table, split)}
 
 

@@ -1,7 +1,5 @@
 """The job as a person starts it: spark-submit in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,9 +26,7 @@ _PATIENCE_S = 150
 
 
 @contextmanager
-def submitted(
-    repo: Path, *arguments: object, spec: Path | None = None, home: str = ""
-) -> Iterator[subprocess.Popen]:
+def submitted(repo, *arguments, spec=None, home=""):
     """spark-submit from another folder, with its whole family in a process group, which is gone afterwards whatever
     happens."""
     bin_folder = Path(sys.executable).parent
@@ -72,7 +67,7 @@ def submitted(
         process.communicate()
 
 
-def wait_for(process: subprocess.Popen, text: str) -> None:
+def wait_for(process, text):
     """Reads the job's own lines until one begins so."""
     assert process.stderr is not None
     seen = []
@@ -84,7 +79,7 @@ def wait_for(process: subprocess.Popen, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory) -> Path:
+def raw(tmp_path_factory):
     path = tmp_path_factory.mktemp("logs") / "clicks.tsv"
     synthesize(path, rows=3000, seed=2)
     return path

@@ -1,7 +1,5 @@
 """What jobs do with rows, splits and fitted states, on real Spark; each against a slow twin or a count by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -177,7 +175,7 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
 
-    taken: list[int] = []
+    taken = []
     real = DataFrame.toArrow
     monkeypatch.setattr(DataFrame, "toArrow", lambda frame: _noted_rows(taken, real(frame)))
     monkeypatch.setattr(DataFrame, "collect", lambda _: pytest.fail("rows are collected"))
@@ -214,7 +212,7 @@ def fitted(spark, tmp_path, path, text):
         engine.close()
 
 
-def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
+def _noted_rows(taken, table):
     taken.append(table.num_rows)
     return table
 
@@ -236,12 +234,12 @@ def test_every_window_has_a_partition(repo):
     assert set(windows) == {"partitionBy", "unboundedPreceding", "currentRow"}
 
 
-def noted(values: pa.Array) -> pa.Array:
+def noted(values):
     Path(values[0].as_py(), uuid.uuid4().hex).touch()
     return values
 
 
-def _spark_jobs(spark) -> int:
+def _spark_jobs(spark):
     """Return how many jobs the scheduler has numbered so far.
 
     The status tracker forgets old jobs (`spark.ui.retainedJobs`), so that its count may fall.
@@ -552,15 +550,15 @@ def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path)
         )
 
 
-def broken(values: pa.Array) -> pa.Array:
+def broken(values):
     return values.slice(1)
 
 
-def dear(raw) -> float:
+def dear(raw):
     return next(price for price in raw[1]["price"].to_pylist() if price is not None and price > 9)
 
 
-def refusing(values: pa.Array) -> pa.Array:
+def refusing(values):
     if any(value is not None and value > 9 for value in values.to_pylist()):
         raise ValueError("too dear,\nby far")
     return values

@@ -1,7 +1,5 @@
 """Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as input of both engines."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow as pa
@@ -54,7 +52,7 @@ def threads():
     start_threads_of_iceberg()
 
 
-def text_of(kind: str) -> str:
+def text_of(kind):
     return SPEC.format(form={"folders": "parquet"}.get(kind, kind.split()[0]))
 
 
@@ -63,7 +61,7 @@ def rows():
     return clicks(0), clicks(1)
 
 
-def by_hand(tmp_path, rows) -> list[dict]:
+def by_hand(tmp_path, rows):
     """The rows that a job makes of one plain file."""
     (tmp_path / "plain").mkdir()
     pq.write_table(pa.concat_tables(rows), tmp_path / "plain" / "a.parquet")

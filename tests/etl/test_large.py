@@ -1,7 +1,5 @@
 """Vocabularies that neither the driver nor a worker may hold: kept in files, met by a join, the same to the last id."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
@@ -45,7 +43,7 @@ TEXT = write_spec(
 TINY = 128 * 20  # the driver may collect 20 values, a worker hold 40
 
 
-def rows(seed: int, most: int) -> pa.Table:
+def rows(seed, most):
     """A third of the items are one and the same, some are missing; lists are empty, null, or hold what no item is."""
     generator = np.random.default_rng(seed)
     count = 700
@@ -69,14 +67,14 @@ def rows(seed: int, most: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory) -> Path:
+def raw(tmp_path_factory):
     path = tmp_path_factory.mktemp("large") / "rows.parquet"
     write_rows(path, rows(1, 200))
     return path
 
 
 @pytest.fixture(scope="module")
-def made(spark, raw, tmp_path_factory) -> tuple[FeatureTable, FeatureTable, str]:
+def made(spark, raw, tmp_path_factory):
     """The same job with room for all, and with next to none; what the second said."""
     folder, said = tmp_path_factory.mktemp("tables"), Said()
     run(spark, folder / "all", raw, text=TEXT)

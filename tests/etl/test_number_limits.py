@@ -1,7 +1,5 @@
 """No number is changed to fit a type, and none that is not finite is published: its row is rejected with its reason."""
 
-from __future__ import annotations
-
 import json
 import math
 from fractions import Fraction
@@ -14,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.etl.apply.failure import FeatureError
-from sluice.etl.jobs.job_run import Result, TooManyRejects
+from sluice.etl.jobs.job_run import TooManyRejects
 from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
@@ -37,7 +35,7 @@ HEAD = write_spec(
 )
 
 
-def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: str = "") -> None:
+def write(path, rows, head=""):
     """Lines of label, number of the row, a, b and word."""
     lines = [
         f"{n % 2},{n},{'' if a is None else repr(a)},{'' if b is None else repr(b)},{word}\n"
@@ -46,7 +44,7 @@ def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: 
     path.write_text(head + "".join(lines))
 
 
-def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float]]:
+def settled(result, table, rows):
     """The rows of a table by their numbers; the counts of its job agree, and every number in it is finite."""
     found = {int(row["row"]): row for row in rows_of(table)}
     assert len(found) == result.rows_out
@@ -87,11 +85,11 @@ ODD = [
 VALUES = st.none() | st.sampled_from(ODD) | st.floats(allow_nan=False) | st.floats(-1e3, 1e3)
 
 
-def filled(x: float, value: float) -> float:
+def filled(x, value):
     return x if math.isfinite(x) else value
 
 
-def power_of(x: float, power: float) -> float:
+def power_of(x, power):
     logs = np.log(np.maximum(x, 1e-6))
     return float(logs if power == 0 else np.expm1(power * logs) / power)
 
@@ -119,7 +117,7 @@ CHAINS = (
 )
 
 
-def standardised(values: list[float]) -> list[float]:
+def standardised(values):
     good = [Fraction(x) for x in values if math.isfinite(x)]
     mean = sum(good, Fraction()) / max(1, len(good))
     variance = sum(((x - mean) ** 2 for x in good), Fraction()) / max(1, len(good))
@@ -130,14 +128,14 @@ def standardised(values: list[float]) -> list[float]:
         return [float((np.float64(x) - np.float64(float(mean))) / (spread or 1.0)) for x in values]
 
 
-def through(chain: list[str], values: list[float]) -> list[float]:
+def through(chain, values):
     with np.errstate(all="ignore"):
         for op in chain:
             values = standardised(values) if op == STANDARD else [PLAIN[op](x) for x in values]
     return values
 
 
-def fits(x: float) -> bool:
+def fits(x):
     with np.errstate(over="ignore"):
         return bool(np.isfinite(np.float32(x)))
 
@@ -169,7 +167,7 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
                 for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True)
                 if fits(x)
             ]
-    want: dict[int, dict[str, float]] = {n: {} for n in kept}
+    want = {n: {} for n in kept}
     for name, (chain, numbers_of) in chains.items():
         for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True):
             want[n][name] = x

@@ -1,7 +1,5 @@
 """Operators that learn or meet several columns, lists or times, against slow twins in plain Python."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import itertools
@@ -81,7 +79,7 @@ def is_number(v):
 
 def learned(op, *columns):
     """What it learns from batches in any order, as Spark adds them up."""
-    sums: Counter = Counter()
+    sums = Counter()
     for column in columns:
         names, counts = op.count(column)
         assert len(names) == len(counts)
@@ -688,11 +686,11 @@ def test_joint_and_updated_vocabularies_never_move_an_id():
     assert op.apply(column, op.prepare(old)) == op.apply(column, op.prepare(both))
 
 
-def double(x: pa.Array) -> pa.Array:
+def double(x):
     return pa.compute.multiply(x, 2.0)
 
 
-def short(x: pa.Array) -> pa.Array:
+def short(x):
     return x.slice(1)
 
 
@@ -760,7 +758,7 @@ TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
 )
 def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
     column = pa.array(rows, pa.struct({"at": pa.float64(), "times": pa.list_(pa.float64())}))
-    want: list[tuple[float, float] | None] = []
+    want = []
     for now, times in rows:
         session = [now]
         known = sorted(

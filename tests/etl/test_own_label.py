@@ -1,13 +1,10 @@
 """No feature of a row depends on its own label: whole jobs against a small program of its own, and with labels
 flipped."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +25,13 @@ TIME = 'split_time = "day"\nsplit = {train = 0, test = 8}'
 RATE = column("rate", "dense", "target, smoothing = 2%s", "user")
 
 
-def spec(
-    *columns: str | tuple[str, str], table: str = HASH, rate: str = RATE % "", more: str = ""
-) -> str:
+def spec(*columns, table=HASH, rate=RATE % "", more=""):
     """A spec whose table has the label, a number by which a row is found again, and target encodings. A pair is a
     column and what it was."""
     return write_spec(columns, column("row", "time"), rate, more, table=table, label="click")
 
 
-def drawn(rows: int, seed: int = 0) -> list[dict]:
+def drawn(rows, seed=0):
     """Rows of which many agree in all but the label, as no program draws them that wants to be lucky."""
     draw = np.random.default_rng(seed)
     return [
@@ -54,13 +49,13 @@ KINDS = {"click": pa.int64(), "user": pa.string(), "day": pa.int64(), "row": pa.
 
 
 def make(
-    folder: Path,
-    rows: list[dict],
-    text: str,
-    kinds: dict[str, pa.DataType] = KINDS,
-    name: str = "t",
-    **options: object,
-) -> FeatureTable:
+    folder,
+    rows,
+    text,
+    kinds=KINDS,
+    name="t",
+    **options,
+):
     """A version of the folder's table, of these rows."""
     path = write_rows(folder / f"{name}.parquet", rows, kinds)
     return build_table(None, folder / name, path, text=text, **options)
@@ -81,20 +76,20 @@ class Twin:
     folds: int = 5
     smoothing: float = 2.0
 
-    def in_train(self, row: dict) -> bool:
+    def in_train(self, row):
         if self.by_time:
             return row["day"] < 8
         return (
             mixed(key_of(row, self.split_key or self.key, self.seed) ^ 0x5EED5EED00000001) >> 11
         ) * 2.0**-53 < 0.8
 
-    def fold(self, row: dict) -> int:
+    def fold(self, row):
         return mixed(key_of(row, self.key, self.seed) ^ 0xF01DF01D00000001) % self.folds
 
-    def features(self, rows: list[dict], learned: list[dict]) -> list[tuple[int, int, float]]:
+    def features(self, rows, learned):
         """(row, click, rate) of each row, from the training rows among those that were `learned`."""
-        clicks: dict[tuple, int] = defaultdict(int)
-        counts: dict[tuple, int] = defaultdict(int)
+        clicks = defaultdict(int)
+        counts = defaultdict(int)
         for row in filter(self.in_train, learned):
             for cell in (
                 (row["user"], self.fold(row)),
@@ -120,7 +115,7 @@ class Twin:
         return sorted(found)
 
 
-def holds(table: FeatureTable) -> list[tuple[int, int, float]]:
+def holds(table):
     return sorted((int(row["row"]), row["click"], row["rate"]) for row in rows_of(table))
 
 
@@ -185,7 +180,7 @@ LATER = {
 }
 
 
-def changed(rows: list[dict], text: str) -> list[dict]:
+def changed(rows, text):
     """The rows with the names and types that a spec wants."""
     wanted = Spec.parse(text).input
     made = []
@@ -374,7 +369,7 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     assert len(rates) > 200
 
 
-def learned_columns(past: bool) -> str:
+def learned_columns(past):
     """Columns of every operator that learns; of what lies in the past if that is asked for."""
     more = ", past = true" if past else ""
     return (
@@ -418,7 +413,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
         for number in range(160)
     ]
 
-    def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
+    def made(name, rows):
         kinds = {**KINDS, "price": pa.float64()}
         for mode, options, by in WAYS[way]:
             text = spec(
@@ -452,7 +447,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
             assert after != before  # what others learn of it
 
 
-def by_row(found: list[dict]) -> dict[int, list[dict]]:
+def by_row(found):
     """Each row's features by its number, without its label."""
     groups = defaultdict(list)
     for row in found:

@@ -1,7 +1,5 @@
 """RawInput lines: what parses, and why the rest does not."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -22,7 +20,7 @@ SPEC = write_spec(
 )
 
 
-def parse(form: str, *lines: bytes):
+def parse(form, *lines):
     padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(
         1
     )  # a slice begins anywhere
@@ -152,7 +150,7 @@ def test_flags_and_parts_of_objects_in_json():
         b'{"label": false}',
     ]
 
-    def parsed(*lines: bytes):
+    def parsed(*lines):
         found = parser.parse(batch_of(lines))
         return list(
             zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
@@ -180,7 +178,7 @@ def test_flags_and_parts_of_objects_in_json():
 def test_decimal_commas():
     text = SPEC.replace('"%s"', '"csv"\ndelimiter = ";"\ndecimal = ","')
 
-    def parsed(*lines: bytes):
+    def parsed(*lines):
         batch = batch_of(lines)
         found = InputParser(Spec.parse(text)).parse(batch)
         return found.columns["F"].to_pylist(), found.rejected

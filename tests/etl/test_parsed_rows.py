@@ -1,9 +1,5 @@
 """What Spark's workers parse is kept in cells, and what they make ready for one task serves the next."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 import pyarrow as pa
 
 from sluice.etl.apply.counts import (
@@ -29,13 +25,13 @@ FILTERED = '[[filter]]\ncolumn = "I1"\nop = ">="\nvalue = 10'
 WIDE = 2_000_000
 
 
-def lines(count: int, text: str = "é") -> pa.RecordBatch:
+def lines(count, text="é"):
     rows = [f"{n % 2}\t{n}\t{text}{n}".encode() for n in range(count)]
     rows[3], rows[5] = b"one\tbad", b"7\t1\tx"
     return batch_of(rows)
 
 
-def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
+def summed(counts):
     return (
         pa.Table.from_batches(list(counts))
         .group_by(["key", "value"])

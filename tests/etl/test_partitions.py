@@ -1,7 +1,5 @@
 """How a Spark session begins: shuffles as wide as the input needs, and a worker while the driver works."""
 
-from __future__ import annotations
-
 import io
 import threading
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ def test_partitions_follow_the_input(mib, cores, partitions):
 
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_user_says_of_partitions_stands(said):
-    found: dict[str, str] = {}
+    found = {}
     context = SimpleNamespace(
         getConf=lambda: SimpleNamespace(contains=lambda _key: said), defaultParallelism=2
     )

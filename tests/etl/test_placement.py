@@ -1,7 +1,5 @@
 """Operators are applied by the job or by the loader, as the spec says, and the rows that come out are the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.common.settings import parse
@@ -23,7 +21,7 @@ from tests.etl.tables import column, write_spec
 from tests.raises import raises
 
 
-def spec_text(online: str = "") -> str:
+def spec_text(online=""):
     """A spec whose operators are applied by the job, or by the loader with `, online = true`."""
     return write_spec(
         "label:int I1..I13:int C1..C26:text",
@@ -39,7 +37,7 @@ def spec_text(online: str = "") -> str:
 SPEC, LEFT = spec_text(), spec_text(", online = true")
 
 
-def answer(tmp_path, words: str, *, text: str = SPEC, said: Said | None = None) -> dict:
+def answer(tmp_path, words, *, text=SPEC, said=None):
     (tmp_path / "spec.toml").write_text(text)
     argv = f"--spec {tmp_path}/spec.toml --input {tmp_path}/log --engine local {words}".split()
     request = parse(JobRequest, argv=argv, prog="sluice etl")

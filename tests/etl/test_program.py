@@ -25,7 +25,7 @@ PRELUDE = (
 )
 
 
-def ended(body: str, repo) -> subprocess.CompletedProcess:
+def ended(body, repo):
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + body],
         capture_output=True,
@@ -103,7 +103,7 @@ def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, mo
     assert "quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
 
 
-def refused(program, words, capsys) -> str:
+def refused(program, words, capsys):
     """The one line in which a program refuses its command line."""
     with pytest.raises((UsageError, SystemExit)) as ended:
         importlib.import_module(program).main(words.split())
@@ -353,7 +353,7 @@ def test_numbers_of_numpy_become_json(repo):
     assert json.loads(result.stdout) == {"auc": 0.5, "rows": 7}
 
 
-def interrupted(body: str, repo) -> subprocess.CompletedProcess:
+def interrupted(body, repo):
     """How a program of that body ends, which interrupts itself."""
     head = "import hashlib, os, signal, threading\nwait = threading.Event().wait\n"
     head += "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\ndef main(argv):"

@@ -1,7 +1,5 @@
 """What a person sees of a job at work: on a terminal a line that moves, elsewhere plain lines."""
 
-from __future__ import annotations
-
 from threading import Event
 from types import SimpleNamespace
 
@@ -15,14 +13,14 @@ from tests.etl.jobs import Said
 class Terminal(Said):
     """Tells when a line with `until` was written."""
 
-    def __init__(self, until: str) -> None:
+    def __init__(self, until):
         super().__init__()
         self.until, self.seen = until, Event()
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         if self.until in text:
             self.seen.set()
         return super().write(text)
@@ -41,7 +39,7 @@ class Stages(list):
 
     size = list.__len__
 
-    def apply(self, number: int) -> SimpleNamespace:
+    def apply(self, number):
         names = ("stageId", "numCompleteTasks", "numTasks", "inputRecords", "inputBytes")
         return SimpleNamespace(
             **{

@@ -1,12 +1,9 @@
 """Tables in a bucket, over the real S3 protocol on 127.0.0.1."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from pyarrow.fs import S3FileSystem
@@ -41,11 +38,11 @@ server.close()
 class Refusing:
     """A server in a process of its own: delta-rs keeps the interpreter's lock while it waits for an answer."""
 
-    def __init__(self, process: subprocess.Popen[str]):
+    def __init__(self, process):
         self._process = process
         self.address = process.stdout.readline().strip()
 
-    def refuse(self, rate: float, status: int = 503) -> int:
+    def refuse(self, rate, status=503):
         """From now on refuses this share of reads. Returns how many were refused before."""
         self._process.stdin.write(f"{rate} {status}\n")
         self._process.stdin.flush()
@@ -53,7 +50,7 @@ class Refusing:
 
 
 @pytest.fixture(scope="module")
-def server(repo) -> Iterator[Refusing]:
+def server(repo):
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         cwd=repo,
@@ -66,13 +63,13 @@ def server(repo) -> Iterator[Refusing]:
 
 
 @pytest.fixture
-def address(server) -> str:
+def address(server):
     server.refuse(0)
     return server.address
 
 
 @pytest.fixture
-def place(address, monkeypatch) -> str:
+def place(address, monkeypatch):
     """A folder in a bucket, with where the bucket is."""
     store = {"AWS_ENDPOINT_URL": f"http://{address}"}
     for name, value in (KEYS | store).items():

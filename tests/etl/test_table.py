@@ -1,7 +1,5 @@
 """The table's contract, on real Delta tables made without Spark."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -31,14 +29,14 @@ from tests.raises import raises
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Path:
+def original(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "t"
     small_table(path, rows=3000, row_group_rows=256)
     return path
 
 
 @pytest.fixture
-def table(original, tmp_path) -> FeatureTable:
+def table(original, tmp_path):
     shutil.copytree(original, tmp_path / "t")
     return FeatureTable.open(tmp_path / "t")
 
@@ -75,7 +73,7 @@ def test_a_version_may_be_in_the_name(command, table, capsys):
         main([command, f"{table.uri}@v{newest}", "--version", str(newest + 1)])
 
 
-def foreign(folder: Path) -> Path:
+def foreign(folder):
     write_deltalake(folder, pa.table({"label": [0, 1], "x": [0.5, 1.5]}))
     return folder
 
@@ -153,7 +151,7 @@ def test_an_orphan_is_reported_and_never_read(table):
     assert len(table.check()) == 1
 
 
-def _flip(path: Path, offset: int) -> None:
+def _flip(path, offset):
     content = bytearray(path.read_bytes())
     content[offset] ^= 4
     path.write_bytes(content)
@@ -243,7 +241,7 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     base = Base.read(store)
     records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
 
-    def job(record) -> int | None:
+    def job(record):
         start.wait()
         try:
             return publish(store, base, record, table.fields)
@@ -284,7 +282,7 @@ def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(tabl
 DAY_S = 86_400.0
 
 
-def all_files(table) -> set[str]:
+def all_files(table):
     return {
         str(p.relative_to(table.uri))
         for p in Path(table.uri).rglob("*")
@@ -510,7 +508,7 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path):
     store, start = TableStore(tmp_path / "new"), Barrier(4, timeout=60)
     base = Base.read(store)
 
-    def job(number: int) -> int | None:
+    def job(number):
         start.wait()
         try:
             return publish(

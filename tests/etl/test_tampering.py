@@ -1,7 +1,5 @@
 """Fitted state that somebody changed, or half restored: refused by name wherever it is read. No Spark needed."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -15,7 +13,6 @@ from benchmarks.small_table import small_table
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
-from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.tables import column, write_spec
@@ -28,42 +25,42 @@ VALUES = pa.table({"value": ["a", "b", "c"], "count": [9, 5, 1]}, SCHEMA)
 SWAPPED = pa.table({"value": ["b", "a", "c"], "count": [9, 5, 1]}, SCHEMA)
 
 
-def parquet(table: pa.Table) -> bytes:
+def parquet(table):
     sink = io.BytesIO()
     pq.write_table(table, sink, write_page_checksum=True)
     return sink.getvalue()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> FeatureTable:
+def made(tmp_path_factory):
     return small_table(
         tmp_path_factory.mktemp("made") / "t", rows=8, files=1, splits={"train": 1.0}
     )
 
 
 @pytest.fixture(params=["in memory", "in files"])
-def table(request, made, tmp_path) -> FeatureTable:
+def table(request, made, tmp_path):
     """A table whose vocabulary of `item` is small, or so large that it lies in files of its own."""
     shutil.copytree(made.uri, tmp_path / "t")
     store = TableStore(tmp_path / "t")
-    vocabulary: pa.Table | FileBackedState = VALUES
+    vocabulary = VALUES
     if request.param == "in files":
         store.write("_sluice/state/job/a.parquet", parquet(VALUES))
         vocabulary = FileBackedState.of(store, ["_sluice/state/job/a.parquet"])
     state = FittedState(spec=SPEC.fitted_hash, tables={"item/0": vocabulary}, chains=SPEC.chains)
-    record: JobRecord = replace(made.record, state=state.save(store))
+    record = replace(made.record, state=state.save(store))
     store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
     return FeatureTable.open(store.uri)
 
 
-def of_loader_and_server(table: FeatureTable) -> pa.Table:
+def of_loader_and_server(table):
     """Both take their operators' state from here."""
     state = table.state()
     assert state is not None
     return state["item/0"]
 
 
-def of_job(table: FeatureTable) -> None:
+def of_job(table):
     Job(
         spec=SPEC,
         inputs=("new.csv",),

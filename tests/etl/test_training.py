@@ -1,7 +1,5 @@
 """What is fitted is fitted on the training split alone: on noise, no learned column says anything of the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 
@@ -59,7 +57,7 @@ TEXT = HEAD + "".join(
 )
 
 
-def rows_by_time() -> dict[str, pa.Array]:
+def rows_by_time():
     """Rows of some users, from before the border and from after it."""
     draw, rows = np.random.default_rng(7), 3000
     return {
@@ -158,7 +156,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
     out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
     assert_names(describe_table(FeatureTable.open(out)), "learned", "split 'first'")
 
-    def job(mode: str, **options: bool) -> Job:
+    def job(mode, **options):
         return Job(
             spec=Spec.parse(UNLABELLED),
             inputs=(str(elsewhere / "more.parquet"),),
@@ -284,7 +282,7 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
 
 
 def test_a_bound_in_time_may_move_on_but_not_back():
-    def spec(border: int) -> str:
+    def spec(border):
         return SMALL.replace(
             "{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"'
         )

@@ -1,9 +1,5 @@
 """[[transform]] and `--transform`: what may be written, what a model then sees, and what each built-in answers."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -41,11 +37,11 @@ FIELDS = (
 )
 
 
-def entry(text: str) -> str:
+def entry(text):
     return f'{HEAD}\n[[transform]]\nname = "t"\n{text}\n'
 
 
-def seen(text: str) -> dict[str, Field]:
+def seen(text):
     return {f.name: f for f in transformed(FIELDS, Spec.parse(entry(text)).transforms)}
 
 
@@ -82,7 +78,7 @@ def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):
 
 
 def test_a_matrix_that_cannot_be_is_refused_by_name(tmp_path):
-    def refused(*facts: str, width: int = 2) -> None:
+    def refused(*facts, width=2):
         with raises(OperatorError, *facts):
             _ = Vectors(file=str(tmp_path / "v.npy"), width=width).matrix
 
@@ -256,7 +252,7 @@ def test_two_transforms_of_one_name_are_refused():
         Spec.parse(entry('function = "m:f"') + '[[transform]]\nname = "t"\nfunction = "m:g"\n')
 
 
-def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path: Path):
+def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path):
     spec = Spec.parse(
         entry('op = "lookup"\nfile = "nowhere.npy"\nwidth = 1\ninputs = ["C1"]\noutputs = ["v"]')
         + '[[transform]]\nname = "u"\nfunction = "nowhere_to_be_found:f"\n'
