@@ -182,7 +182,7 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
     for n, row in want.items():
         for name, x in row.items():
             assert np.float32(x).tobytes() == np.float32(found[n][name]).tobytes(), (n, name, x)
-    lines = rejects_of(folder / "t")
+    lines = rejects_of(FeatureTable.open(folder / "t"))
     assert sorted(row["line"] - 1 for row in lines) == [
         n for n in range(len(values)) if n not in want
     ]
