@@ -1,5 +1,5 @@
 """Who may know whom (the table in docs/architecture.md), read from the sources; that contracts stay light; and that a
-stranger finds things: small folders, no circles, one home for each class name."""
+stranger finds things: small folders, one home for each class name."""
 
 from __future__ import annotations
 
@@ -80,11 +80,6 @@ LIGHT = (
     "sluice.agent.policies",
     "sluice.agent.policies.opening.contract",
 )
-CIRCLES_OF_TYPES = (
-    ["sluice.dlrm.lookup_frequencies", "sluice.dlrm.options"],
-    ["sluice.dlrm.session.session", "sluice.dlrm.session.version_run"],
-)
-"""The files that import each other for types only. Remove a line here when its circle is gone."""
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
@@ -199,59 +194,10 @@ def test_nothing_is_imported_by_its_folder_alone():
     assert not wrong, "\n".join(wrong)
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of nodes that reach each other (Tarjan's)."""
-    number: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
-
-    def visit(node: str) -> None:
-        number[node] = lowest[node] = len(number)
-        stack.append(node)
-        for target in graph.get(node, ()):
-            if target not in number:
-                visit(target)
-                lowest[node] = min(lowest[node], lowest[target])
-            elif target in stack:
-                lowest[node] = min(lowest[node], number[target])
-        if lowest[node] == number[node]:
-            group = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for node in graph:
-        if node not in number:
-            visit(node)
-    return found
-
-
 def parts_of(path: Path) -> tuple[str, ...]:
     """The package, its folders and the file, wherever the package lies."""
     parts = path.relative_to(ROOT).parts
     return parts[1:] if parts[0] == "sluice" else parts
-
-
-def place(module: str, path: Path) -> str:
-    """A folder of a room; the files at a room's top, its contracts and programs, and a folder's face stand alone."""
-    parts = parts_of(path)
-    return module if len(parts) == 2 or path.name == "__init__.py" else "/".join(parts[:-1])
-
-
-def test_no_file_and_no_folder_reaches_itself():
-    known = modules()
-    with_types = {name: imports(path, known) & known.keys() for name, path in known.items()}
-    assert [group for group in circles(with_types) if group not in CIRCLES_OF_TYPES] == []
-    files = {
-        name: imports(path, known, with_types=False) & known.keys() for name, path in known.items()
-    }
-    assert not circles(files)
-    folders: dict[str, set[str]] = defaultdict(set)
-    for name, targets in files.items():
-        here = place(name, known[name])
-        folders[here] |= {place(t, known[t]) for t in targets} - {here}
-    assert not circles(folders)
 
 
 def floor_of(module: str, path: Path) -> str:

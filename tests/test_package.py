@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -92,16 +91,6 @@ def test_a_wheel_works_with_a_users_folders_of_the_same_names(wheel, tmp_path):
     assert Path(found).is_relative_to(site)
 
 
-def test_a_checkout_works_with_a_users_folders_of_the_same_names(tmp_path):
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(
-            "raise ImportError('this is the user\\'s own folder')\n"
-        )
-    found = run("from sluice.agent import controller; print(controller.__file__)", tmp_path)
-    assert Path(found).resolve() == ROOT / "agent" / "controller.py"
-
-
 def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
     """As git leaves it with core.symlinks=false: a link is then a small file with the name of its target."""
     shutil.copytree(
@@ -126,26 +115,6 @@ def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "git config core.symlinks true" in done.stderr
-
-
-@pytest.mark.parametrize("module", ["dlrm.plan", "ingest", "agent", "etl"])
-def test_no_module_comes_twice_under_two_names(module):
-    code = (
-        "import json, os, runpy, sys\nsys.argv = ['x', '--help']\n"
-        f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
-        "except SystemExit:\n    pass\n"
-        "print('\\n' + json.dumps([os.path.realpath(m.__file__) for m in "
-        "{id(m): m for m in sys.modules.values()}.values() if getattr(m, '__file__', None)]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True
-    )
-    files = [
-        f
-        for f in json.loads(done.stdout.splitlines()[-1])
-        if Path(f).is_relative_to(ROOT) and Path(f).relative_to(ROOT).parts[0] in ("sluice", *ROOMS)
-    ]
-    assert len(files) == len(set(files)) > 5
 
 
 PROGRAMS = {

@@ -136,32 +136,6 @@ def test_a_link_that_leads_nowhere_is_an_error():
         list(pages.links_of("docs/tuning.md", "[x](lost.md)"))
 
 
-@pytest.mark.parametrize(
-    ("page", "text", "placed"),
-    [
-        ("docs/architecture.md", "[etl](../etl/README.md)", "[etl](source/etl/README.md)"),
-        (
-            "docs/how-to/resume.md",
-            "[all](../../README.md#on-gpus)",
-            "[all](../source/README.md#on-gpus)",
-        ),
-        ("docs/launch.md", "[env](../.ci/spark-env.sh)", "[env](source/ci/spark-env.sh.md)"),
-        (
-            "README.md",
-            "[loader](docs/loader.md#tuning) [why](docs/decisions)",
-            "[loader](../loader.md#tuning) [why](../decisions/index.md)",
-        ),
-        (
-            "docs/loader.md",
-            "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
-            "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
-        ),
-    ],
-)
-def test_a_link_is_written_once_and_works_in_checkout_and_site(page, text, placed):
-    assert pages.with_places(page, text) == placed
-
-
 def test_the_navigation_has_every_page():
     named = set(
         re.findall(
@@ -172,14 +146,6 @@ def test_the_navigation_has_every_page():
     outside = ("decisions/", "log/")
     assert {page for page in there if not page.startswith(outside)} <= named
     assert {page for page in named if not page.startswith("source/")} <= there
-
-
-def test_the_list_of_the_log_has_every_entry_newest_first():
-    log = ROOT / "docs" / "log"
-    listed = re.findall(r"\]\(([^)]+)\)$", (log / "index.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in log.glob("2*.md"))
-    days = [name[:10] for name in listed]
-    assert days == sorted(days, reverse=True)
 
 
 # ---- the reference

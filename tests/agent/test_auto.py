@@ -124,22 +124,6 @@ def test_an_initial_setting_that_brings_less_than_the_planner_promised_is_replac
     assert taken_back["reason"]["details"]["kind"] == "own"
 
 
-def test_the_planners_own_choice_is_on_trial_after_an_initial_setting():
-    """Its prediction does not know of the bend; the initial setting is better, and comes back."""
-    bent = [
-        FakeStage(
-            name="read", cpu_s=0.001, wait_s=0.05, bend=lambda n: 1.0 if n <= 6 else (n / 6) ** 2
-        ),
-        *STAGES[1:],
-    ]
-    pipeline, _, _, _ = _run(
-        Auto(Says({"read": 6, "bid": 2, "collate": 1})), 12, FakePipeline(bent)
-    )
-    opened, own, back = (knobs.workers["read"] for knobs in pipeline.applied[:3])
-    assert (opened, back) == (6, 6)
-    assert own > 8
-
-
 def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
     fed = FakePipeline(STAGES, step_s=0.1)
     fed.advance(1.0)

@@ -11,7 +11,6 @@ from sluice.agent import policies
 from sluice.agent.__main__ import learn
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.learn import own_runs
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
@@ -118,15 +117,6 @@ def test_weights_that_already_choose_so_stay_as_they_are(tmp_path, weights):
     found = learn([*runs, "--weights", str(weights)])
     assert not found["better"]
     assert not weights_file.installed().exists()
-
-
-def test_a_run_that_came_to_less_than_others_of_its_pipeline_counts_less(tmp_path, weights):
-    runs = _runs(tmp_path / "runs", _many)
-    once = own_runs.records(runs)
-    assert np.ptp(own_runs.split_lessons(once)[0]["weight"]) == 0
-    slower = [dataclasses.replace(one, rows_per_s=5e4) for one in once]
-    weight = own_runs.split_lessons([*once, *slower])[0]["weight"]
-    assert sorted(set(weight.tolist())) == [0.5**4, 1.0]
 
 
 def test_too_few_records_are_refused_and_so_is_having_nothing_to_go_on_from(tmp_path, weights):

@@ -129,10 +129,6 @@ def _outcome(scenario):
     return outcome
 
 
-def test_a_stage_grows_up_to_the_edge_beyond_which_it_is_five_times_dearer():
-    assert _outcome(cliff()).knobs.workers["udf"] == 6
-
-
 def test_a_store_that_gets_slower_little_by_little_gets_its_readers():
     assert _outcome(drift()).knobs.workers["read"] > 42
 
@@ -141,10 +137,6 @@ def test_a_store_that_gets_slower_little_by_little_gets_its_readers():
 def test_cores_that_a_neighbour_gives_back_are_used(one):
     outcome, until = _outcome(neighbour(*one)), one[2]
     assert outcome.rates[-1] > 2 * outcome.rates[until - 1]
-
-
-def test_two_stages_that_saturate_a_lock_together_go_to_processes():
-    assert "process" in _outcome(locks()).knobs.backend.values()
 
 
 def test_processes_of_380_mib_never_fill_the_memory():

@@ -11,20 +11,16 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.contest import (
-    LiveError,
     contest,
     score,
-    settle,
 )
 from sluice.ingest.knobs import Knobs, Limits
-from tests.raises import raises
 
 STORE = TrueCosts(
     SimMachine(cores=2, timer_noise=0),
     (SimStage(name="read", cost_s=0.05, cpu=0.02),),
     Consumer(batch_rows=1024),
 )
-FAIL = TrueCosts(STORE.machine, (SimStage(name="read", cost_s=1e6),), STORE.consumer)
 LIMITS = Limits(workers={"read": (1, 64)})
 
 
@@ -102,21 +98,3 @@ def test_the_best_of_the_survey_is_measured_again_with_cores():
     assert found.spread == pytest.approx(8, rel=0.05)
     assert found.score("best again").value == pytest.approx(1, abs=0.02)
     assert found.to_dict()["counts"] is True
-
-
-def test_a_policy_settles_on_a_pipeline_of_its_own():
-    policy = Eight()
-    bench = Bench(decided=policy.decided)
-    bench.tunable.advance(1.0)  # while nothing has come yet, no policy is asked
-    found = settle(bench, policy, 1.0)
-    assert found.knobs.workers == {"read": 8}
-    assert len(found.changes) == 1
-    assert found.frozen is None
-    assert 0 <= found.cost < 1
-
-
-def test_a_contest_that_cannot_be_scored_is_refused():
-    with raises(LiveError, "'cores'"):
-        contest(Bench, ["read=1"], {"cores": Eight()}, rounds=1, seconds=1.0, settle_s=1.0)
-    with raises(LiveError, "no rows", "read=1"):
-        contest(lambda: Bench(FAIL), ["read=1"], {}, rounds=1, seconds=1.0, settle_s=1.0)
