@@ -2,6 +2,11 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py tests/dlrm/test_petastorm*.py) tests/ingest/test_source.py
+# Tests of pages, of how the sources are laid out, and of benchmarks.
+HOUSE = $(wildcard tests/test_architecture.py tests/test_bed.py tests/test_benchmarks_*.py tests/test_errors.py \
+	tests/test_faults_page.py tests/test_plain.py tests/test_site.py tests/benchmarks tests/*/test_benchmarks.py \
+	tests/dlrm/test_launch_page.py tests/etl/test_features_doc.py)
+WITHOUT_HOUSE = $(addprefix --ignore=,$(HOUSE))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-petastorm test-adapters check docs bench bench-peers race dist clean
@@ -25,12 +30,12 @@ demo-schema: setup  ## a table gets new columns while 2 ranks train: with the ag
 
 # Many tests wait for what they started, so fewer processes would leave the two cores idle. tests/conftest.py says which
 # files a process takes.
-test: setup  ## all tests, in four processes that share one queue; those of PYTEST_ARGS in one process
-	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4)
+test: setup  ## the tests of the product, in four processes that share one queue; those of PYTEST_ARGS in one process
+	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4 $(WITHOUT_HOUSE))
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, two to three minutes: for the time between two edits
-	@$(PY) -m pytest -n 2 -m "not spark and not slow" $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 -m "not spark and not slow" $(WITHOUT_HOUSE) $(PYTEST_ARGS)
 
 test-petastorm: setup  ## ours on Petastorm 0.12, then Petastorm's own on today's Arrow, Spark and TensorFlow: 15 minutes
 	@bash .ci/peers petastorm-0.12 compat
@@ -64,11 +69,12 @@ fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader 
 policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
 	@$(PY) -m sluice.agent.lab.teach --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
 
-check: setup  ## style, types, and that no text or function became harder to read
+check: setup  ## style, types, that no text or function became harder to read, and tests of pages, layout and benchmarks
 	@.venv/bin/ruff format --check --quiet . || { echo "make check: run .venv/bin/ruff format" >&2; exit 1; }
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 	@$(PY) .ci/plain.py
+	@$(PY) -m pytest -q --durations=0 --durations-min=2 $(HOUSE)
 
 docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; dead links and foreign scripts are errors
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs --quiet build --clean
