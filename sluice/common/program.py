@@ -114,7 +114,7 @@ def _run(
                 "run it again"
             )
             _leave(FAILED)
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)
 

@@ -21,9 +21,9 @@ import threading
 import time
 import venv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,16 @@ class Copy:
         self._server.terminate()
         self._server.wait()
 
-    def replace(self, file: str, old: str, new: str) -> None:
-        path = self._root / file
-        path.write_text(path.read_text().replace(old, new))
+    @contextmanager
+    def planted(self, fault: Fault) -> Iterator[None]:
+        path = self._root / fault.file
+        text = path.read_text()
         # Python would take a compiled file of the same second and size for the changed one.
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+        path.write_text(text.replace(fault.old, fault.new))
+        yield
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+        path.write_text(text)
 
 
 class Bed:
@@ -131,9 +136,8 @@ class Bed:
         problem = fault.problem()
         if not problem:
             clean = self._failing_without_fault(copy, fault.tests)
-            copy.replace(fault.file, fault.old, fault.new)
-            failures = copy.run(fault.tests)
-            copy.replace(fault.file, fault.new, fault.old)
+            with copy.planted(fault):
+                failures = copy.run(fault.tests)
             found = {test: why for test, why in failures.items() if test not in clean}
         status = "does not apply" if problem else "found" if found else "not found"
         if fault.equivalent and status == "not found":
@@ -155,6 +159,7 @@ class Bed:
                     raise RuntimeError(f"{test}: pytest ends with {known[test]['pytest']}")
                 seconds = round(time.monotonic() - began, 1)
                 self._write({"clean": test, "tests": known[test], "seconds": seconds})
+                print(f"{test}: {len(known[test])} fail without a fault, {seconds:g} s", flush=True)
         return {name: why for test in tests for name, why in known[test].items()}
 
     def close(self) -> None:

@@ -71,6 +71,21 @@ def test_exit_codes_and_messages(body, code, error, repo):
 @pytest.mark.parametrize(
     "body",
     [
+        "run(lambda argv: {'data': URI})",
+        "def main(argv): say(URI)\nrun(main)",
+        "def main(argv): raise OSError(URI)\nrun(main)",
+    ],
+)
+def test_the_keys_of_a_bucket_are_not_printed(body, repo):
+    result = ended(f"URI = 's3://AKIA1:hidden@bucket/t?secret_key=hidden'\n{body}", repo)
+    text = result.stdout + result.stderr
+    assert "s3://***@bucket/t" in text
+    assert "hidden" not in text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         "run(lambda argv: {'rows': 3})",
         "run(lambda argv: print('text'))",
         "run(lambda argv: print('text', flush=True))",

@@ -112,6 +112,7 @@ def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
         (["--seed", "x"], ("--seed:", "'x'", "whole number")),
         (["--rate", "0"], ("--rate:", "0.0", "positive")),
         (["--rate", "nan"], ("--rate:", "nan")),
+        (["--rate", "inf"], ("--rate:", "inf")),
         (["--share", "2"], ("--share:", "2.0", "0 to 1")),
         (["--limit", "64"], ("--limit:", "'64'", "bytes")),
         (["--layers", "3,0"], ("--layers:", "0", "whole number")),

@@ -74,7 +74,7 @@ def test_without_groups_the_machine_and_the_affinity_count(root):
             {
                 "a/b/memory.max": f"{2 * GIB}",
                 "a/memory.max": f"{3 * GIB}",
-                "a/cpu.max": "50000 100000",
+                "a/cpu.max": "10000 20000",
             },
             0.5,
             2 * GIB,
@@ -104,12 +104,13 @@ def test_version_1_reads_each_controller_where_it_is_mounted(root):
     assert machine.memory_limit() == GIB
 
 
-def test_in_a_container_the_mount_shows_a_part_of_the_tree(root):
+@pytest.mark.parametrize("below", ["", "/own"])
+def test_in_a_container_the_mount_shows_a_part_of_the_tree(root, below):
     machine = root(
         {
-            f"{OWN}/cgroup": "0::/pod/one\n",
+            f"{OWN}/cgroup": f"0::/pod/one{below}\n",
             f"{OWN}/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-            "sys/fs/cgroup/memory.max": f"{GIB}\n",
+            f"sys/fs/cgroup{below}/memory.max": f"{GIB}\n",
         }
     )
     assert machine.memory_limit() == GIB
