@@ -71,7 +71,11 @@ def test_s3_takes_options_from_the_name_then_from_the_environment(monkeypatch):
 
 def test_delta_and_iceberg_get_the_same_endpoint():
     place = Place.of("s3://b/t?endpoint_override=127.0.0.1:9&scheme=http&region=r")
-    assert place.delta["storage_options"]["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
+    assert place.delta["storage_options"] == {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "r",
+    }
     assert place.iceberg == {"s3.endpoint": "http://127.0.0.1:9", "s3.region": "r"}
     here = Place.of("latency://60ms/data/t/").delta
     assert here == {"table_uri": os.path.abspath("/data/t"), "storage_options": None}

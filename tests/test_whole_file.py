@@ -20,15 +20,28 @@ def test_a_file_or_a_link_is_replaced_and_no_draft_stays(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, kept]
 
 
+def fail(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
 def test_a_file_that_cannot_be_replaced_stays_and_no_draft_does(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     path.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="Input/output"):
         replace_file(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_draft_that_was_left_stops_no_later_writer(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            replace_file(path, "old")
+    [draft] = tmp_path.iterdir()
+    replace_file(path, "new")
+    assert path.read_text() == "new"
+    assert sorted(tmp_path.iterdir()) == sorted([path, draft])

@@ -357,6 +357,8 @@ def test_version_1_is_charged_by_its_hierarchy(tmp_path):
     group = Machine(tmp_path, pid=7).memory_group()
     assert group is not None
     assert group.charged() == 2000 - 700
+    (folder / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")  # no limit
+    assert Machine(tmp_path, pid=7).memory_group() is None
 
 
 def test_without_a_charge_by_the_kernel_there_is_no_guess(tmp_path):
