@@ -32,6 +32,7 @@ from sluice.etl.ops.numeric import (
     Clip,
     Compare,
     Fill,
+    InverseShare,
     Log,
     Logit,
     Missing,
@@ -297,6 +298,10 @@ def test_each_number_becomes_what_plain_python_makes_of_it(values, low, more, po
         (Compare(to=f"{sign} -1.5"), lambda v: None if unknown(v) else SIGNS[sign](v, -1.5)),
     ):
         assert applied(op, values) == [slow(v) for v in values]
+
+
+def test_a_row_of_a_sample_weighs_as_many_as_it_stands_for():
+    assert applied(InverseShare(share=0.25), [1.0, 0.0, 0.0]) == [1.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -901,7 +906,11 @@ def test_categorify_lays_ids_out_as_promised(seen, new, least, most, oov):
     ids = {None: 1} | {t: 2 + oov + place for place, (_, _, t) in enumerate(kept)}
     names, counts = op.count(pa.array(seen, TEXT))
     assert dict(zip(names.to_pylist(), counts.to_pylist(), strict=True)) == counted
-    table = pa.table({"value": pa.array([t for *_, t in kept], TEXT), "count": [1] * len(kept)})
+    enough = sorted((t for t, n in counted.items() if n >= op.least), reverse=True)
+    table = op.learn(
+        pa.table({"value": pa.array(enough, TEXT), "count": [counted[t] for t in enough]})
+    )
+    assert table["value"].to_pylist() == [t for *_, t in kept]
     got = applied(op, new, TEXT, op.prepare(table))
     assert got == [ids[t] if t in ids else 2 + hashed(t, _BUCKET_SALT) % oov for t in new]
     assert all(i < op.cardinality(table) for i in got)

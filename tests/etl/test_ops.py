@@ -121,3 +121,5 @@ def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():
     lookup = Lookup.of(pa.array(words))
     assert lookup.places(hash_texts(pa.array(words))).tolist() == list(range(50_000))
     assert set(lookup.places(hash_texts(pa.array([f"no {w}" for w in words]))).tolist()) == {-1}
+    with pytest.raises(ValueError, match="same 64-bit hash"):
+        Lookup.of_hashes(np.array([7, 5, 7], np.uint64))
