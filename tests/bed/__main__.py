@@ -93,7 +93,7 @@ class Copy:
             running = test if what == "running" else ""
         if running:
             failures.setdefault(running, "the process ended in this test")
-        if status > 1 and not failures:
+        if status and not failures:
             failures["pytest"] = f"exit status {status}"
         return failures
 

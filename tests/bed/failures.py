@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
 
 _LARGE = ("pyarrow.dataset", "pyarrow.compute", "pandas", "torchrec")
 
@@ -25,6 +24,14 @@ class Failures:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self) -> None:
+        """Has the same code try the same examples, of which the first that fails is enough."""
+        from hypothesis import Phase, settings  # pytest has to be there first
+
+        settings.register_profile("bed", derandomize=True, phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("bed")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._note("running", nodeid)
@@ -50,9 +57,6 @@ def main() -> None:
     for name in _LARGE:
         with suppress(ImportError):
             importlib.import_module(name)
-    # The same code tries the same examples, and the first that fails is enough.
-    settings.register_profile("bed", derandomize=True, phases=(Phase.explicit, Phase.generate))
-    settings.load_profile("bed")
     for line in sys.stdin:
         process = os.fork()
         if not process:
