@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.raises import raises
+
 SCRIPT = Path(__file__).parent.parent / ".ci" / "plain.py"
 GOOD = '"""Reads rows."""\n'
 LONG = '"""' + "word " * 31 + '."""\n'
@@ -59,6 +61,23 @@ def test_a_count_that_rises_is_refused_by_name(run_script, capfd, path, text, me
     assert f"plain: {measure}: " in capfd.readouterr().err
 
 
+def test_without_limits_nothing_passes(run_script):
+    Path(".ci/plain.json").unlink()
+    with raises(FileNotFoundError, "plain.json"):
+        run_script()
+
+
+def test_a_limit_is_lowered_and_never_raised(run_script):
+    limits = Path(".ci/plain.json")
+    Path("etl/two.py").write_text(LONG)
+    run_script("--lower")
+    assert json.loads(limits.read_text())["long sentences"] == 0
+    Path("etl/one.py").unlink()
+    Path("etl/two.py").unlink()
+    run_script("--lower")
+    assert json.loads(limits.read_text())["product"] == 0
+
+
 @pytest.mark.parametrize("earlier", ["released", "last commit", "parent", "other parent"])
 def test_a_limit_above_an_earlier_one_is_refused(run_script, capfd, earlier):
     limits = Path(".ci/plain.json")
@@ -77,6 +96,15 @@ def test_a_limit_above_an_earlier_one_is_refused(run_script, capfd, earlier):
     assert "product: its limit of 60 is above the 50 of " in capfd.readouterr().err
     limits.write_text(json.dumps(low))
     assert run_script() == 0
+
+
+def test_a_history_that_is_cut_off_is_refused(run_script, capfd):
+    commit_limits(*[json.loads(Path(".ci/plain.json").read_text())] * 3)
+    run_git("clone", "-q", "--depth=1", f"file://{Path.cwd()}", "shallow")
+    Path(".git").rename("whole")
+    Path("shallow/.git").rename(".git")
+    assert run_script() == 1
+    assert "fetch the history" in capfd.readouterr().err
 
 
 def commit_limits(parent: dict[str, int], other: dict[str, int], last: dict[str, int]) -> None:
