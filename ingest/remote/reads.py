@@ -11,10 +11,10 @@ from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote.asking import Asking
 from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.credentials import read_file, read_token
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
-from sluice.ingest.remote.worker import read_file, read_token
 
 _MOST = 256
 

@@ -9,18 +9,17 @@ import contextlib
 import json
 import math
 import os
-import re
 import sys
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
+from sluice.ingest.remote.credentials import read_file, read_token
 
 if TYPE_CHECKING:
     from sluice.etl.spec.permission import Permission
@@ -169,24 +168,6 @@ def open_maker(
             f"{job.version} there); give both the same files"
         )
     return UnitMaker(job, files, governor)
-
-
-def read_token(path: str) -> str:
-    """Reads the token that a worker and its loaders share."""
-    token = read_file(path).decode(errors="replace").strip()
-    if not re.fullmatch("[ -~]{1,4096}", token):
-        raise UsageError(
-            f"token file {path}: a token is 1 to 4,096 printable ASCII characters; write another, "
-            "such as `openssl rand -hex 32` prints"
-        )
-    return token
-
-
-def read_file(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
 
 
 def program() -> NoReturn:

@@ -1,5 +1,7 @@
 """Several attempts may write one file. Only the files of successful attempts are published."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ TEXT = write_spec(
 )
 
 
-def cells_of(files, rows=2000):
+def cells_of(files: int, rows: int = 2000) -> list[pa.RecordBatch]:
     """The cells of two tasks, as they are shuffled."""
     draw = np.random.default_rng(1)
     found = []
@@ -89,10 +91,10 @@ def test_a_file_that_an_attempt_leaves_late_is_not_published_and_vacuum_removes_
     spark, tmp_path, monkeypatch
 ):
     (tmp_path / "in.tsv").write_text("".join(f"{n % 2}\t{n}\n" for n in range(900)))
-    late = []
+    late: list[str] = []
     real = write._remove_others
 
-    def leave_one(store, job, files):
+    def leave_one(store: TableStore, job: str, files: list) -> None:
         real(store, job, files)
         path = files[0].record.path.replace(".parquet", "9.parquet")
         shutil.copy(store.path(files[0].record.path), store.path(path))

@@ -3,12 +3,16 @@
 Bad lines one by one are in test_parse; other headers, empty files and unsigned numbers in test_jobs; no files, empty
 ones and rejects in test_build."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
@@ -32,13 +36,13 @@ PARQUET = write_spec(INPUTS, REST)
 CSV = write_spec(INPUTS, REST, form="csv", head="header = true\nmultiline = true\n")
 
 
-def parts(folder, *tables):
+def parts(folder: Path, *tables: pa.Table) -> Path:
     for number, table in enumerate(tables, 1):
         write_rows(folder / f"{number}.parquet", table)
     return folder
 
 
-def table(*items, **others):
+def table(*items: str | None, **others: pa.Array) -> pa.Table:
     made = {
         "click": pa.array([1] * len(items), pa.int64()),
         "item": pa.array(items, pa.string()),
@@ -48,7 +52,7 @@ def table(*items, **others):
     return pa.table({name: values for name, values in made.items() if values is not None})
 
 
-def prices(folder):
+def prices(folder: Path) -> list[tuple[str, float]]:
     return sorted((row["item"], row["price"]) for row in rows_of(FeatureTable.open(folder)))
 
 
@@ -96,7 +100,7 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
             run(spark, tmp_path / "t", tmp_path / path, text=PARQUET)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     run(spark, tmp_path / "t", tmp_path / "in" / "dl", text=PARQUET.replace('"parquet"', '"delta"'))
-    assert [row["item"] for row in rows_of(tmp_path / "t")] == ["b"]
+    assert [row["item"] for row in rows_of(FeatureTable.open(tmp_path / "t"))] == ["b"]
 
 
 def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
@@ -133,8 +137,33 @@ def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
         run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.1, mode="overwrite")
 
 
+def test_a_million_rows_in_one_file_and_ten_in_another(spark, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    words = np.array([f"0\tw{i}\n" for i in range(1000)])
+    (folder / "large.tsv").write_text("".join(np.tile(words, 1000).tolist()))
+    (folder / "small.tsv").write_text("1\tten\n" * 10)  # lines that come twice are two rows
+    text = write_spec(
+        "click:int item:text",
+        column("item", "sparse", "categorify, min_count = 5"),
+        form="tsv",
+        table="file_rows = 300_000\nrow_group_rows = 100_000\nsplit = {all = 1.0}",
+    )
+    result = run(spark, tmp_path / "t", folder, text=text)
+    assert (result.rows_in, result.rows_out, result.files) == (1_000_010, 1_000_010, 4)
+    made = FeatureTable.open(tmp_path / "t")
+    assert made.state()["item/0"].num_rows == 1001
+    assert (
+        sum(
+            pq.read_table(f.path, columns=["click"], partitioning=None)["click"].to_numpy().sum()
+            for f in made.files
+        )
+        == 10
+    )
+
+
 @contextmanager
-def mounted(place, options):
+def mounted(place: Path, options: str):
     """A file system of its own, where this machine lets us make one."""
     place.mkdir()
     done = subprocess.run(

@@ -1,12 +1,16 @@
 """Whole jobs on a real Spark session, held against a slow twin that reads, fits and applies row by row in Python."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import math
 import shutil
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,14 +18,15 @@ from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
+from sluice.common.stores import StoreError
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.apply.parse import InputParser
-from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitConflict
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
@@ -49,7 +54,7 @@ run = partial(jobs.run, text=TEXT)
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory):
+def raw(tmp_path_factory) -> Path:
     """A few columns of a few clicks: a job's cost here is Spark's own, for each column and each file."""
     folder = tmp_path_factory.mktemp("raw")
     synthesize(folder / "all.tsv", rows=ROWS, seed=2)
@@ -60,14 +65,14 @@ def raw(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(spark, raw, tmp_path_factory):
+def made(spark, raw, tmp_path_factory) -> FeatureTable:
     output = tmp_path_factory.mktemp("made") / "t"
     result = run(spark, output, raw)
     assert (result.rows_in, result.rows_out, result.rejected, result.version) == (ROWS, ROWS, {}, 0)
     return FeatureTable.open(output)
 
 
-def content(table, split=None):
+def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
     files = table.files if split is None else table.files_of(split)
     return [
         row
@@ -78,14 +83,22 @@ def content(table, split=None):
     ]
 
 
-def twin(raw):
+def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Each line's key, and the number of its split."""
+    from sluice.etl.apply.parse import InputParser
+
+    spec, lines = Spec.parse(TEXT), raw.read_bytes().splitlines()
+    columns = InputParser(spec).parse(batch_of(lines)).columns
+    keys = row_keys(columns, spec)
+    return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
+
+
+def twin(raw: Path) -> list[tuple]:
     """Every row of the table, made one at a time from the raw lines; vocabularies from those of the training split."""
     lines = [
         dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()
     ]
-    spec, columns = Spec.parse(TEXT), batch_of(raw.read_bytes().splitlines())
-    columns = InputParser(spec).parse(columns).columns
-    split = FileAssignment.of(spec, len(lines)).split(row_keys(columns, spec), columns)
+    _, split = splits_of(raw)
     made = {"label": [int(line["label"]) for line in lines]}
     for i in range(1, 4):
         values = [float(line[f"I{i}"] or 0) for line in lines]
@@ -146,6 +159,19 @@ def test_splits_have_their_shares_and_the_table_its_numbers_of_files(made):
     assert (len(made.files_of("train")), len(made.files_of("test"))) == (4, 2)
 
 
+def test_rows_are_where_their_keys_say(made, raw):
+    """Recomputed from the raw lines alone: split, file and order within it."""
+    spec, (keys, split) = Spec.parse(TEXT), splits_of(raw)
+    files, want = FileAssignment.of(spec, ROWS).file(keys, split), twin(raw)
+    names = list(spec.table.split)
+    label = pa.array([int(line[:1]) for line in raw.read_bytes().splitlines()])
+    within = mix(keys ^ hash_rows([label], 0)).view("int64")  # the label is no part of the key
+    order = sorted(range(ROWS), key=lambda i: (int(files[i]), int(within[i])))
+    by_split = [[want[i] for i in order if split[i] == number] for number in range(2)]
+    for number, name in enumerate(names):
+        assert [row[4:] for row in content(made, name)] == [row[4:] for row in by_split[number]]
+
+
 def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(
     spark, made, raw, tmp_path
 ):
@@ -196,8 +222,13 @@ def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path)
     )
 
 
+def test_there_must_be_a_table_to_append_to(spark, made, raw):
+    with raises(CommitError, f"{made.uri}-new:", "append", "--mode create"):
+        run(spark, made.uri + "-new", raw, mode="append")
+
+
 @pytest.fixture
-def broken(raw, tmp_path):
+def broken(raw, tmp_path) -> Path:
     lines = raw.read_text().splitlines()[:1000]
     lines[1] = "only\tthree\tfields"
     fields = lines[5].split("\t")
@@ -324,3 +355,9 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
     table = FeatureTable.open(tmp_path / "t")
     assert (table.version, table.files) == (0, old.files)
     assert table.check() == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with raises(StoreError, tmp_path / "file" / "t", "Not a directory"):
+        jobs.job_of(tmp_path / "file" / "t", raw, text=TEXT)

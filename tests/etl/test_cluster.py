@@ -1,6 +1,8 @@
 """The job on a real standalone cluster: our code travels, workers need little, the table is the same, whatever is
 killed."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -68,7 +70,7 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
         "SPARK_LOCAL_IP": "127.0.0.1",
         "JAVA_TOOL_OPTIONS": _QUICK,
     }
-    came = []
+    came: list[str] = []
     said = Submitted(
         subprocess.Popen(
             command,

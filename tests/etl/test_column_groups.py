@@ -1,5 +1,7 @@
 """A server's features of several columns together: the same values as column by column, and the same errors."""
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -34,11 +36,11 @@ ops = [{op = "hash", size = 1000}]
 
 
 @pytest.fixture
-def columns():
+def columns() -> dict[str, pa.Array]:
     generator = np.random.default_rng(40)
     rows = 50
 
-    def drawn(values, kind):
+    def drawn(values: list[object], kind: pa.DataType) -> pa.Array:
         return pa.array([values[n] for n in generator.integers(len(values), size=rows)], kind)
 
     words = ["a", "bb", "", None, "ccccccccc", "\u00e9\u00e9\u00e9", "unseen"]
@@ -50,7 +52,7 @@ def columns():
 
 
 @pytest.fixture
-def features():
+def features() -> Features:
     spec = Spec.parse(TEXT)
     words = (["a", "bb"], ["bb", "a", "ccccccccc"], [], ["\u00e9\u00e9\u00e9"])
     tables = {
@@ -64,7 +66,7 @@ def features():
 def test_columns_together_have_the_values_that_each_has_alone(rows, columns, features):
     columns = {name: values.slice(0, rows) for name, values in columns.items()}
     together = features.inputs(columns)
-    alone = {}
+    alone: dict[str, pa.Array] = {}
     for column in features.spec.columns[1:]:
         alone |= features._run_group([column], columns, {})
     assert list(together) == list(alone)
@@ -90,7 +92,7 @@ def test_operators_are_applied_once_to_a_group(columns, features, monkeypatch):
     ]
 
 
-def floats_as_whole():
+def floats_as_whole() -> dict[str, pa.Array]:
     return {f"F{n}": pa.array([None] * 50, pa.int64()) for n in (1, 2)}
 
 

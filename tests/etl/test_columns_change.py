@@ -1,5 +1,7 @@
 """Columns come and go in an overwrite with --update-state, and the others keep their ids."""
 
+from __future__ import annotations
+
 import pyarrow as pa
 import pytest
 
@@ -9,20 +11,20 @@ from tests.etl.tables import column, write_rows, write_spec
 pytestmark = pytest.mark.spark
 
 
-def spec(*columns):
+def spec(*columns: str) -> str:
     made = (column(name, "sparse", "categorify") for name in columns)
     return write_spec("click:int a:text b:text c:text", *made)
 
 
 def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
-    def write(name, **columns):
+    def write(name: str, **columns: str):
         write_rows(
             tmp_path / name,
             pa.table({"click": [0, 1] * 3, **{n: list(v) for n, v in columns.items()}}),
         )
         return tmp_path / name
 
-    def values(column):
+    def values(column: str) -> list[str]:
         return words_of(tmp_path / "t", f"{column}/0")
 
     first = write("1.parquet", a="xxxyyz", b="pppqqr", c="uuuuuu")

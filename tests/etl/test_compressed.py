@@ -1,5 +1,7 @@
 """Compressed text that is cut short or damaged: never fewer rows without a word, always the file's name."""
 
+from __future__ import annotations
+
 import bz2
 import gzip
 
@@ -19,7 +21,7 @@ LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).e
 TEXT = write_spec("click:int item:text", column("item", "sparse", "hash, size = 100"), form="csv")
 
 
-def blocks(data):
+def blocks(data: bytes) -> list[int]:
     """Behind which bytes of a bzip2 file its blocks end."""
     bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
     mark = f"{int.from_bytes(b'1AY&SY', 'big'):048b}"
@@ -30,7 +32,7 @@ def blocks(data):
     return found
 
 
-def ends(data):
+def ends(data: bytes) -> tuple[bytes, bytes]:
     return data[:10], data[-11:]
 
 
@@ -60,7 +62,7 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
 
 
 def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
-    def fault_of(data):
+    def fault_of(data: bytes) -> str | None:
         return zstd_fault(lambda start, count: data[start : start + count], len(data))
 
     skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
@@ -78,7 +80,7 @@ def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
     assert_names(fault_of(LINES) or "", "no zstd file")
 
 
-def zstd(data):
+def zstd(data: bytes) -> bytes:
     with pa.BufferOutputStream() as kept:
         with pa.CompressedOutputStream(kept, "zstd") as stream:
             stream.write(data)

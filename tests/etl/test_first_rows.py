@@ -1,5 +1,7 @@
 """What the first rows show is refused before Spark starts; what they cannot show is left to it."""
 
+from __future__ import annotations
+
 import gzip
 
 import pyarrow as pa
@@ -29,13 +31,13 @@ TEXT = write_spec(
 )
 
 
-def positive(values):
+def positive(values: pa.Array) -> pa.Array:
     if any(value is not None and value < 0 for value in values.to_pylist()):
         raise ArithmeticError("no price")
     return values
 
 
-def refuse(tmp_path, form="tsv", head="", environment=None, **options):
+def refuse(tmp_path, form: str = "tsv", head: str = "", environment=None, **options):
     job = Job(
         spec=Spec.own(TEXT % (form, head), "clicks.toml"),
         inputs=(str(tmp_path / "in"),),

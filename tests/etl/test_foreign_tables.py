@@ -1,5 +1,7 @@
 """No data file in a table's folder is read by listing: the table may have removed it."""
 
+from __future__ import annotations
+
 import fnmatch
 import os
 import random
@@ -54,7 +56,7 @@ READERS = {
 }
 
 
-def refused_by(read, path, capsys):
+def refused_by(read, path, capsys) -> str:
     """What a reader says as it refuses; empty if it does not."""
     try:
         read(path)
@@ -202,7 +204,7 @@ def test_a_store_far_away_is_asked_no_more_for_many_folders_than_for_few(monkeyp
     """A listing that is made in any case shows the tables in it; only the folders above it are looked at besides."""
     server, refuse = S3Server(), input_paths._refuse_tables
 
-    def requests(path, checked):
+    def requests(path: str, checked: bool) -> int:
         monkeypatch.setattr(input_paths, "_refuse_tables", refuse if checked else lambda *_: None)
         before = server.requests
         assert len(files_of([f"{path}?{server.query}"])) == days

@@ -1,9 +1,12 @@
 """Eighty columns of mixed types from raw files to predictions, on both engines, by what `sluice guess` wrote."""
 
+from __future__ import annotations
+
 import csv
 import datetime
 import decimal
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +31,14 @@ ENGINES = pytest.mark.parametrize(
 )
 
 
-def wide_rows(rows, seed):
+def wide_rows(rows: int, seed: int) -> pa.Table:
     """Eighty columns of all types that programs write, of which some are no features."""
     rng = np.random.default_rng(seed)
     first = datetime.datetime(2025, 1, 1)
     user, n = rng.integers(0, 300, rows), np.arange(rows)
     label = rng.random(rows) < 1 / (1 + np.exp(-rng.normal(size=300)[user]))
 
-    def some(values, kind=None):
+    def some(values: object, kind: pa.DataType | None = None) -> pa.Array:
         return pa.array(values, kind, mask=rng.random(rows) < 0.1)
 
     columns = {
@@ -85,7 +88,7 @@ def wide_rows(rows, seed):
     return pa.table(columns)
 
 
-def write(table, path):
+def write(table: pa.Table, path: Path) -> list[dict]:
     """Writes the rows, and returns them as a client sends them."""
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=1500)
@@ -94,7 +97,7 @@ def write(table, path):
     if path.suffix == ".csv":
         left_out |= {field.name for field in table.schema if pa.types.is_nested(field.type)}
 
-    def plain(value):
+    def plain(value: object) -> object:
         if isinstance(value, decimal.Decimal):
             return float(value)
         return value.isoformat() if isinstance(value, datetime.date) else value
@@ -105,7 +108,7 @@ def write(table, path):
     ]
     numbers = {field.name for field in table.schema if pa.types.is_float64(field.type)}
 
-    def cell(name, value):
+    def cell(name: str, value: object) -> object:
         missing = value is None and name in numbers and name.startswith("f")
         return "NaN" if missing else int(value) if isinstance(value, bool) else value
 
@@ -155,7 +158,7 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(
         asked = PredictRequest(ARROW, sink.getvalue().to_pybytes())
     else:
 
-        def sent(name, value):
+        def sent(name: str, value: object) -> object:
             value = int(value) if isinstance(value, bool) else value
             return str(value) if kinds[name] == "text" and value is not None else value
 

@@ -1,9 +1,13 @@
 """A reader's pin: taken, renewed, moved, released; what a killed reader leaves; and a table that cannot be written."""
 
+from __future__ import annotations
+
 import random
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,21 +23,21 @@ from tests.raises import assert_names, raises
 class Clock:
     """Stands still, but for `now`; `asked` is set once it was asked `times` times."""
 
-    def __init__(self, times=1):
+    def __init__(self, times: int = 1) -> None:
         self.now, self._left, self.asked = 1000.0, times, threading.Event()
 
-    def __call__(self):
+    def __call__(self) -> float:
         self._left -= 1
         if self._left <= 0:
             self.asked.set()
         return self.now
 
 
-def versions(store, now):
+def versions(store: TableStore, now: float) -> list[int]:
     return [pin.version for pin in pins(store, now)]
 
 
-def table_at(path, count):
+def table_at(path: Path, count: int) -> TableStore:
     """Returns the store of a table of so many versions, each of which is whole."""
     for number in range(count):
         mode = "overwrite" if number else "create"
@@ -79,7 +83,7 @@ def test_another_table_is_pinned_instead(tmp_path):
 
 
 def test_a_table_that_cannot_be_written_is_told_once(tmp_path):
-    said = []
+    said: list[str] = []
     (tmp_path / "_sluice").write_text("a file where the folder of pins would be")
     with PinKeeper("reader", said.append) as hold:
         for _ in range(3):
@@ -138,7 +142,7 @@ def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory):
+def template(tmp_path_factory) -> Path:
     """A table of three versions, of which no file is in two."""
     path = tmp_path_factory.mktemp("template") / "table"
     table_at(path, 3)
@@ -146,7 +150,7 @@ def template(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(template, tmp_path):
+def copied(template, tmp_path) -> TableStore:
     shutil.copytree(template, tmp_path / "table")
     return TableStore(tmp_path / "table")
 
@@ -155,15 +159,15 @@ LATER = 4e9
 """All files of the table are older than a day then, and pins of now have expired unless they are renewed."""
 
 
-def vacuum_newest(store):
+def vacuum_newest(store: TableStore) -> vacuum_file.Vacuumed:
     return vacuum(store, keep=1, now=LATER)
 
 
-def keeper():
+def keeper() -> PinKeeper:
     return PinKeeper("reader", print, clock=lambda: LATER)
 
 
-def part_of(table, part):
+def part_of(table: FeatureTable, part: str) -> str:
     return table.record.files[0].path if part == "data" else f"_sluice/jobs/{table.record.job}.json"
 
 
@@ -226,14 +230,14 @@ class Turns:
     """Two threads, of which one runs at a time. A drawn one of them makes a drawn number of requests to the store, and
     then another one is drawn. The thread `first` begins."""
 
-    def __init__(self, seed, first):
+    def __init__(self, seed: int, first: str) -> None:
         self._random = random.Random(seed)
         self._drawn = [first] * self._random.randrange(60)
         self._turn = threading.Condition()
-        self._running = set()
+        self._running: set[str] = set()
         self._next = ""
 
-    def request(self):
+    def request(self) -> None:
         """Hands over to a drawn thread, and waits until this one is drawn."""
         name = threading.current_thread().name
         with self._turn:
@@ -241,7 +245,7 @@ class Turns:
                 self._draw()
                 assert self._turn.wait_for(lambda: self._next == name, timeout=60)
 
-    def run(self, **actors):
+    def run(self, **actors: Callable[[], None]) -> None:
         self._running = set(actors)
         threads = [
             threading.Thread(target=self._act, args=[act], name=name)
@@ -255,7 +259,7 @@ class Turns:
             thread.join(60)
             assert not thread.is_alive()
 
-    def _act(self, act):
+    def _act(self, act: Callable[[], None]) -> None:
         name = threading.current_thread().name
         with self._turn:
             assert self._turn.wait_for(lambda: self._next == name, timeout=60)
@@ -266,7 +270,7 @@ class Turns:
                 self._running.discard(name)
                 self._draw()
 
-    def _draw(self):
+    def _draw(self) -> None:
         self._drawn = [name for name in self._drawn if name in self._running]
         if self._running and not self._drawn:
             self._drawn = [self._random.choice(sorted(self._running))] * self._random.randint(1, 30)
@@ -286,15 +290,15 @@ def test_a_reader_that_holds_a_pin_has_a_whole_version_or_is_told_so(
         folder = tmp_path / str(seed)
         shutil.copytree(template, folder)
         store, turns = TableStore(folder), Turns(seed, first="clean")
-        told = []
+        told: list[LostVersion] = []
 
-        def read(store=store, told=told):
+        def read(store=store, told=told) -> None:
             try:
                 hold.take(store.uri, 0)
             except LostVersion as error:
                 told.append(error)
 
-        def clean(store=store):
+        def clean(store=store) -> None:
             for _ in range(2):
                 vacuum_newest(store)
 
@@ -312,8 +316,8 @@ def test_a_reader_that_holds_a_pin_has_a_whole_version_or_is_told_so(
     assert min(ends.values()) > 2, ends
 
 
-def _in_turn(turns, request):
-    def called(*args, **more):
+def _in_turn(turns: Turns, request: Callable) -> Callable:
+    def called(*args: object, **more: object) -> object:
         turns.request()
         return request(*args, **more)
 

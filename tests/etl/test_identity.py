@@ -1,5 +1,7 @@
 """By what rows are known: whatever column comes, goes or changes, no row of train becomes one of test."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 
@@ -23,14 +25,14 @@ COLUMNS = ("label:int", "id:int", "price:float", "user:text", "hour:int", "tags:
 HALVES = "split = {train = 0.7, test = 0.3}"
 
 
-def text(*columns, table=""):
+def text(*columns: str | tuple[str, str], table: str = "") -> str:
     """A spec; a pair is a column and what it was."""
     split = "" if "split =" in table else HALVES
     hour = column("hour", "dense", "fill")
     return write_spec(columns, hour, form="json", table=f"{split}\n{table}", label="label")
 
 
-def noise(rows=ROWS, seed=7):
+def noise(rows: int = ROWS, seed: int = 7) -> dict[str, pa.Array]:
     """Columns of which the labels know nothing."""
     drawn = np.random.default_rng(seed)
     return {
@@ -44,14 +46,14 @@ def noise(rows=ROWS, seed=7):
 
 
 def record(
-    spec,
-    columns,
+    spec: Spec,
+    columns: dict[str, pa.Array],
     *,
-    version=0,
-    before=None,
-    sketched=True,
-    job="",
-):
+    version: int = 0,
+    before: Identity | None = None,
+    sketched: bool = True,
+    job: str = "",
+) -> JobRecord:
     """What a job of this spec leaves."""
     split = split_of(spec, columns)
     sketches = {
@@ -78,11 +80,13 @@ def record(
     )
 
 
-def split_of(spec, columns):
+def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
     return FileAssignment(spec, (1, 1)).split(row_keys(columns, spec), columns)
 
 
-def now(columns, *, rename=None, **changed):
+def now(
+    columns: dict[str, pa.Array], *, rename: dict[str, str] | None = None, **changed: pa.Array
+) -> dict[str, pa.Array]:
     """The same rows, as a later version has them."""
     found = {(rename or {}).get(name, name): values for name, values in columns.items()}
     return found | changed

@@ -1,5 +1,7 @@
 """Whole jobs on Spark, and a run that follows them: where rows lie stays, is refused, or is accepted."""
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,7 +24,9 @@ ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 
 
-def spec(*columns, split="{train = 0.6, test = 0.4}", table="", more=""):
+def spec(
+    *columns: str, split: str = "{train = 0.6, test = 0.4}", table: str = "", more: str = ""
+) -> str:
     return write_spec(
         columns,
         column("id", "dense", "fill"),
@@ -33,7 +37,7 @@ def spec(*columns, split="{train = 0.6, test = 0.4}", table="", more=""):
     )
 
 
-def noise(first=0, rows=ROWS):
+def noise(first: int = 0, rows: int = ROWS) -> pa.Table:
     drawn = np.random.default_rng(first + 5)
     return pa.table(
         {
@@ -45,7 +49,7 @@ def noise(first=0, rows=ROWS):
     )
 
 
-def ids(table, split):
+def ids(table: FeatureTable, split: str) -> set[float]:
     return {row["id"] for row in rows_of(table, split)}
 
 

@@ -1,5 +1,7 @@
 """The command line of a fresh interpreter."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

@@ -1,5 +1,7 @@
 """The job as a person starts it: spark-submit in a process of its own."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -7,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +29,9 @@ _PATIENCE_S = 150
 
 
 @contextmanager
-def submitted(repo, *arguments, spec=None, home=""):
+def submitted(
+    repo: Path, *arguments: object, spec: Path | None = None, home: str = ""
+) -> Iterator[subprocess.Popen]:
     """spark-submit from another folder, with its whole family in a process group, which is gone afterwards whatever
     happens."""
     bin_folder = Path(sys.executable).parent
@@ -67,7 +72,7 @@ def submitted(repo, *arguments, spec=None, home=""):
         process.communicate()
 
 
-def wait_for(process, text):
+def wait_for(process: subprocess.Popen, text: str) -> None:
     """Reads the job's own lines until one begins so."""
     assert process.stderr is not None
     seen = []
@@ -79,7 +84,7 @@ def wait_for(process, text):
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory):
+def raw(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("logs") / "clicks.tsv"
     synthesize(path, rows=3000, seed=2)
     return path

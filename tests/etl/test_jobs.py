@@ -1,5 +1,7 @@
 """What jobs do with rows, splits and fitted states, on real Spark; each against a slow twin or a count by hand."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
@@ -14,10 +16,12 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.common.errors import InputError
+from sluice.etl.apply.features import in_training
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import NO_PARTITION
@@ -27,7 +31,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
-from tests.etl.tables import column, columns_of, section, write_rows, write_spec
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark
@@ -102,6 +106,11 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
         "user_left": "int64",
     }
     assert {row["user_left"] for row in rows_of(table)} == set(range(60))
+    training = in_training(raw[1], row_keys(raw[1], spec), spec)
+    assert 0.75 < training.mean() < 0.85
+    counts = Counter(raw[1]["item"].filter(pa.array(training)).to_pylist())
+    state = table.state()
+    assert {row["value"]: row["count"] for row in state["seen/0"].to_pylist()} == counts
 
 
 def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
@@ -175,7 +184,7 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
 
-    taken = []
+    taken: list[int] = []
     real = DataFrame.toArrow
     monkeypatch.setattr(DataFrame, "toArrow", lambda frame: _noted_rows(taken, real(frame)))
     monkeypatch.setattr(DataFrame, "collect", lambda _: pytest.fail("rows are collected"))
@@ -212,7 +221,7 @@ def fitted(spark, tmp_path, path, text):
         engine.close()
 
 
-def _noted_rows(taken, table):
+def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
     taken.append(table.num_rows)
     return table
 
@@ -234,12 +243,12 @@ def test_every_window_has_a_partition(repo):
     assert set(windows) == {"partitionBy", "unboundedPreceding", "currentRow"}
 
 
-def noted(values):
+def noted(values: pa.Array) -> pa.Array:
     Path(values[0].as_py(), uuid.uuid4().hex).touch()
     return values
 
 
-def _spark_jobs(spark):
+def _spark_jobs(spark) -> int:
     """Return how many jobs the scheduler has numbered so far.
 
     The status tracker forgets old jobs (`spark.ui.retainedJobs`), so that its count may fall.
@@ -286,6 +295,17 @@ split = {a = 0.5, b = 0.5}
     assert {(r["click"], r["w"]) for r in got} == {(1, 1.0), (0, 4.0)}
     users = [{r["user"] for r in rows_of(table, split)} for split in ("a", "b")]
     assert not users[0] & users[1]
+
+
+def test_splits_by_a_column(spark, raw, tmp_path):
+    text = HEAD + KEPT + ITEM + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
+    result = run(spark, tmp_path / "t", raw[0], text=text)
+    table = FeatureTable.open(tmp_path / "t")
+    users = raw[1]["user"].to_pylist()
+    assert result.splits == {
+        name: users.count(name) for name in ("u1", "u2")
+    }  # rows with another name are left out
+    assert all(r["user"] == split for split in table.splits for r in rows_of(table, split))
 
 
 def test_drawn_negatives_and_time_order(spark, raw, tmp_path):
@@ -379,43 +399,51 @@ file_rows = 20
 
 
 def test_joins_by_key_and_as_of_a_time(spark, raw, tmp_path):
-    ages = {f"u{i}": i / 2 for i in range(0, 60, 2)} | {"u0": 99, None: 7}  # of two rows, the last
-    write_rows(
-        tmp_path / "users",
-        user=["u0", *ages],
-        age=pa.array([5, *ages.values()], pa.int64(), safe=False),
+    users = pa.table(
+        {"user": [f"u{i}" for i in range(0, 60, 2)] + ["u0", None], "age": [*range(30), 99, 7]}
     )
-    levels = {1e6 + 600: 1.0, 1e6 + 6000: 2.0}
-    write_rows(
-        tmp_path / "prices",
-        item=["i1", "i1", "i3", None],
-        since=[*levels, 0.0, 0.0],
-        level=[*levels.values(), 3.0, 4.0],
+    prices = pa.table(
+        {
+            "item": ["i1", "i1", "i3", None],
+            "since": [1e6 + 600, 1e6 + 6000, 0.0, 0.0],
+            "level": [1.0, 2.0, 3.0, 4.0],
+        }
     )
+    write_rows(tmp_path / "users.parquet", users)
+    write_rows(tmp_path / "prices.parquet", prices)
     text = (
         HEAD
-        + section("join", path=f"{tmp_path}/users", on="user", columns=["age:int"])
-        + section(
-            "join",
-            path=f"{tmp_path}/prices",
-            on="item",
-            columns=["level:float"],
-            time="at",
-            their_time="since",
-        )
+        + f"""
+[[join]]
+path = "{tmp_path}/users.parquet"
+on = "user"
+columns = ["age:int"]
+[[join]]
+path = "{tmp_path}/prices.parquet"
+on = "item"
+columns = ["level:float"]
+time = "at"
+their_time = "since"
+"""
         + KEPT
         + ITEM
         + column("age", "dense", "fill, value = -1")
         + column("level", "dense", "fill, value = 0")
     )
     table = build_table(spark, tmp_path / "t", raw[0], text=text)
-
-    def level(item, at):
-        known = [level for since, level in levels.items() if since <= at]
-        return {"i1": [0.0, *known][-1], "i3": 3.0}.get(item, 0.0)
-
-    rows = zip(*(raw[1][n].to_pylist() for n in ("user", "item", "at")), strict=True)
-    want = [(user, at, float(ages.get(user, -1)), level(item, at)) for user, item, at in rows]
+    ages = {f"u{2 * i}": float(i) for i in range(30)} | {"u0": 99.0}
+    want = []
+    for user, item, at in zip(
+        *(raw[1][n].to_pylist() for n in ("user", "item", "at")), strict=True
+    ):
+        level = (
+            (2.0 if at >= 1e6 + 6000 else 1.0 if at >= 1e6 + 600 else 0.0)
+            if item == "i1"
+            else 3.0
+            if item == "i3"
+            else 0.0
+        )
+        want.append((user, at, ages.get(user, -1.0), level))
     assert sorted((r["user"], r["at"], r["age"], r["level"]) for r in rows_of(table)) == sorted(
         want
     )
@@ -446,7 +474,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     run(spark, out, first, text=text)
 
     def ids():
-        return {word: n for n, word in enumerate(words_of(out, "item/0"), 4)}
+        return {word: n for n, word in enumerate(words_of(FeatureTable.open(out), "item/0"), 4)}
 
     assert ids() == {"a": 4, "b": 5, "c": 6}
     said = Said()
@@ -472,7 +500,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
         reuse_state=True,
     )
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
-    assert {r["item"] for r in rows_of(out)} <= {
+    assert {r["item"] for r in rows_of(FeatureTable.open(out))} <= {
         2,
         3,
     }  # all are out of the vocabulary
@@ -499,10 +527,24 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
 # Bad input. The rest of the issue's rows are in test_parse (lines) and test_build (files).
 
 
-def test_a_column_that_is_missing_is_named(spark, raw, tmp_path):
-    write_rows(tmp_path / "less.parquet", pq.read_table(raw[0]).drop_columns("item"))
+def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path):
+    text = HEAD + ITEM
+    table = pq.read_table(raw[0])
+    write_rows(tmp_path / "less.parquet", table.drop_columns("item"))
     with raises(InputError, "less.parquet:", "'item'", "click, user"):
-        run(spark, tmp_path / "t", tmp_path / "less.parquet", text=HEAD + ITEM)
+        run(spark, tmp_path / "t", tmp_path / "less.parquet", text=text)
+    clicks = pa.array([2**64 - 1, *[1] * 899], pa.uint64())
+    users = pa.array([2**63 + i for i in range(900)], pa.uint64())
+    wide = (
+        table.set_column(0, "click", clicks)
+        .set_column(1, "user", users)
+        .append_column("new", clicks)
+    )
+    write_rows(tmp_path / "unsigned.parquet", wide)
+    result = run(spark, tmp_path / "t", tmp_path / "unsigned.parquet", text=text + KEPT)
+    assert (result.rows_out, result.rejected) == (899, {"click: not a whole number of 64 bits": 1})
+    got = {row["user"] for row in rows_of(FeatureTable.open(tmp_path / "t"))}
+    assert got == {str(2**63 + i) for i in range(1, 900)}  # read as text they stay whole
 
 
 CSV = write_spec("click:int item:text", ITEM, form="csv", head="header = true\n")
@@ -518,7 +560,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
     (tmp_path / "in" / "4.csv").write_text("click,item\n0,\n0,\n")  # a column all null here
     result = run(spark, tmp_path / "t", tmp_path / "in", text=CSV)
     assert (result.rows_in, result.rejected) == (406, {"item: not UTF-8 text": 1})
-    words = words_of(tmp_path / "t", "item/0")
+    words = words_of(FeatureTable.open(tmp_path / "t"), "item/0")
     assert words == ["007", "1e5", "a", "日"]
     (tmp_path / "in" / "5.csv").write_text("click,thing\n1,a\n")
     with raises(InputError, "5.csv:", "'thing'", "column 2", "'item'"):
@@ -550,15 +592,15 @@ def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path)
         )
 
 
-def broken(values):
+def broken(values: pa.Array) -> pa.Array:
     return values.slice(1)
 
 
-def dear(raw):
+def dear(raw) -> float:
     return next(price for price in raw[1]["price"].to_pylist() if price is not None and price > 9)
 
 
-def refusing(values):
+def refusing(values: pa.Array) -> pa.Array:
     if any(value is not None and value > 9 for value in values.to_pylist()):
         raise ValueError("too dear,\nby far")
     return values

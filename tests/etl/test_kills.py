@@ -1,11 +1,14 @@
 """A writer killed at any moment: readers see the version before, or the new one, whole."""
 
+from __future__ import annotations
+
 import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +59,7 @@ def test_a_writer_killed_at_30_moments_leaves_a_whole_version(tmp_path, repo):
         stdout=subprocess.PIPE,
     ) as writers:
 
-        def write(number, moment, from_commit):
+        def write(number: int, moment: int, from_commit: bool) -> Path:
             place = tmp_path / str(number)
             shutil.copytree(tmp_path / "t", place)
             print(json.dumps([str(place), moment, from_commit]), file=writers.stdin, flush=True)

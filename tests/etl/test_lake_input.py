@@ -1,5 +1,7 @@
 """Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as input of both engines."""
 
+from __future__ import annotations
+
 import shutil
 
 import pyarrow as pa
@@ -52,7 +54,7 @@ def threads():
     start_threads_of_iceberg()
 
 
-def text_of(kind):
+def text_of(kind: str) -> str:
     return SPEC.format(form={"folders": "parquet"}.get(kind, kind.split()[0]))
 
 
@@ -61,12 +63,19 @@ def rows():
     return clicks(0), clicks(1)
 
 
-def by_hand(tmp_path, rows):
+def by_hand(tmp_path, rows) -> list[dict]:
     """The rows that a job makes of one plain file."""
     (tmp_path / "plain").mkdir()
     pq.write_table(pa.concat_tables(rows), tmp_path / "plain" / "a.parquet")
     made = build_table(None, tmp_path / "by hand", tmp_path / "plain", text=text_of("folders"))
     return sorted(rows_of(made), key=str)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_local_engine_reads_each_kind(tmp_path, rows, kind):
+    source = make(kind, tmp_path / "in", *rows)
+    made = build_table(None, tmp_path / "t", source, text=text_of(kind))
+    assert sorted(rows_of(made), key=str) == by_hand(tmp_path, rows)
 
 
 @pytest.mark.spark

@@ -1,5 +1,7 @@
 """Vocabularies that neither the driver nor a worker may hold: kept in files, met by a join, the same to the last id."""
 
+from __future__ import annotations
+
 import dataclasses
 import shutil
 from pathlib import Path
@@ -11,20 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.etl.apply.features import Features
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.fit import _count_rows
-from sluice.etl.spark.vocabulary.join import KnownPlaces
+from sluice.etl.spark.vocabulary.join import KnownPlaces, VocabularyJoins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
-from tests.etl.jobs import Said, build_table, rows_of, run
+from tests.etl.jobs import Said, alike, build_table, in_one_process, rows_of, run
 from tests.etl.local.test_engines import alike as alike_tables
-from tests.etl.tables import column, section, write_rows, write_spec
+from tests.etl.tables import column, columns_of, section, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -43,7 +46,7 @@ TEXT = write_spec(
 TINY = 128 * 20  # the driver may collect 20 values, a worker hold 40
 
 
-def rows(seed, most):
+def rows(seed: int, most: int) -> pa.Table:
     """A third of the items are one and the same, some are missing; lists are empty, null, or hold what no item is."""
     generator = np.random.default_rng(seed)
     count = 700
@@ -67,14 +70,14 @@ def rows(seed, most):
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory):
+def raw(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("large") / "rows.parquet"
     write_rows(path, rows(1, 200))
     return path
 
 
 @pytest.fixture(scope="module")
-def made(spark, raw, tmp_path_factory):
+def made(spark, raw, tmp_path_factory) -> tuple[FeatureTable, FeatureTable, str]:
     """The same job with room for all, and with next to none; what the second said."""
     folder, said = tmp_path_factory.mktemp("tables"), Said()
     run(spark, folder / "all", raw, text=TEXT)
@@ -83,11 +86,20 @@ def made(spark, raw, tmp_path_factory):
     return FeatureTable.open(folder / "all"), FeatureTable.open(folder / "none"), said.text
 
 
-def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made):
+def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made, raw):
     memory, files, said = made
     assert rows_of(files) == rows_of(memory)  # row by row, in order
     assert files.fields == memory.fields
     assert "joint/i: shuffle join" in said
+    columns = pq.read_table(raw)
+    alike(
+        rows_of(files),
+        in_one_process(TEXT, files, columns_of(columns)),
+    )
+    layouts = [
+        str(pq.ParquetFile(t.files[0].path).schema).splitlines()[1:] for t in (memory, files)
+    ]
+    assert layouts[0] == layouts[1]  # so no column may hold nulls
 
 
 def test_a_state_has_one_name_wherever_its_tables_lie(made):
@@ -97,6 +109,22 @@ def test_a_state_has_one_name_wherever_its_tables_lie(made):
     assert all(states[0][key] == states[1][key] for key in states[0].tables)
     assert states[1]["few/0"].num_rows == 9  # its max_size, of more that were written
     assert len(states[1].stored["joint/i"].parts) > 1
+
+
+def test_a_task_requests_each_value_once_for_all_columns(made):
+    state, spec = made[1].state(), Spec.parse(TEXT)
+    joins = VocabularyJoins.of(spec, ["few/0", "joint/i"])
+    features = Features(spec, joins.for_workers(state))
+    columns = {
+        "item": pa.array(["i1", None, "i1", "stranger"]),
+        "click": pa.array([0] * 4),
+        "tags": pa.array([["i2", None, "i1", "i9"], [], None, ["i2"]]),
+    }
+    found = joins.hash_values(features, columns, {})
+    items, tags = (hash_texts(pa.array(texts)) for texts in (["i1", "stranger"], ["i2", "i1"]))
+    # `tags` keeps the first three elements of a list.
+    assert [one.tolist() for one in found["joint/i"]] == [items.tolist(), tags.tolist()]
+    assert [one.tolist() for one in found["few/0"]] == [items.tolist()]
 
 
 def test_a_value_that_was_not_requested_is_an_error():
@@ -193,7 +221,9 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     )
     assert files["joint/i"].num_rows > old["joint/i"].num_rows
     assert memory.hash == files.hash
-    assert rows_of(tmp_path / "files") == rows_of(tmp_path / "memory")
+    assert rows_of(FeatureTable.open(tmp_path / "files")) == rows_of(
+        FeatureTable.open(tmp_path / "memory")
+    )
     # A later job with room for all of it holds what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
     assert result.ways == {"few/0": HELD, "joint/i": HELD, "seen/0": HELD}

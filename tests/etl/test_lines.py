@@ -1,5 +1,7 @@
 """Any bytes between good lines: each line is judged by itself, and all at once as one by one."""
 
+from __future__ import annotations
+
 import base64
 import random
 
@@ -7,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.parse import InputParser
+from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.spec.spec import Spec
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import batch_of, column, lines_in
@@ -45,7 +47,7 @@ VALUES = [
 NAMES = [b'"label"', b'"I"', b'"F"', b'"C"', b'"more"', b'"lab\\u0065l"', b'"\\ud800"', b"label"]
 
 
-def any_line(draw, form):
+def any_line(draw: random.Random, form: str) -> bytes:
     """Often nearly good, so that every cell that can be odd is met in a line that is good otherwise."""
     kind = draw.random()
     if kind < 0.1:
@@ -81,11 +83,11 @@ def any_line(draw, form):
     return line.replace(b"\n", b"")
 
 
-def parsed(parser, lines):
+def parsed(parser: InputParser, lines: list[bytes]) -> Parsed:
     return parser.parse(batch_of(lines))
 
 
-def by_line(found, count):
+def by_line(found: Parsed, count: int) -> dict[int, str]:
     """What became of each line, whatever -0.0 and NaN are equal to."""
     assert found.rows + len(found.rejected) == count
     numbers = np.setdiff1d(np.arange(count), [number for number, _ in found.rejected]).tolist()
@@ -171,8 +173,8 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
     ) + column("text", "key", source="C")
     draw, parser = random.Random(15), InputParser(Spec.parse(text))
     (tmp_path / "in").mkdir()
-    want = []
-    kept = []
+    want: list[tuple[str, int, str, bytes]] = []
+    kept: list[str] = []
     empty = 0
     for name, end in (("a", b""), ("b", b"\n")):
         lines = [

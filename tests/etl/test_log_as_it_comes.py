@@ -1,5 +1,7 @@
 """The logs of docs/features.md, made into tables by the specs beside them; both engines run this."""
 
+from __future__ import annotations
+
 import re
 
 import numpy as np

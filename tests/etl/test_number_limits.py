@@ -1,5 +1,7 @@
 """No number is changed to fit a type, and none that is not finite is published: its row is rejected with its reason."""
 
+from __future__ import annotations
+
 import json
 import math
 from fractions import Fraction
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.etl.apply.failure import FeatureError
-from sluice.etl.jobs.job_run import TooManyRejects
+from sluice.etl.jobs.job_run import Result, TooManyRejects
 from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
@@ -35,7 +37,7 @@ HEAD = write_spec(
 )
 
 
-def write(path, rows, head=""):
+def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: str = "") -> None:
     """Lines of label, number of the row, a, b and word."""
     lines = [
         f"{n % 2},{n},{'' if a is None else repr(a)},{'' if b is None else repr(b)},{word}\n"
@@ -44,7 +46,7 @@ def write(path, rows, head=""):
     path.write_text(head + "".join(lines))
 
 
-def settled(result, table, rows):
+def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float]]:
     """The rows of a table by their numbers; the counts of its job agree, and every number in it is finite."""
     found = {int(row["row"]): row for row in rows_of(table)}
     assert len(found) == result.rows_out
@@ -85,11 +87,11 @@ ODD = [
 VALUES = st.none() | st.sampled_from(ODD) | st.floats(allow_nan=False) | st.floats(-1e3, 1e3)
 
 
-def filled(x, value):
+def filled(x: float, value: float) -> float:
     return x if math.isfinite(x) else value
 
 
-def power_of(x, power):
+def power_of(x: float, power: float) -> float:
     logs = np.log(np.maximum(x, 1e-6))
     return float(logs if power == 0 else np.expm1(power * logs) / power)
 
@@ -117,7 +119,7 @@ CHAINS = (
 )
 
 
-def standardised(values):
+def standardised(values: list[float]) -> list[float]:
     good = [Fraction(x) for x in values if math.isfinite(x)]
     mean = sum(good, Fraction()) / max(1, len(good))
     variance = sum(((x - mean) ** 2 for x in good), Fraction()) / max(1, len(good))
@@ -128,14 +130,14 @@ def standardised(values):
         return [float((np.float64(x) - np.float64(float(mean))) / (spread or 1.0)) for x in values]
 
 
-def through(chain, values):
+def through(chain: list[str], values: list[float]) -> list[float]:
     with np.errstate(all="ignore"):
         for op in chain:
             values = standardised(values) if op == STANDARD else [PLAIN[op](x) for x in values]
     return values
 
 
-def fits(x):
+def fits(x: float) -> bool:
     with np.errstate(over="ignore"):
         return bool(np.isfinite(np.float32(x)))
 
@@ -167,7 +169,7 @@ def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
                 for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True)
                 if fits(x)
             ]
-    want = {n: {} for n in kept}
+    want: dict[int, dict[str, float]] = {n: {} for n in kept}
     for name, (chain, numbers_of) in chains.items():
         for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True):
             want[n][name] = x

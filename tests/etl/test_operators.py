@@ -1,10 +1,13 @@
 """Operators that learn or meet several columns, lists or times, against slow twins in plain Python."""
 
+from __future__ import annotations
+
 import datetime
 import decimal
 import itertools
 import math
 import operator
+import random
 import re
 import statistics
 import zoneinfo
@@ -80,7 +83,7 @@ def is_number(v):
 
 def learned(op, *columns):
     """What it learns from batches in any order, as Spark adds them up."""
-    sums = Counter()
+    sums: Counter = Counter()
     for column in columns:
         names, counts = op.count(column)
         assert len(names) == len(counts)
@@ -691,11 +694,11 @@ def test_joint_and_updated_vocabularies_never_move_an_id():
     assert op.apply(column, op.prepare(old)) == op.apply(column, op.prepare(both))
 
 
-def double(x):
+def double(x: pa.Array) -> pa.Array:
     return pa.compute.multiply(x, 2.0)
 
 
-def short(x):
+def short(x: pa.Array) -> pa.Array:
     return x.slice(1)
 
 
@@ -763,7 +766,7 @@ TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
 )
 def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
     column = pa.array(rows, pa.struct({"at": pa.float64(), "times": pa.list_(pa.float64())}))
-    want = []
+    want: list[tuple[float, float] | None] = []
     for now, times in rows:
         session = [now]
         known = sorted(
@@ -914,3 +917,31 @@ def test_categorify_lays_ids_out_as_promised(seen, new, least, most, oov):
     got = applied(op, new, TEXT, op.prepare(table))
     assert got == [ids[t] if t in ids else 2 + hashed(t, _BUCKET_SALT) % oov for t in new]
     assert all(i < op.cardinality(table) for i in got)
+
+
+def test_the_encoding_of_a_random_column_says_nothing_of_the_label():
+    generator = np.random.default_rng(7)
+    rows = 20_000
+    values = [
+        str(v) for v in generator.integers(0, 4000, rows)
+    ]  # five rows a value: a leak would show
+    labels, keys = generator.integers(0, 2, rows), generator.integers(-(2**62), 2**62, rows)
+    op = Target(folds=5, smoothing=1.0)
+    column = clicks(list(zip(values, labels, keys, strict=True)))
+    state = op.prepare(learned(op, column))
+    honest = op.apply(column, state).to_numpy()
+    leaking = op.apply(
+        clicks([(v, label, None) for v, label in zip(values, labels, strict=True)]), state
+    ).to_numpy()
+    assert abs(np.corrcoef(honest, labels)[0, 1]) < 0.03 or honest.std() < 1e-9
+    assert np.corrcoef(leaking, labels)[0, 1] > 0.3
+
+
+def test_a_random_order_of_batches_learns_the_same():
+    shuffler = random.Random(3)
+    values = [shuffler.gauss(5, 300) for _ in range(3000)]
+    batches = [pa.array(values[i : i + 100]) for i in range(0, 3000, 100)]
+    for op in (FillMean(), FillMedian(), Standardise(), MinMax(), Quantiles(buckets=7)):
+        before = learned(op, *batches)
+        shuffler.shuffle(batches)
+        assert learned(op, *batches) == before

@@ -1,5 +1,7 @@
 """The hash of texts, numbers and rows against a slow twin in plain Python."""
 
+from __future__ import annotations
+
 import math
 import random
 

@@ -1,5 +1,8 @@
 """The oracle finds leaks that are planted, each by column and operator."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +36,7 @@ BY_TIME = 'split_time = "at"\nsplit = {train = 0, test = 70}'
 MOMENT = "labels of the same moment, or later ones"
 
 
-def rows(seed=0, count=ROWS):
+def rows(seed: int = 0, count: int = ROWS) -> pa.Table:
     draw = np.random.default_rng(seed)
     return pa.table(
         {
@@ -52,7 +55,7 @@ def file(tmp_path):
     return tmp_path / "rows.parquet"
 
 
-def leaks_of(text, file, spark=None, inputs=()):
+def leaks_of(text: str, file, spark=None, inputs=()) -> set[tuple[str, str, str]]:
     """Makes a table of a file, and returns its leaks: column, operator, and what it holds."""
     run(spark, file.parent / "table", file, text=text)
     engine = partial(
@@ -63,7 +66,7 @@ def leaks_of(text, file, spark=None, inputs=()):
     return {(leak.column, leak.operator, leak.holds) for leak in found}
 
 
-def cheating(kind, change):
+def cheating(kind: str, change: Callable[[pa.Array], pa.Array]) -> type[Target]:
     """A target encoding to which the keys of rows, or their moments, are told otherwise."""
 
     class Cheating(Target):
@@ -77,7 +80,7 @@ def cheating(kind, change):
     return Cheating
 
 
-def just_after(times):
+def just_after(times: pa.Array) -> pa.Array:
     later = np.nextafter(times.to_numpy(zero_copy_only=False), np.inf)
     return pc.if_else(times.is_valid(), pa.array(later), None)
 

@@ -1,5 +1,7 @@
 """Files as other programs write them: both engines make the same rows of them, and name what they cannot read."""
 
+from __future__ import annotations
+
 import datetime
 import json
 
@@ -26,7 +28,7 @@ FIRST = datetime.datetime(2026, 1, 1, 5, 30, 7, 123_456)
 def made(engine, tmp_path, request):
     """Runs a job, and returns its table's rows."""
 
-    def go(text, *inputs):
+    def go(text: str, *inputs: object) -> tuple[dict, list[dict]]:
         session = request.getfixturevalue("spark") if engine == "spark" else None
         result = run(session, tmp_path / "made", *inputs, text=text, max_rejects=0.5)
         return result.rejected, rows_of(tmp_path / "made")
@@ -34,7 +36,7 @@ def made(engine, tmp_path, request):
     return go
 
 
-def odd(start, whole):
+def odd(start: int, whole: pa.DataType) -> pa.Table:
     """Columns of every type that only some programs read; those that a spec needs, and others."""
     n = range(start, start + 20)
     return pa.table(

@@ -1,10 +1,14 @@
 """No feature of a row depends on its own label: whole jobs against a small program of its own, and with labels
 flipped."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
+import math
 import struct
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +20,7 @@ from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import build_table, job_of, rows_of
 from tests.etl.slow_hashes import key_of, mixed
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
@@ -25,13 +29,15 @@ TIME = 'split_time = "day"\nsplit = {train = 0, test = 8}'
 RATE = column("rate", "dense", "target, smoothing = 2%s", "user")
 
 
-def spec(*columns, table=HASH, rate=RATE % "", more=""):
+def spec(
+    *columns: str | tuple[str, str], table: str = HASH, rate: str = RATE % "", more: str = ""
+) -> str:
     """A spec whose table has the label, a number by which a row is found again, and target encodings. A pair is a
     column and what it was."""
     return write_spec(columns, column("row", "time"), rate, more, table=table, label="click")
 
 
-def drawn(rows, seed=0):
+def drawn(rows: int, seed: int = 0) -> list[dict]:
     """Rows of which many agree in all but the label, as no program draws them that wants to be lucky."""
     draw = np.random.default_rng(seed)
     return [
@@ -49,13 +55,13 @@ KINDS = {"click": pa.int64(), "user": pa.string(), "day": pa.int64(), "row": pa.
 
 
 def make(
-    folder,
-    rows,
-    text,
-    kinds=KINDS,
-    name="t",
-    **options,
-):
+    folder: Path,
+    rows: list[dict],
+    text: str,
+    kinds: dict[str, pa.DataType] = KINDS,
+    name: str = "t",
+    **options: object,
+) -> FeatureTable:
     """A version of the folder's table, of these rows."""
     path = write_rows(folder / f"{name}.parquet", rows, kinds)
     return build_table(None, folder / name, path, text=text, **options)
@@ -76,20 +82,20 @@ class Twin:
     folds: int = 5
     smoothing: float = 2.0
 
-    def in_train(self, row):
+    def in_train(self, row: dict) -> bool:
         if self.by_time:
             return row["day"] < 8
         return (
             mixed(key_of(row, self.split_key or self.key, self.seed) ^ 0x5EED5EED00000001) >> 11
         ) * 2.0**-53 < 0.8
 
-    def fold(self, row):
+    def fold(self, row: dict) -> int:
         return mixed(key_of(row, self.key, self.seed) ^ 0xF01DF01D00000001) % self.folds
 
-    def features(self, rows, learned):
+    def features(self, rows: list[dict], learned: list[dict]) -> list[tuple[int, int, float]]:
         """(row, click, rate) of each row, from the training rows among those that were `learned`."""
-        clicks = defaultdict(int)
-        counts = defaultdict(int)
+        clicks: dict[tuple, int] = defaultdict(int)
+        counts: dict[tuple, int] = defaultdict(int)
         for row in filter(self.in_train, learned):
             for cell in (
                 (row["user"], self.fold(row)),
@@ -115,7 +121,7 @@ class Twin:
         return sorted(found)
 
 
-def holds(table):
+def holds(table: FeatureTable) -> list[tuple[int, int, float]]:
     return sorted((int(row["row"]), row["click"], row["rate"]) for row in rows_of(table))
 
 
@@ -180,7 +186,7 @@ LATER = {
 }
 
 
-def changed(rows, text):
+def changed(rows: list[dict], text: str) -> list[dict]:
     """The rows with the names and types that a spec wants."""
     wanted = Spec.parse(text).input
     made = []
@@ -326,6 +332,27 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
             make(tmp_path, drawn(400), spec(*COLUMNS), mode=mode, **options)
 
 
+def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(
+    tmp_path,
+):
+    """Rows of one kind once lay in one fold and split if clicked and in others if not, so each met the other half."""
+    draw = np.random.default_rng(4)
+    rows = [
+        {
+            "click": int(draw.integers(2)),
+            "user": f"u{draw.integers(60)}",
+            "day": int(draw.integers(10)),
+            "row": 0,
+        }
+        for _ in range(8000)
+    ]
+    table = make(tmp_path, rows, spec(*COLUMNS))
+    for split in ("train", "test"):
+        made = rows_of(table, split)
+        found = auc(*(np.array([row[name] for row in made]) for name in ("rate", "click")))
+        assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(made)))
+
+
 @pytest.mark.parametrize(
     ("ops", "refused"),
     [
@@ -369,7 +396,7 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     assert len(rates) > 200
 
 
-def learned_columns(past):
+def learned_columns(past: bool) -> str:
     """Columns of every operator that learns; of what lies in the past if that is asked for."""
     more = ", past = true" if past else ""
     return (
@@ -413,7 +440,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
         for number in range(160)
     ]
 
-    def made(name, rows):
+    def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
         kinds = {**KINDS, "price": pa.float64()}
         for mode, options, by in WAYS[way]:
             text = spec(
@@ -447,7 +474,7 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
             assert after != before  # what others learn of it
 
 
-def by_row(found):
+def by_row(found: list[dict]) -> dict[int, list[dict]]:
     """Each row's features by its number, without its label."""
     groups = defaultdict(list)
     for row in found:

@@ -1,5 +1,7 @@
 """RawInput lines: what parses, and why the rest does not."""
 
+from __future__ import annotations
+
 import json
 import math
 
@@ -20,7 +22,7 @@ SPEC = write_spec(
 )
 
 
-def parse(form, *lines):
+def parse(form: str, *lines: bytes):
     padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(
         1
     )  # a slice begins anywhere
@@ -150,7 +152,7 @@ def test_flags_and_parts_of_objects_in_json():
         b'{"label": false}',
     ]
 
-    def parsed(*lines):
+    def parsed(*lines: bytes):
         found = parser.parse(batch_of(lines))
         return list(
             zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
@@ -178,7 +180,7 @@ def test_flags_and_parts_of_objects_in_json():
 def test_decimal_commas():
     text = SPEC.replace('"%s"', '"csv"\ndelimiter = ";"\ndecimal = ","')
 
-    def parsed(*lines):
+    def parsed(*lines: bytes):
         batch = batch_of(lines)
         found = InputParser(Spec.parse(text)).parse(batch)
         return found.columns["F"].to_pylist(), found.rejected

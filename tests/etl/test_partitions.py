@@ -1,5 +1,7 @@
 """How a Spark session begins: shuffles as wide as the input needs, and a worker while the driver works."""
 
+from __future__ import annotations
+
 import io
 import threading
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ def test_partitions_follow_the_input(mib, cores, partitions):
 
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_user_says_of_partitions_stands(said):
-    found = {}
+    found: dict[str, str] = {}
     context = SimpleNamespace(
         getConf=lambda: SimpleNamespace(contains=lambda _key: said), defaultParallelism=2
     )

@@ -25,7 +25,7 @@ PRELUDE = (
 )
 
 
-def ended(body, repo):
+def ended(body: str, repo) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + body],
         capture_output=True,
@@ -118,7 +118,7 @@ def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, mo
     assert "quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
 
 
-def refused(program, words, capsys):
+def refused(program, words, capsys) -> str:
     """The one line in which a program refuses its command line."""
     with pytest.raises((UsageError, SystemExit)) as ended:
         importlib.import_module(program).main(words.split())
@@ -368,7 +368,7 @@ def test_numbers_of_numpy_become_json(repo):
     assert json.loads(result.stdout) == {"auc": 0.5, "rows": 7}
 
 
-def interrupted(body, repo):
+def interrupted(body: str, repo) -> subprocess.CompletedProcess:
     """How a program of that body ends, which interrupts itself."""
     head = "import hashlib, os, signal, threading\nwait = threading.Event().wait\n"
     head += "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\ndef main(argv):"
@@ -456,6 +456,22 @@ def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, caps
     for thread in set(threading.enumerate()) - threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
+    from benchmarks.small_table import small_table
+    from sluice.etl.__main__ import main as etl
+
+    for number in range(3):
+        small_table(
+            tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100
+        )
+    shown = etl(["show", str(tmp_path / "t"), "--html", str(tmp_path / "t.html")])
+    assert (shown["version"], shown["rows"]) == (2, 60)
+    assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
+    tried = etl(["vacuum", str(tmp_path / "t"), "--keep", "1", "--dry-run"])
+    assert (tried["removed"], tried["kept_versions"]) == (0, [2])  # nothing is a day old
+    assert "kept: version 2" in capsys.readouterr().err
 
 
 def test_a_program_may_leave_at_once_with_its_line_and_its_code(repo):

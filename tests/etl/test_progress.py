@@ -1,5 +1,7 @@
 """What a person sees of a job at work: on a terminal a line that moves, elsewhere plain lines."""
 
+from __future__ import annotations
+
 from threading import Event
 from types import SimpleNamespace
 
@@ -13,14 +15,14 @@ from tests.etl.jobs import Said
 class Terminal(Said):
     """Tells when a line with `until` was written."""
 
-    def __init__(self, until):
+    def __init__(self, until: str) -> None:
         super().__init__()
         self.until, self.seen = until, Event()
 
-    def isatty(self):
+    def isatty(self) -> bool:
         return True
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         if self.until in text:
             self.seen.set()
         return super().write(text)
@@ -39,7 +41,7 @@ class Stages(list):
 
     size = list.__len__
 
-    def apply(self, number):
+    def apply(self, number: int) -> SimpleNamespace:
         names = ("stageId", "numCompleteTasks", "numTasks", "inputRecords", "inputBytes")
         return SimpleNamespace(
             **{

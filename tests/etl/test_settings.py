@@ -1,5 +1,7 @@
 """Settings, said once: a dataclass is a command line, a record and a check."""
 
+from __future__ import annotations
+
 import importlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.optional_folders import is_left_out
 from tests.raises import raises
 
 
-def size(text):
+def size(text: str) -> int:
     if not text.endswith("MiB"):
         raise UsageError(f"{text!r} is not a number of bytes")
     return int(text.removesuffix("MiB")) * 2**20
@@ -48,11 +50,11 @@ class Outer(Base):
     inner: Inner = field(default_factory=Inner)
     ranks: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check(self, UsageError)
 
 
-def outer(*words):
+def outer(*words: str) -> Outer:
     return parse(Outer, argv=["t", *words], prog="p")
 
 

@@ -1,5 +1,7 @@
 """Rows of a file are sorted in memory, or in runs on the disk, with the same result."""
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,7 +10,7 @@ from sluice.etl.apply import sorted_rows
 from sluice.etl.apply.sorted_rows import SortedRows
 
 
-def batches(names, count=9, rows=700):
+def batches(names: list[str], count: int = 9, rows: int = 700) -> list[pa.RecordBatch]:
     draw = np.random.default_rng(len(names))
     found = []
     for number in range(count):
@@ -25,7 +27,7 @@ def batches(names, count=9, rows=700):
     return found
 
 
-def sorted_by(budget, given, rows):
+def sorted_by(budget: int, given: list[pa.RecordBatch], rows: int) -> list[pa.Table]:
     sorter = SortedRows(budget)
     for batch in given:
         sorter.add(batch)
@@ -54,10 +56,10 @@ def test_runs_on_the_disk_make_the_same_pieces_as_memory(names, rows, monkeypatc
 
 def test_a_merge_has_one_part_of_each_run_in_memory(monkeypatch):
     monkeypatch.setattr(sorted_rows, "_PART_BYTES", 5000)
-    held = []
+    held: list[int] = []
     real = sorted_rows.sort_order
 
-    def noted(table):
+    def noted(table: pa.Table) -> np.ndarray:
         held.append(len(table))
         return real(table)
 

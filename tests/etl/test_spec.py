@@ -1,5 +1,7 @@
 """Specs: what is read, and that every mistake is named by its path and its nearest right name."""
 
+from __future__ import annotations
+
 import pytest
 
 from sluice.etl.ops.ids import Categorify

@@ -1,8 +1,11 @@
 """A cluster's processes end with it, and with whoever started it: seen with a script in Spark's place."""
 
+from __future__ import annotations
+
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -34,7 +37,7 @@ with of_scripts(Path(sys.argv[1])) as cluster:
 """
 
 
-def of_scripts(place):
+def of_scripts(place: Path) -> StandaloneCluster:
     script = place / "home" / "bin" / "spark-class"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(_SPARK)
@@ -44,7 +47,7 @@ def of_scripts(place):
     return cluster
 
 
-def children(place):
+def children(place: Path) -> list[psutil.Process]:
     return [psutil.Process(int(line)) for line in (place / "children").read_text().split()]
 
 

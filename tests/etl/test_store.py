@@ -1,9 +1,12 @@
 """Tables in a bucket, over the real S3 protocol on 127.0.0.1."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from pyarrow.fs import S3FileSystem
@@ -38,11 +41,11 @@ server.close()
 class Refusing:
     """A server in a process of its own: delta-rs keeps the interpreter's lock while it waits for an answer."""
 
-    def __init__(self, process):
+    def __init__(self, process: subprocess.Popen[str]):
         self._process = process
         self.address = process.stdout.readline().strip()
 
-    def refuse(self, rate, status=503):
+    def refuse(self, rate: float, status: int = 503) -> int:
         """From now on refuses this share of reads. Returns how many were refused before."""
         self._process.stdin.write(f"{rate} {status}\n")
         self._process.stdin.flush()
@@ -50,7 +53,7 @@ class Refusing:
 
 
 @pytest.fixture(scope="module")
-def server(repo):
+def server(repo) -> Iterator[Refusing]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         cwd=repo,
@@ -63,13 +66,13 @@ def server(repo):
 
 
 @pytest.fixture
-def address(server):
+def address(server) -> str:
     server.refuse(0)
     return server.address
 
 
 @pytest.fixture
-def place(address, monkeypatch):
+def place(address, monkeypatch) -> str:
     """A folder in a bucket, with where the bucket is."""
     store = {"AWS_ENDPOINT_URL": f"http://{address}"}
     for name, value in (KEYS | store).items():

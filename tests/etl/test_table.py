@@ -1,5 +1,7 @@
 """The table's contract, on real Delta tables made without Spark."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import shutil
@@ -29,14 +31,14 @@ from tests.raises import raises
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory):
+def original(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("tables") / "t"
     small_table(path, rows=3000, row_group_rows=256)
     return path
 
 
 @pytest.fixture
-def table(original, tmp_path):
+def table(original, tmp_path) -> FeatureTable:
     shutil.copytree(original, tmp_path / "t")
     return FeatureTable.open(tmp_path / "t")
 
@@ -73,7 +75,7 @@ def test_a_version_may_be_in_the_name(command, table, capsys):
         main([command, f"{table.uri}@v{newest}", "--version", str(newest + 1)])
 
 
-def foreign(folder):
+def foreign(folder: Path) -> Path:
     write_deltalake(folder, pa.table({"label": [0, 1], "x": [0.5, 1.5]}))
     return folder
 
@@ -151,7 +153,7 @@ def test_an_orphan_is_reported_and_never_read(table):
     assert len(table.check()) == 1
 
 
-def _flip(path, offset):
+def _flip(path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
     content[offset] ^= 4
     path.write_bytes(content)
@@ -210,6 +212,15 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
         small_table(tmp_path / "new", mode="append")
 
 
+def test_a_stale_version_is_a_conflict_in_our_words(table):
+    store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
+    small_table(table.uri, rows=100, mode="append", first=9000)
+    record = dataclasses.replace(table.record, mode="overwrite", job="late")
+    with raises(CommitConflict, table.uri, "version 1", "version 0"):
+        publish(store, stale, record, table.fields)
+    assert FeatureTable.open(table.uri).version == 1
+
+
 def record_of(table, job, mode, state=None):
     """A job that was applied with `state` and, unless it is another, left it as it was."""
     parent = table.record.state
@@ -241,7 +252,7 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     base = Base.read(store)
     records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
 
-    def job(record):
+    def job(record) -> int | None:
         start.wait()
         try:
             return publish(store, base, record, table.fields)
@@ -282,7 +293,7 @@ def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(tabl
 DAY_S = 86_400.0
 
 
-def all_files(table):
+def all_files(table) -> set[str]:
     return {
         str(p.relative_to(table.uri))
         for p in Path(table.uri).rglob("*")
@@ -508,7 +519,7 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path):
     store, start = TableStore(tmp_path / "new"), Barrier(4, timeout=60)
     base = Base.read(store)
 
-    def job(number):
+    def job(number: int) -> int | None:
         start.wait()
         try:
             return publish(

@@ -1,5 +1,7 @@
 """Fitted state that somebody changed, or half restored: refused by name wherever it is read. No Spark needed."""
 
+from __future__ import annotations
+
 import io
 import json
 import shutil
@@ -13,6 +15,7 @@ from benchmarks.small_table import small_table
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
+from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.tables import column, write_spec
@@ -25,42 +28,42 @@ VALUES = pa.table({"value": ["a", "b", "c"], "count": [9, 5, 1]}, SCHEMA)
 SWAPPED = pa.table({"value": ["b", "a", "c"], "count": [9, 5, 1]}, SCHEMA)
 
 
-def parquet(table):
+def parquet(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink, write_page_checksum=True)
     return sink.getvalue()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory) -> FeatureTable:
     return small_table(
         tmp_path_factory.mktemp("made") / "t", rows=8, files=1, splits={"train": 1.0}
     )
 
 
 @pytest.fixture(params=["in memory", "in files"])
-def table(request, made, tmp_path):
+def table(request, made, tmp_path) -> FeatureTable:
     """A table whose vocabulary of `item` is small, or so large that it lies in files of its own."""
     shutil.copytree(made.uri, tmp_path / "t")
     store = TableStore(tmp_path / "t")
-    vocabulary = VALUES
+    vocabulary: pa.Table | FileBackedState = VALUES
     if request.param == "in files":
         store.write("_sluice/state/job/a.parquet", parquet(VALUES))
         vocabulary = FileBackedState.of(store, ["_sluice/state/job/a.parquet"])
     state = FittedState(spec=SPEC.fitted_hash, tables={"item/0": vocabulary}, chains=SPEC.chains)
-    record = replace(made.record, state=state.save(store))
+    record: JobRecord = replace(made.record, state=state.save(store))
     store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
     return FeatureTable.open(store.uri)
 
 
-def of_loader_and_server(table):
+def of_loader_and_server(table: FeatureTable) -> pa.Table:
     """Both take their operators' state from here."""
     state = table.state()
     assert state is not None
     return state["item/0"]
 
 
-def of_job(table):
+def of_job(table: FeatureTable) -> None:
     Job(
         spec=SPEC,
         inputs=("new.csv",),

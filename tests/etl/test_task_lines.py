@@ -1,5 +1,7 @@
 """Spark's workers read text themselves: each task has some ranges of files, and stores its rows in a file."""
 
+from __future__ import annotations
+
 import gzip
 import json
 from pathlib import Path
@@ -29,7 +31,7 @@ TEXT = write_spec(
 )
 
 
-def write_lines(folder, files=3, lines=50):
+def write_lines(folder: Path, files: int = 3, lines: int = 50) -> list[str]:
     """Writes files of lines, of which one is compressed. Returns all lines."""
     folder.mkdir()
     every = []
@@ -64,7 +66,7 @@ def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_
         assert [len(task) for task in tasks] == [2, 1]
 
 
-def stored_by(lines):
+def stored_by(lines: TaskLines | None) -> ParsedRows:
     return ParsedRows(Spec.parse(TEXT), 0, 2, None, lines)
 
 

@@ -1,7 +1,11 @@
 """What is fitted is fitted on the training split alone: on noise, no learned column says anything of the test."""
 
+from __future__ import annotations
+
 import dataclasses
+import math
 import shutil
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +18,13 @@ from sluice.etl.apply.learned_rows import saw_others, why_not
 from sluice.etl.jobs.job import Job
 from sluice.etl.show import describe_table
 from sluice.etl.spark.explain import explain
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
-from tests.etl.jobs import Said, alike, build_table, in_one_process, rows_of, run, words_of
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.jobs import Said, alike, in_one_process, rows_of, run, words_of
+from tests.etl.tables import auc, column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark
@@ -29,7 +34,7 @@ HEAD = write_spec(
     "click:int user:text spent:float noise:float at:float",
     table='split_time = "at"\nsplit = {train = 0, test = 1000}\nrow_group_rows = 4096',
 )
-CHAINS = {  # each learned operator by itself
+CHAINS = {  # each learned operator by itself, so that nothing but it could say anything
     "user_rate": ("user", "target"),
     "user_rate_before": ("user", "target, past = true"),
     "seen": ("user", "count; fill"),
@@ -47,7 +52,7 @@ CHAINS = {  # each learned operator by itself
 SPARSE = {
     "user_id": ("user", "categorify"),
     "joint_id": ("user", 'categorify, joint = "u"'),
-    "frequent_id": ("user", "categorify, min_count = 40, oov = 1"),
+    "frequent_id": ("user", "categorify, min_count = 60, oov = 1"),
     "noise_id": ("noise", "quantiles, buckets = 20"),
 }
 TEXT = HEAD + "".join(
@@ -57,37 +62,103 @@ TEXT = HEAD + "".join(
 )
 
 
-def rows_by_time():
-    """Rows of some users, from before the border and from after it."""
-    draw, rows = np.random.default_rng(7), 3000
+def noise_by_time() -> dict[str, pa.Array]:
+    """Clicks that nobody can foretell from the time before: each user clicks, spends and comes at one rate until the
+    border and at another, of which the first says nothing, from then on."""
+    generator = np.random.default_rng(7)
+    parts = []
+    for number in range(320):
+        late, early, many = number & 1, number >> 1 & 1, number >> 2 & 1
+        for rate, count, first in ((early, (30, 60)[many], 0.0), (late, (45, 105)[late], BORDER)):
+            clicks = np.arange(count) < count * (0.2, 0.8)[rate]  # exactly so many
+            parts.append(
+                {
+                    "click": clicks.astype(np.int64),
+                    "user": np.full(count, f"u{number:03d}"),
+                    "spent": generator.random(count) * (1 + 3 * rate) + 5 * rate,
+                    "noise": generator.normal(size=count) * (1 + first),
+                    "late": np.full(count, first > 0),
+                    "at": first + generator.integers(0, 400, count).astype(float),
+                }
+            )
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    mixed = generator.permutation(len(whole["at"]))
+    assert whole["late"].sum() >= 20_000
     return {
-        "click": pa.array(draw.integers(0, 2, rows)),
-        "user": pa.array([f"u{n}" for n in draw.integers(0, 40, rows)]),
-        "spent": pa.array(draw.random(rows)),
-        "noise": pa.array(draw.normal(size=rows), mask=draw.random(rows) < 0.1),
-        "at": pa.array(draw.integers(0, 2 * BORDER, rows).astype(float)),
+        "click": pa.array(whole["click"][mixed]),
+        "user": pa.array(whole["user"][mixed]),
+        "spent": pa.array(whole["spent"][mixed]),
+        "at": pa.array(whole["at"][mixed]),
+        "noise": pa.array(whole["noise"][mixed], mask=generator.random(len(mixed)) < 0.1),
     }
+
+
+def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Table]:
+    """Every fitted table, from these rows, all of them in one batch."""
+    found: dict[str, pa.Table] = {}
+    for learned in sorted(spec.fitted, key=lambda one: one.level):
+        features = Features(spec, FittedState(tables=found), ahead=False)
+        extras, counts = features.extras(columns, row_keys(columns, spec)), Counter[str]()
+        for user, number in learned.users:
+            values = features.run(user, user.ops[:number], columns, extras)
+            if learned.op.needs:
+                values = pa.StructArray.from_arrays(
+                    [values, *(extras[n] for n in learned.op.needs)], ["value", *learned.op.needs]
+                )
+            for name, count in zip(
+                *(part.to_pylist() for part in learned.op.count(values)), strict=True
+            ):
+                counts[name] += count
+        least = (
+            learned.op.least if learned.op.least > 1 else -math.inf
+        )  # parts of exact sums may be negative
+        kept = [(name, count) for name, count in counts.items() if count >= least]
+        found[learned.key] = learned.op.learn(
+            pa.table(
+                {
+                    "value": pa.array([n for n, _ in kept], pa.string()),
+                    "count": pa.array([c for _, c in kept], pa.int64()),
+                }
+            )
+        )
+    return found
 
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
     """The rows, and the table that a job makes of them."""
-    folder, columns = tmp_path_factory.mktemp("noise"), rows_by_time()
+    folder, columns = tmp_path_factory.mktemp("noise"), noise_by_time()
+    columns = {name: columns[name] for name in Spec.parse(TEXT).input.columns}
     write_rows(folder / "rows.parquet", pa.table(columns))
     run(spark, folder / "t", folder / "rows.parquet", text=TEXT)
     return columns, FeatureTable.open(folder / "t")
 
 
-def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_process(
-    made, tmp_path
-):
+def test_no_learned_column_says_anything_of_the_test(made):
+    _, table = made
+    test = pa.Table.from_pylist(rows_of(table, "test"))
+    assert test.num_rows >= 20_000
+    clicks = test["click"].to_numpy()
+    found = {name: auc(test[name].to_numpy(), clicks) for name in (*CHAINS, *SPARSE)}
+    assert {name: value for name, value in found.items() if abs(value - 0.5) > 0.02} == {}
+    # In the rows that were learned from, they do say much.
+    train = pa.Table.from_pylist(rows_of(table, "train"))
+    assert (
+        min(
+            auc(train[name].to_numpy(), train["click"].to_numpy())
+            for name in ("user_rate", "mean_spent")
+        )
+        > 0.7
+    )
+
+
+def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_process(made):
     columns, table = made
-    early = pa.table(columns).filter(pa.array(columns["at"].to_numpy() < BORDER))
-    write_rows(tmp_path / "early.parquet", early)
-    alone = build_table(None, tmp_path / "t", tmp_path / "early.parquet", text=TEXT).state()
-    state = table.state()
-    assert set(alone.tables) == {learned.key for learned in Spec.parse(TEXT).fitted}
-    assert {key for key, kept in alone.tables.items() if not state[key].equals(kept)} == set()
+    mask = pa.array(columns["at"].to_numpy() < BORDER)
+    state, spec = table.state(), Spec.parse(TEXT)
+    want = learned_by_hand(spec, {name: values.filter(mask) for name, values in columns.items()})
+    assert set(want) == set(state.tables) == {learned.key for learned in spec.fitted}
+    assert {key for key, kept in want.items() if not state[key].equals(kept)} == set()
     alike(rows_of(table), in_one_process(TEXT, table, columns))
 
 
@@ -156,7 +227,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
     out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
     assert_names(describe_table(FeatureTable.open(out)), "learned", "split 'first'")
 
-    def job(mode, **options):
+    def job(mode: str, **options: bool) -> Job:
         return Job(
             spec=Spec.parse(UNLABELLED),
             inputs=(str(elsewhere / "more.parquet"),),
@@ -282,7 +353,7 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
 
 
 def test_a_bound_in_time_may_move_on_but_not_back():
-    def spec(border):
+    def spec(border: int) -> str:
         return SMALL.replace(
             "{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"'
         )

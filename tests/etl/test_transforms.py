@@ -1,20 +1,24 @@
 """[[transform]] and `--transform`: what may be written, what a model then sees, and what each built-in answers."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.chain import step
-from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.ops.ids import Hash
-from sluice.etl.ops.lists import Vectors
+from sluice.etl.ops.hashing import hash_rows, hash_texts
+from sluice.etl.ops.ids import Cross, Hash
+from sluice.etl.ops.lists import FirstX, Vectors
 from sluice.etl.ops.text import Ngram
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import column, write_spec
+from tests.etl.tables import column, struct_of, write_spec
 from tests.raises import raises
 
 HEAD = write_spec(
@@ -37,11 +41,11 @@ FIELDS = (
 )
 
 
-def entry(text):
+def entry(text: str) -> str:
     return f'{HEAD}\n[[transform]]\nname = "t"\n{text}\n'
 
 
-def seen(text):
+def seen(text: str) -> dict[str, Field]:
     return {f.name: f for f in transformed(FIELDS, Spec.parse(entry(text)).transforms)}
 
 
@@ -56,12 +60,30 @@ def test_hash_of_ids_and_bags_is_the_hash_of_their_texts():
     assert step(op, bags, None, {}).to_pylist() == [want[:2], [], [want[2]]]
 
 
+@pytest.mark.parametrize(("last", "want"), [(False, [[1, 2], [], [4]]), (True, [[2, 3], [], [4]])])
+def test_first_or_last_of_a_bag(last, want):
+    bags = pa.array([[1, 2, 3], [], [4]], pa.list_(pa.int32()))
+    assert step(FirstX(size=2, last=last), bags, None, {}).to_pylist() == want
+
+
 def test_ngrams_of_a_bag_of_ids_hashed_to_a_size():
     bags = pa.array([[5, 6, 5], [7], []], pa.list_(pa.int32()))
     grams = step(Ngram(size=2), bags, None, {})
     assert grams.to_pylist() == [["5\x1f6", "6\x1f5"], [], []]
     want = [int(h % 100) + 2 for h in hash_texts(pa.array(["5\x1f6", "6\x1f5"]))]
     assert step(Hash(size=100), grams, None, {}).to_pylist() == [want, [], []]
+
+
+def test_a_cross_of_ids_hashes_them_in_order():
+    one, other = pa.array([1, 2, 1], pa.int32()), pa.array([3, 3, 3], pa.int32())
+    both = struct_of(a=one, b=other)
+    found = step(Cross(size=50), both, None, {}).to_pylist()
+    assert found == [int(h % 50) + 2 for h in hash_rows([one, other], 0)]
+    assert (
+        found[0]
+        == found[2]
+        != step(Cross(size=50), struct_of(a=other, b=one), None, {}).to_pylist()[0]
+    )
 
 
 def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):
@@ -78,7 +100,7 @@ def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):
 
 
 def test_a_matrix_that_cannot_be_is_refused_by_name(tmp_path):
-    def refused(*facts, width=2):
+    def refused(*facts: str, width: int = 2) -> None:
         with raises(OperatorError, *facts):
             _ = Vectors(file=str(tmp_path / "v.npy"), width=width).matrix
 
@@ -252,7 +274,7 @@ def test_two_transforms_of_one_name_are_refused():
         Spec.parse(entry('function = "m:f"') + '[[transform]]\nname = "t"\nfunction = "m:g"\n')
 
 
-def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path):
+def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path: Path):
     spec = Spec.parse(
         entry('op = "lookup"\nfile = "nowhere.npy"\nwidth = 1\ninputs = ["C1"]\noutputs = ["v"]')
         + '[[transform]]\nname = "u"\nfunction = "nowhere_to_be_found:f"\n'

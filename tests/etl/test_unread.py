@@ -1,6 +1,9 @@
 """Values that turn to null: what is counted, and which versions are refused for it."""
 
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -124,7 +127,7 @@ def test_texts_that_sort_as_times_do():
         )
 
 
-def rows(path, how, count=400, *, prices=400, form=400):
+def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int = 400) -> Path:
     """Rows with a time each, of which the first `form` are written so; and so many prices."""
     day = [f"{n % 28 + 1:02}" for n in range(count)]
     at = [how.replace("DD", d) if n < form else f"2024-01-{d} 10:00" for n, d in enumerate(day)]

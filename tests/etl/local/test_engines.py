@@ -1,7 +1,10 @@
 """Both engines make the same table of the same input: rows, files, order, states, records, schema and rejects."""
 
+from __future__ import annotations
+
 import decimal
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +16,7 @@ from sluice.common.errors import InputError
 from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, words_of
 from tests.etl.other_shapes import FEATURES, synthesize_shape
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
@@ -32,7 +36,7 @@ def test_all_shipped_specs_but_the_relational_one_are_compared():
     )
 
 
-def raw_of(name, folder, seed):
+def raw_of(name: str, folder: Path, seed: int) -> Path:
     path = folder / f"{name}-{seed}"
     if name in ("avazu", "wide"):
         synthesize_shape(name, path, rows=60 if name == "wide" else 1000, seed=seed)
@@ -48,13 +52,15 @@ def raw_of(name, folder, seed):
     return path
 
 
-def made(spark, text, inputs, output, **options):
+def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
     nulls = tuple(Spec.own(text).input.columns)
     words = {"max_rejects": 0.1, "split_moved": "accept", "accept_nulls": nulls, **options}
     return build_table(spark, output, *inputs, text=text, **words)
 
 
-def made_by_both(spark, text, inputs, folder, **options):
+def made_by_both(
+    spark, text: str, inputs: list[Path], folder: Path, **options: object
+) -> list[FeatureTable]:
     """The table of Spark and the table of the local engine."""
     return [
         made(engine, text, inputs, folder / where, **options)
@@ -62,7 +68,7 @@ def made_by_both(spark, text, inputs, folder, **options):
     ]
 
 
-def bits(table):
+def bits(table: pa.Table) -> list[object]:
     """The columns so that NaN equals itself, and -0.0 does not equal 0.0."""
     return [
         column.combine_chunks()
@@ -75,11 +81,11 @@ def bits(table):
     ]
 
 
-def rejects(table):
+def rejects(table: FeatureTable) -> list[dict]:
     return sorted(rejects_of(table), key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
 
 
-def alike(one, other):
+def alike(one: FeatureTable, other: FeatureTable) -> None:
     assert one.fingerprint == other.fingerprint
     records = [
         {key: value for key, value in table.record.to_json().items() if key not in OTHERWISE}
@@ -149,7 +155,7 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     times with and without a zone, dates, decimals, lists of numbers."""
     draw = np.random.default_rng(8)
 
-    def of(kind, *values):
+    def of(kind: pa.DataType, *values: object) -> pa.Array:
         return pa.array([values[n] for n in draw.integers(0, len(values), 400)], kind)
 
     table = pa.table(

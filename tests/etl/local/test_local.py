@@ -1,5 +1,7 @@
 """The local engine: the tests of whole jobs that Spark passes, and what is its own. Nothing here needs Java."""
 
+from __future__ import annotations
+
 import bz2
 import gzip
 import os
@@ -69,7 +71,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     from sluice.etl.local import input as local_input
     from sluice.etl.local import sums
 
-    made_files = []
+    made_files: list[object] = []
     real = tempfile.TemporaryFile
     monkeypatch.setattr(
         tempfile,
@@ -95,7 +97,7 @@ def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
     spooled, lengths, read = SpooledRows(files, spool), [], [0]
     real_write, real_read = os.pwrite, os.pread
 
-    def counted(file, length, place):
+    def counted(file: int, length: int, place: int) -> bytes:
         read[0] += length
         return real_read(file, length, place)
 
@@ -182,7 +184,7 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
 
-    def found(*paths):
+    def found(*paths: str) -> list[str]:
         return [file.path.removeprefix(f"{tmp_path}/") for file in files_of(paths)]
 
     assert found(str(tmp_path)) == ["day_1.tsv", "day_2.tsv", "sub/day_3.tsv", "x=1/_y=2/f"]
@@ -299,7 +301,7 @@ def test_a_decimal_becomes_the_nearest_float(digits):
 
 
 def test_what_is_not_asked_for_is_chosen_and_said(repo):
-    said = []
+    said: list[str] = []
     plain, related = (
         Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions")
     )
@@ -335,7 +337,7 @@ def test_records_over_several_lines_are_left_to_spark():
     assert "input.multiline" in (only_spark(Spec.own(bad_input.CSV)) or "")
 
 
-def halved(values):
+def halved(values: pa.Array) -> pa.Array:
     return values.slice(len(values) // 2)
 
 
@@ -356,7 +358,7 @@ def test_what_a_users_function_raises_is_one_line(tmp_path):
 def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     threads, begun, ended = Threads(2), threading.Barrier(3), threading.Barrier(3)
 
-    def work(_number):
+    def work(_number: int) -> None:
         begun.wait(60)
         try:
             while True:
@@ -364,7 +366,7 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
         finally:
             ended.wait(60)
 
-    def wait():
+    def wait() -> None:
         with pytest.raises(JobEnded):
             list(threads.map(work, range(9)))
 
