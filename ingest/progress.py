@@ -339,6 +339,7 @@ class Progress:
         If the rest of the run was no longer than the wait for the first batch, they are measured from the start."""
         wait_s, compute_s = self._consumer.totals(time.monotonic())
         rows, waited, computed = self._first or (self._rows, wait_s, compute_s)
+        first_batch_s = waited
         if wait_s + compute_s < 2 * (waited + computed):
             rows = waited = computed = 0
         seconds = wait_s + compute_s - waited - computed
@@ -346,4 +347,5 @@ class Progress:
             "rows": self._rows,
             "rows_per_s": round((self._rows - rows) / seconds) if seconds > 0 else None,
             "stall_fraction": round((wait_s - waited) / seconds, 4) if seconds > 0 else None,
+            "first_batch_s": round(first_batch_s, 3),
         }

@@ -175,6 +175,9 @@ def rank_rows(batch_size: int, ranks: int) -> int:
     return batch_size // ranks
 
 
+_HUGE_GROUP = 500_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowsPlan:
     """The order of rows for one table version, by the rules of this module's docstring."""
@@ -213,6 +216,21 @@ class RowsPlan:
             window_rows=WINDOW_ROWS if order.window_rows is None else order.window_rows,
             shuffle=order.shuffle,
             last=order.last,
+        )
+
+    @property
+    def huge_group(self) -> int:
+        """The rows of the largest row group, if it is so large that a first batch waits for seconds. Otherwise 0."""
+        largest = max((rows for counts in self.groups for rows in counts), default=0)
+        return largest if largest > _HUGE_GROUP else 0
+
+    def describe_huge_group(self) -> str:
+        """Returns a warning about huge row groups, with what to do. Empty: there are none."""
+        if not self.huge_group:
+            return ""
+        return (
+            f"a row group has {self.huge_group:,} rows, so the first batch comes late and memory is short; write the "
+            "files with smaller ones (pyarrow: row_group_size=32_768)"
         )
 
     def __post_init__(self) -> None:

@@ -237,7 +237,7 @@ class Loader(IterableDataset[Any]):
             self._batches.close()
             raise
         if rank == 0:
-            _report_skipped_rows(table.uri, self.plan)
+            _report_plan(table.uri, self.plan)
 
     def _tune(
         self,
@@ -257,6 +257,7 @@ class Loader(IterableDataset[Any]):
                 "version": table.version,
                 "tuning": policy.name,
                 "reader": self.reader,
+                "huge_row_group": self.plan.huge_group,
                 "dense": list(self.dense_names),
                 "sparse": list(self.sparse_names),
                 "transforms": {n: c or "code without a name" for n, c in batches.code.items()},
@@ -465,7 +466,10 @@ def _is_same_run(folder: Path, config: Mapping[str, Any]) -> bool:
     return all(before.get(name) == config[name] for name in names)
 
 
-def _report_skipped_rows(table: str, plan: RowsPlan) -> None:
+def _report_plan(table: str, plan: RowsPlan) -> None:
+    """Prints what the order of rows costs: a late first batch, and skipped rows."""
+    if plan.huge_group:
+        print(f"{table}: {plan.describe_huge_group()}", file=sys.stderr)
     if plan.dropped > _REPORTED_SKIPS * plan.rows:
         print(
             f"{table}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill a batch of "

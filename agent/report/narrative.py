@@ -22,6 +22,8 @@ from sluice.agent.report.run_folder import Line, Run
 
 _SAME_SHARE = 0.05
 """A difference of rates up to this share counts as none."""
+_SMALL_LOSS = 0.1
+"""A loss below this share of the run's time is not named."""
 FASTER = "faster"
 _JUST_BEFORE_S = 1.5
 _FEWEST_LOOKS = 3
@@ -104,6 +106,11 @@ class RunOutcome:
     rows_per_s_whole: float | None = None
     """The rate of the whole run, or since its last resume, as the consumer counted it. `stall_whole` is its stall."""
     stall_whole: float | None = None
+    first_batch_s: float = 0.0
+    """How long the trainer waited for the first batch. `stall_whole` usually excludes it."""
+    evaluation_s: float = 0.0
+    huge_row_group: int = 0
+    """The rows of the largest row group, if it is huge."""
     looks: int = 0
     """How many times the loader was measured."""
     seconds: float = 0.0
@@ -130,6 +137,9 @@ def outcome(run: Run) -> RunOutcome:
         **_rates(judged_part(run)),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"),
+        first_batch_s=counted.get("first_batch_s") or 0.0,
+        evaluation_s=sum(m.get("seconds", 0.0) for m in run.of("eval")),
+        huge_row_group=run.config.get("huge_row_group", 0),
         looks=len(looks),
         decisions=len(decisions),
         peak_memory=max(filter(None, memory), default=None),
@@ -246,16 +256,37 @@ def last_lines(told: Line) -> list[str]:
     """Returns what a program prints at the end of a run. `told` is the run's `summary`."""
     return [
         told["headline"],
-        *_whole_run(told["rows_per_s_whole"], told["stall_whole"]),
         *(f"{one['label']}. {one['sentence']}" for one in told["occasions"]),
     ]
 
 
-def _whole_run(rate: float | None, stall: float | None) -> list[str]:
-    if rate is None or stall is None:
-        return []
-    waits = f"{percent(stall)} of the trainer's time spent waiting for input"
-    return [f"Whole run: {count(rate)} rows/s, {waits}."]
+def largest_loss(figures: RunOutcome) -> tuple[str, float]:
+    """Returns the name and the seconds of the run's largest loss: `start`, `evaluation`, or `waiting` by default."""
+    start, evaluation = figures.first_batch_s, figures.evaluation_s
+    total = figures.seconds
+    waiting = (figures.stall_whole or 0.0) * max(0.0, total - start - evaluation)
+    # If losses are equal, the first one counts.
+    losses = {
+        "waiting": max(waiting, _SMALL_LOSS * total),
+        "start": start,
+        "evaluation": evaluation,
+    }
+    return max(losses.items(), key=lambda loss: loss[1])
+
+
+def headline(figures: RunOutcome) -> str:
+    """Returns a sentence about the whole run and its largest loss. Empty if the whole run has no figures."""
+    if figures.rows_per_s_whole is None or figures.stall_whole is None:
+        return ""
+    name, lost_s = largest_loss(figures)
+    whole = f"{count(figures.rows_per_s_whole)} rows/s over the whole run"
+    if name == "waiting":
+        return f"{whole}, {percent(figures.stall_whole)} waiting for input."
+    what = "evaluation" if name == "evaluation" else "the wait for the first batch"
+    rows = figures.huge_row_group if name == "start" else 0
+    cause = f", because a row group has {rows:,} rows" if rows else ""
+    of_all = f"{seconds(round(lost_s, 1))} of {seconds(round(figures.seconds, 1))}"
+    return f"{whole}; the largest loss was {what}, {of_all}{cause}."
 
 
 def started(loader: Sequence[Line]) -> Sequence[Line]:
@@ -291,7 +322,6 @@ def sentences(run: Run) -> list[str]:
             "Too short to judge the input: only its start was measured. Let it run for ten seconds or "
             "more (more epochs, or more rows)."
         )
-        parts += _whole_run(figures.rows_per_s_whole, figures.stall_whole)
     elif figures.changes_faster and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first
         quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
@@ -311,6 +341,7 @@ def sentences(run: Run) -> list[str]:
                 + (" before the first fault." if part.of("decision") else ".")
             )
         )
+    parts = [f"{headline(figures)} {parts[0]}".strip()]
     if figures.stall_last is not None:
         when = "After the faults" if fault_times(part) else f"In the last third of {part.name}"
         parts.append(f"{when}, {_bottleneck(figures.stall_last)}")
@@ -388,7 +419,7 @@ def tell(run: Run) -> str:
         initial = [
             "the learned policy was not asked: the run ended before all stages were measured"
         ]
-    lines = [*(f"{line[0].upper()}{line[1:]}." for line in initial), verdict(run), ""]
+    lines = [verdict(run), *(f"{line[0].upper()}{line[1:]}." for line in initial), ""]
     for change in decided:
         lines += [
             f"{change.number:>3}. at {seconds(change.at)}: {change.moves}",

@@ -16,6 +16,7 @@ from sluice.agent.report.narrative import (
     RunOutcome,
     changes,
     judged_part,
+    largest_loss,
     outcome,
     sentences,
     settled_period,
@@ -124,6 +125,9 @@ def _verdicts(
         words.append(verdict(f"input keeps up{when}", "good"))
     else:
         words.append(verdict(f"input is the bottleneck{when}", "bad"))
+    name, lost_s = largest_loss(found)
+    if name != "waiting":
+        words.append(verdict(f"{name}: {percent(lost_s / found.seconds)} of the time", "bad"))
     results = [one.result for one in incidents if one.result]
     for result in dict.fromkeys(results):
         what = (

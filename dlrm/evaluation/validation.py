@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class Validator:
     def measure(self, split: str, meta: CheckpointMeta) -> Findings:
         """Evaluates a whole split. Raises `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self.config, self.world
+        began = time.monotonic()
         epochs = round(
             meta.epoch + (meta.step - meta.since) % self.steps_per_epoch / self.steps_per_epoch, 2
         )
@@ -76,7 +78,7 @@ class Validator:
                 singles=singles if is_first else None,
                 through=self.synced_batches.all_of,
             )
-        self._record(findings, split, meta)
+        self._record(findings, split, meta, time.monotonic() - began)
         self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
         if is_first:
             self._singles = singles.result()
@@ -86,13 +88,12 @@ class Validator:
             self._warn(meta, warning)
         return findings
 
-    def _record(self, findings: Findings, split: str, meta: CheckpointMeta) -> None:
+    def _record(self, findings: Findings, split: str, meta: CheckpointMeta, seconds: float) -> None:
         if findings.undefined is not None:
             self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
         place = {"step": meta.step, "split": split}
-        self.journal.metric(
-            {"kind": "eval", "epoch": meta.epoch, **place, **findings.quality.to_dict()}
-        )
+        line = {"kind": "eval", "epoch": meta.epoch, "seconds": round(seconds, 3), **place}
+        self.journal.metric({**line, **findings.quality.to_dict()})
         for column, ids in findings.slices.items():
             for number, part in ids.items():
                 self.journal.metric(

@@ -21,6 +21,8 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
             "the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
             "is: give it some in table.split of the feature spec"
         )
+    if plan.huge_group:
+        warnings.append(plan.describe_huge_group())
     if plan.steps * config.epochs < min(FEW_STEPS, plan.rows // (4 * plan.streams)):
         warnings.append(
             f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large "

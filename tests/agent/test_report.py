@@ -314,8 +314,8 @@ def test_two_periods_are_never_given_without_their_names(tmp_path):
         },
     )
     lines = narrative.last_lines(narrative.summary(run))
-    assert_names(lines[0], "1 k rows/s", "25 %", "in the last third of the run")
-    assert lines[1].startswith("Whole run: 900 rows/s, 40 %")
+    assert lines[0].startswith("900 rows/s over the whole run, 40 % waiting for input. 1 k rows/s")
+    assert_names(lines[0], "25 %", "in the last third of the run")
     told = narrative.tell(run)
     assert "In the last third of the run, the input was the bottleneck" in told
     assert "from its last looks alone: the trainer is the bottleneck (13.2 %)" in told

@@ -1,0 +1,105 @@
+"""The first sentence about a run is its whole rate and its largest loss, by drawn runs whose loss is known."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.agent.report import narrative, page
+from sluice.agent.report.format import seconds
+from sluice.agent.report.narrative import RunOutcome, headline, largest_loss
+from sluice.agent.report.run_folder import Run
+from sluice.ingest.row_order import RowsPlan
+from sluice.loader import Loader
+from tests.etl.tables import write_rows
+from tests.raises import assert_names
+
+
+def drawn(chance: random.Random, cause: str) -> tuple[RunOutcome, float]:
+    """Figures of a run with one large loss, and the seconds of that loss."""
+    total = chance.uniform(10, 5000)
+    lost = chance.uniform(0.3, 0.8) * total
+    small = {name: chance.uniform(0, 0.08) * total for name in ("start", "evaluation")}
+    spent = {**small, cause: lost} if cause in small else small
+    trained = total - sum(spent.values())
+    stall = chance.uniform(0, 0.08)
+    if cause == "waiting":
+        lost, stall = 0.6 * trained, 0.6
+    figures = RunOutcome(
+        rows_per_s_whole=104_000.0,
+        stall_whole=stall,
+        first_batch_s=spent["start"],
+        evaluation_s=spent["evaluation"],
+        seconds=total,
+        huge_row_group=chance.choice([0, 1_048_576]),
+        ended=True,
+    )
+    return figures, lost
+
+
+@pytest.mark.parametrize("cause", ["start", "evaluation", "waiting", ""])
+@pytest.mark.parametrize("seed", range(25))
+def test_the_largest_loss_is_named_with_its_size(cause, seed):
+    figures, lost = drawn(random.Random(seed), cause)
+    text = headline(figures)
+    assert text.startswith("104 k rows/s over the whole run")
+    if cause:
+        name, found_s = largest_loss(figures)
+        assert (name, round(found_s, 6)) == (cause, round(lost, 6))
+    if cause in ("start", "evaluation"):
+        assert f"{seconds(round(lost, 1))} of {seconds(round(figures.seconds, 1))}" in text
+        assert "waiting" not in text
+        assert ("1,048,576 rows" in text) == (cause == "start" and figures.huge_row_group > 0)
+    else:
+        assert "waiting for input" in text
+        assert "largest loss" not in text
+    assert ("evaluation" in text) == (cause == "evaluation")
+
+
+def made_run(path, rates: list[float], **end: float) -> Run:
+    """A run that was looked at once a second; `end` are the figures of its last event."""
+    path.mkdir()
+    looks = [
+        {"kind": "loader", "at": at + 1.0, "rows": 1, "rows_per_s": rate, "stall": float(not rate)}
+        for at, rate in enumerate(rates)
+    ]
+    (path / "config.json").write_text(json.dumps({"huge_row_group": 1_048_576}))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    event = {"kind": "end", "at": len(rates) + 1.0, "rows_per_s": 1e5, "stall_fraction": 0.004}
+    (path / "events.jsonl").write_text(json.dumps({**event, **end}) + "\n")
+    return Run.read(path)
+
+
+@pytest.mark.parametrize(
+    ("rates", "first_batch_s", "told"),
+    [
+        ([0.0] * 39 + [1e5] * 13, 39.0, "39 s of 52 s, because a row group has 1,048,576 rows"),
+        ([0.0, 0.0, 1e5], 0.2, "0.4 % waiting"),
+        ([1e5] * 20 + [0.5] * 12, 0.1, "0.4 % waiting"),
+    ],
+    ids=["slow first batch", "short run", "hardly any rows at the end"],
+)
+def test_every_account_of_a_run_begins_with_the_whole_run(tmp_path, rates, first_batch_s, told):
+    run = made_run(tmp_path / "run", rates, first_batch_s=first_batch_s)
+    first_line = narrative.last_lines(narrative.summary(run))[0]
+    for text in (first_line, narrative.tell(run), narrative.verdict(run)):
+        assert text.startswith("100 k rows/s over the whole run")
+        assert told in text
+    html = page.write(run.path).read_text()
+    assert "<strong>100 k rows/s over the whole run</strong>" in html
+    assert ("start: 75 % of the time" in html) == (first_batch_s > 1)
+
+
+def test_a_loader_warns_of_huge_row_groups_before_its_first_batch(tmp_path, capsys):
+    rows = 500_001
+    label = pa.array([0, 1] * (rows // 2) + [0], pa.int8())
+    path = write_rows(tmp_path / "clicks.parquet", label=label, x=np.arange(rows) / 7)
+    with Loader(path, batch_size=4096) as loader:
+        assert_names(capsys.readouterr().err, path, "500,001 rows", "row_group_size=32_768")
+        assert loader.plan.huge_group == rows
+    usual = RowsPlan(groups=((32_768,) * 99,), batch_size=8)
+    assert (usual.huge_group, usual.describe_huge_group()) == (0, "")
