@@ -92,6 +92,16 @@ def versions(tmp_path_factory) -> dict[str, FeatureTable]:
     return found
 
 
+def test_a_column_whose_values_another_release_converted_begins_anew(versions):
+    first = versions["first"]
+    fields = [replace(f, values_rule=2) if f.name == "C1" else f for f in first.fields]
+    now = replace(first, fields=tuple(fields))
+    assert set(between(first, now).anew) == set(between(now, first).anew) == {"C1"}
+    assert not between(now, now).anew
+    with raises(CheckpointError, "C1", "sluice train", first.uri):
+        CheckpointMeta.of(first, {}).check(now)
+
+
 def test_changes_are_listed_by_column(versions):
     changes = between(versions["first"], versions["other columns"])
     assert (changes.before, changes.after) == (0, 1)

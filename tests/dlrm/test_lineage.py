@@ -49,6 +49,8 @@ JOIN = """
 path = "{path}"
 on = ["{on}"]
 columns = ["city:{kind}"]
+format = "csv"
+{more}
 """
 HASH = '{op = "hash", size = 100}'
 
@@ -77,8 +79,8 @@ def lag(of="a", by="user", rows=1) -> Spec:
     return read_spec("last", rows=LAG.format(of=of, by=by, rows=rows))
 
 
-def join(path="cities", on="user", kind="text") -> Spec:
-    return read_spec("city", rows=JOIN.format(path=path, on=on, kind=kind))
+def join(path="cities", on="user", kind="text", more="") -> Spec:
+    return read_spec("city", rows=JOIN.format(path=path, on=on, kind=kind, more=more))
 
 
 def at(format_: str, zone: str) -> Spec:
@@ -104,6 +106,8 @@ def at(format_: str, zone: str) -> Spec:
         (join(), join(path="towns")),
         (join(), join(on="a")),
         (join(), join(kind="int")),
+        (join(), join(more='their_on = "id"')),
+        (join(), join(more='decimal = ","')),
     ],
 )
 def test_a_column_of_other_values_is_named(before, after):
