@@ -20,6 +20,8 @@ from sluice.etl.table.data_files import arrow_schema
 from sluice.etl.table.table import FeatureTable, TableError, check_values
 from tests.etl.jobs import Said, build_table, rows_of, run
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.fuzz import one_value
+from tests.fuzz.seeds import seed_of_code
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -303,3 +305,10 @@ def test_names_with_dots_that_spark_cannot_read_are_refused_before_it_starts():
         with raises(EngineError, "u.id", "parquet"):
             choose(asked, Spec.own(text), [], said.append, {})
     assert choose(None, Spec.own(text), [], said.append, {}) == "local"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_drawn_values_are_the_same_in_a_job(spark, tmp_path):
+    seed = seed_of_code() * one_value.SPARK_EVERY
+    assert one_value.try_seed(seed, tmp_path) == [], f"make fuzz SEED={seed} ONLY=one_value"

@@ -20,13 +20,6 @@ def test_drawn_values_are_the_same_in_every_way(tmp_path):
         assert one_value.try_seed(seed, tmp_path) == [], f"make fuzz SEED={seed} ONLY=one_value"
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_drawn_values_are_the_same_in_a_job(tmp_path):
-    seed = seed_of_code() * one_value.SPARK_EVERY
-    assert one_value.try_seed(seed, tmp_path) == [], f"make fuzz SEED={seed} ONLY=one_value"
-
-
 @pytest.mark.parametrize(
     "mistake",
     [
