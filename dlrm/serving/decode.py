@@ -152,10 +152,10 @@ class Decoder:
 
         Arrow's reader sees one text of many objects. Each body begins and ends with a brace, and no JSON text goes over
         a line's end. So a body ends inside an object only if the whole is no JSON."""
-        if not self._can_join or sum(map(len, bodies)) < self._together_bytes:
+        # A longer body may have a text that is too long.
+        fits = max(map(len, bodies), default=0) <= MOST_TEXT_BYTES
+        if not (self._can_join and fits) or sum(map(len, bodies)) < self._together_bytes:
             return []
-        if max(map(len, bodies)) > MOST_TEXT_BYTES:
-            return []  # it may have a text that is too long
         text = b"\n".join(bodies)
         try:
             text.decode()

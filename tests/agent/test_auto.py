@@ -221,7 +221,9 @@ def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_
     assert pipeline.applied[0].workers == GOOD
 
 
-def test_a_run_records_its_initial_setting_without_names_and_explain_begins_with_it(tmp_path):
+def test_a_run_records_its_initial_setting_without_names_and_explain_tells_it_after_the_headline(
+    tmp_path,
+):
     known = Foreknowledge(operators={"bid": "python"}, store="remote")
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
@@ -240,7 +242,7 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_begins_with
     assert "initial setting" in controller.opening["text"]
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
     finished = Run.read(tmp_path / "run")
-    assert_names(tell(finished).splitlines()[0], "read 1 → 24, bid 1 → 2", "effect: ")
+    assert_names(tell(finished).splitlines()[1], "read 1 → 24, bid 1 → 2", "effect: ")
     (event,) = finished.of("opening")
     values = event["record"]
     assert not {"read", "bid", "collate"} & set(json.dumps(values).replace('"', " ").split())
@@ -256,7 +258,7 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_begins_with
     assert json.loads(json.dumps(record.to_dict())) == values
 
 
-def test_explain_begins_with_why_the_learned_policy_was_not_used(tmp_path):
+def test_explain_says_after_the_headline_why_the_learned_policy_was_not_used(tmp_path):
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
         controller = Controller(
@@ -267,16 +269,18 @@ def test_explain_begins_with_why_the_learned_policy_was_not_used(tmp_path):
             pipeline.advance(controller.wait_s)
         controller.stop()
     assert_names(
-        tell(Run.read(tmp_path / "run")).splitlines()[0],
+        tell(Run.read(tmp_path / "run")).splitlines()[1],
         "Learned policy not used",
         "what it was taught",
     )
 
 
-def test_explain_begins_with_the_learned_policy_although_the_run_was_too_short_to_ask_it(tmp_path):
+def test_explain_says_after_the_headline_that_the_learned_policy_was_not_asked_in_a_short_run(
+    tmp_path,
+):
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         folder.event({"kind": "end", "tuning": "auto"})
-    assert_names(tell(Run.read(tmp_path / "run")).splitlines()[0], "learned policy was not asked")
+    assert_names(tell(Run.read(tmp_path / "run")).splitlines()[1], "learned policy was not asked")
 
 
 def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():

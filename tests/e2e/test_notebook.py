@@ -48,7 +48,7 @@ def test_its_cells_run_from_any_folder_and_show_what_the_agent_did(tmp_path):
         env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count(" rows/s, ") >= 5
+    assert done.stdout.count(" rows/s") >= 5
     assert "auto: " in done.stdout
     assert "shown: <svg " in done.stdout
     assert "at read=" in done.stdout

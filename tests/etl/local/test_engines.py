@@ -18,12 +18,13 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, words_of
-from tests.etl.other_shapes import FEATURES, synthesize_shape
+from tests.etl.other_shapes import synthesize_shape
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
 
+FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
 OTHERWISE = {"job", "at", "files", "engine"}
 """What of a record says who wrote it, when and where."""
