@@ -110,7 +110,7 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
     memory.start()
     with no_more_than(0):
         loader.advance(5)
-        memory.finish(policy="fixed", record=None)
+        memory.finish(policy="fixed")
     assert len(lines) == 2
     assert "the registry at" in lines[0]
     assert "the knobs cannot" in lines[1]

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from sluice.common.settings import parse
-from sluice.dlrm.serving.server import ServerOptions
 from sluice.dlrm.train import main
 from sluice.ingest.machine import Machine
 from sluice.ingest.remote.worker import WorkerOptions
@@ -77,13 +76,6 @@ def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_
     assert found is not None
     assert found["ok"]
     assert found["rows_read_per_step"] == found["settings"]["batch_size"] // min(ranks, 8)
-
-
-def test_the_server_of_a_pod_is_started_with_words_that_a_wheel_has():
-    (command,) = re.findall(r"^ *command: (\[.*serve, .*\])$", PAGE, re.M)
-    words = yaml.safe_load(command)
-    assert words[:2] == ["sluice", "serve"]
-    assert parse(ServerOptions, argv=words[2:], prog="sluice serve").port == 8000
 
 
 def test_the_pods_that_read_are_given_words_that_a_worker_takes():
