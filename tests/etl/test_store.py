@@ -34,6 +34,7 @@ for line in sys.stdin:
     rate, status = line.split()
     print(server.refused, flush=True)
     server.refuse(float(rate), int(status))
+    server._chance.seed(1)  # the same requests fail, whatever other tests have asked
 server.close()
 """
 
@@ -168,7 +169,6 @@ def test_a_bucket_that_cannot_be_written_is_named_before_any_work(place):
 def test_a_table_is_opened_although_a_third_of_all_requests_fail(place, server, status):
     made = small_table(place, rows=300, mode="overwrite")
     server.refuse(0.33, status)
-    server._chance.seed(1)  # the same requests fail, whatever other tests have asked
     for _ in range(3):
         assert FeatureTable.open(place).files == made.files
     assert server.refuse(0) > 3
