@@ -60,5 +60,5 @@ class Lineage:
         """Returns the name that an input column had in the version before."""
         earlier = self.before.input
         was = self.spec.input.was.get(name, name)
-        is_old_rename = name in earlier.columns and earlier.was.get(name) == was
-        return name if is_old_rename else was
+        # A rename that stood there before says nothing new.
+        return name if name in earlier.columns and earlier.was.get(name) == was else was

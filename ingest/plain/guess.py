@@ -173,7 +173,7 @@ def proposals(
     found = {}
     for name, one in facts.items():
         if name == wanted:
-            odd = "" if made or label != name else _describe_odd_clicks(one)
+            odd = "" if label != name else _describe_odd_clicks(one)
             found[name] = Proposal(name=name, facts=one, role="label", label=label, rejected=odd)
         elif name in hashed:
             role = "id_list" if is_list(one.type) else "sparse"
@@ -315,9 +315,13 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
         )
     is_named = bool(_TIMES.search(name))
     unit = _unit(facts)
-    is_time = unit and kind.bit_width >= 32 and is_named_id(name) is None
     # Ids may be as large as the seconds of the years before 2001, but seldom as close together.
-    is_time &= facts.low >= _YEAR_2001 * unit or facts.high - facts.low < _TEN_YEARS * unit
+    is_time = (
+        unit
+        and kind.bit_width >= 32
+        and is_named_id(name) is None
+        and (facts.low >= _YEAR_2001 * unit or facts.high - facts.low < _TEN_YEARS * unit)
+    )
     if not (is_named or is_time):
         return None
     span = ""
