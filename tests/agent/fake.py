@@ -1,4 +1,5 @@
-"""A pipeline without data for tests: `FakePipeline`, a Tunable over stages of known cost. Deterministic.
+"""A pipeline without data for tests: `FakePipeline`, a Tunable over stages of known cost. Deterministic. `tune` has a
+policy tune it.
 
 Work is a fluid: in each slice of time a stage does what its workers, its input and the room behind it allow, and all
 stages share the cores. So the best setting is known by arithmetic (`best_rows_per_s`).
@@ -9,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
@@ -190,3 +195,27 @@ class FakePipeline:
                 for s in self.stages
             }
         )
+
+
+def tune(
+    pipeline: Tunable, looks: float, policy: str | Policy = "planner", **more: Any
+) -> tuple[Controller, list[dict[str, Any]]]:
+    """Has a policy tune a pipeline for so many looks. Returns its controller, and what it recorded."""
+    events: list[dict[str, Any]] = []
+    policy = make(policy) if isinstance(policy, str) else policy
+    how = {"record": events.append, "clock": lambda: pipeline.now, **more}
+    controller = Controller(pipeline, policy, **how)
+    go_on(controller, pipeline, looks)
+    return controller, events
+
+
+def go_on(controller: Controller, pipeline: Tunable, looks: float) -> None:
+    """Looks once a second of the pipeline's clock."""
+    for _ in range(int(looks)):
+        controller.step()
+        pipeline.advance(1.0)
+    assert controller.frozen is None, controller.frozen
+
+
+def decisions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["kind"] == "decision"]

@@ -124,6 +124,13 @@ def test_an_initial_setting_that_brings_less_than_the_planner_promised_is_replac
     assert taken_back["reason"]["details"]["kind"] == "own"
 
 
+def test_an_initial_setting_that_promises_less_than_the_planners_own_is_not_tried():
+    planned, _, _, _ = _run(Planner(), 1.5)
+    pipeline, _, events, _ = _run(Auto(Says(rows_per_s=1000.0)), 1.5)
+    assert pipeline.applied[0].workers == planned.applied[0].workers
+    assert_names(events[0]["reason"]["text"], "learned policy not used", "1,000 rows/s")
+
+
 def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
     fed = FakePipeline(STAGES, step_s=0.1)
     fed.advance(1.0)

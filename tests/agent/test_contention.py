@@ -1,4 +1,4 @@
-"""What others take of the cores: by arithmetic, and in the simulator, where it is known."""
+"""Rates, and what others take of the cores: by arithmetic, and in the simulator, where it is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.costs.rates import rates
 from sluice.agent.lab.simulator.physics import SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
@@ -16,32 +16,31 @@ from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.explain import why
 from sluice.ingest.knobs import Knobs, Limits
+from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
 from tests.raises import assert_names
 
 
 def _seen(cpu, core_wait, quota=4.0, idle=None):
-    stage = StageRates(
-        rows_per_s=1.0,
-        busy=cpu + core_wait,
-        cpu=cpu,
-        starved=0.0,
-        blocked=0.0,
-        workers=8,
-        queue_bytes=0,
-        core_wait=core_wait,
-    )
-    return PipelineRates(
-        seconds=1.0,
-        rows_per_s=1.0,
-        stall=1.0,
-        demand_rows_per_s=None,
-        cpu=cpu,
-        cpu_quota=quota,
-        memory_used=0,
-        memory_limit=1,
-        stages={"work": stage},
-        idle=idle,
-    )
+    stage = stage_rates(busy=cpu + core_wait, cpu=cpu, workers=8, core_wait=core_wait)
+    return pipeline_rates(cpu=cpu, cpu_quota=quota, stages={"work": stage}, idle=idle)
+
+
+@pytest.mark.parametrize(
+    "counter", ["rows", "consumer_wait_s", "consumer_compute_s", "cpu_used_s", "at"]
+)
+def test_a_counter_that_fell_gives_no_rates(counter):
+    """The pipeline was restarted, or is another one."""
+    before, after = snapshot(1.0, stage_stats()), snapshot(2.0, stage_stats(), rows=9)
+    assert rates(before, after).rows_per_s == 9
+    assert rates(dataclasses.replace(before, **{counter: 10}), after) is None
+
+
+def test_the_work_of_fused_stages_is_added_up():
+    seen = _seen(1.0, 0.5)
+    both = dataclasses.replace(seen, stages={**seen.stages, "more": seen.stages["work"]})
+    limits = Limits(workers={"work": (1, 8), "more": (1, 8)}, fusable={"more": "work"})
+    joined = both.joined(Knobs(workers={"work": 8, "more": 8}, fused={"more"}), limits)
+    assert joined.stages == {"work": stage_rates(busy=3.0, cpu=2.0, core_wait=1.0, workers=8)}
 
 
 def test_free_cores_and_our_own_crowd_are_no_pressure():

@@ -1,4 +1,4 @@
-"""What fits into memory, by arithmetic."""
+"""What fits into memory and into the cores, by arithmetic."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import pytest
 
 from sluice.agent.costs.forecast import Forecast, what_if
-from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.ingest.knobs import Knobs, Limits
+from tests.agent.made_figures import pipeline_rates, stage_rates
 
 MIB = 2**20
 
@@ -21,22 +21,11 @@ def _best(limit, *, wait_s=1.0):
         workers={"read": 4, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=256 * MIB
     )
     stages = {
-        n: StageRates(
-            rows_per_s=4 / wait_s,
-            busy=busy,
-            cpu=0.001,
-            starved=0,
-            blocked=0,
-            workers=4,
-            queue_bytes=0,
-        )
+        n: stage_rates(rows_per_s=4 / wait_s, busy=busy, cpu=0.001, workers=4)
         for n, busy in {"read": 4.0, "collate": 0.0}.items()
     }
-    seen = PipelineRates(
-        seconds=1,
+    seen = pipeline_rates(
         rows_per_s=4 / wait_s,
-        stall=1,
-        demand_rows_per_s=None,
         cpu=0.1,
         cpu_quota=8,
         memory_used=600 * MIB,
@@ -63,24 +52,19 @@ def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing
     limits = Limits(workers=dict.fromkeys(names, (1, 4)))
     knobs = Knobs(workers=dict.fromkeys(names, 1))
     cost = {1: Point(busy_s=1e-4, cpu_s=1e-4)}
-    seen = PipelineRates(
-        seconds=1,
-        rows_per_s=10,
-        stall=0,
-        demand_rows_per_s=10,
-        cpu=1,
-        cpu_quota=8,
-        memory_used=600 * MIB,
-        memory_limit=6000 * MIB,
-        stages={},
-    )
+    seen = pipeline_rates(cpu=1, cpu_quota=8, memory_used=600 * MIB, memory_limit=6000 * MIB)
     services = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
-    cases = what_if(Forecast.of(seen, knobs, limits, services, other_cpu_s=0.1, demand=10))
+    slow, fast = (
+        Forecast.of(seen, knobs, limits, services, other_cpu_s=0.1, demand=demand)
+        for demand in (10, math.inf)
+    )
+    cases = what_if(slow)
     if missing:
         assert cases == {}
     else:
         assert cases["as it is"]["rows_per_s"] == 10
         assert cases["a trainer that only takes"]["rows_per_s"] > 30_000
+        assert fast.rate(knobs.workers) == pytest.approx(8 / 0.1002), "the trainer's cores count"
 
 
 def test_buffers_get_less_where_readers_in_their_place_bring_more():
@@ -93,9 +77,16 @@ def test_buffers_get_less_where_readers_in_their_place_bring_more():
     assert rate == pytest.approx(16 / 1.05)
 
 
-def test_where_memory_is_no_bound_they_get_all():
-    found, rate, fits = _best(4000 * MIB)
-    assert found.workers["read"] == 32
-    assert (found.read_ahead_bytes, found.prefetch_bytes) == (512 * MIB, 256 * MIB)
-    assert fits
-    assert rate == 32
+def test_processes_that_idle_hold_their_memory_once():
+    seen = pipeline_rates(
+        memory_used=1024 * MIB,
+        memory_limit=4096 * MIB,
+        stages={"t": stage_rates(starved=4, workers=4)},
+    )
+    knobs = Knobs(
+        workers={"t": 4}, backend={"t": "process"}, read_ahead_bytes=MIB, prefetch_bytes=MIB
+    )
+    limits = Limits(workers={"t": (1, 8)}, backends={"t": ("thread", "process")})
+    known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
+    look = Forecast.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
+    assert look.memory(knobs) == 1026 * MIB

@@ -10,7 +10,8 @@ from sluice.agent.policies.opening.contract import (
     PolicyInputError,
 )
 from sluice.ingest.knobs import KnobError, Knobs, Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from sluice.ingest.stats import Snapshot
+from tests.agent.made_figures import snapshot, stage_stats
 from tests.raises import raises
 
 LIMITS = Limits(
@@ -20,33 +21,7 @@ KNOBS = Knobs(workers={"read": 1, "decode": 1})
 
 
 def look(at: float, *names: str) -> Snapshot:
-    stages = tuple(
-        StageStats(
-            name=name,
-            items=1,
-            rows=1024,
-            bytes=2**20,
-            busy_s=at,
-            cpu_s=at,
-            wait_input_s=0.0,
-            wait_output_s=0.0,
-            workers=1,
-        )
-        for name in names or ("read", "decode")
-    )
-    return Snapshot(
-        at=at,
-        sequence=int(4 * at),
-        stages=stages,
-        batches=1,
-        rows=1024,
-        consumer_wait_s=at,
-        consumer_compute_s=0.0,
-        memory_used=2**28,
-        memory_limit=2**32,
-        cpu_quota=8.0,
-        cpu_used_s=at,
-    )
+    return snapshot(at, *(stage_stats(name, busy_s=at) for name in names or ("read", "decode")))
 
 
 def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():

@@ -137,6 +137,11 @@ def test_without_a_correction_each_stage_has_the_workers_for_what_cores_and_trai
     assert plain.workers == pytest.approx(np.clip(np.rint(use * inputs.bound), 1, glimpse.most))
     assert plain.rows_per_s == pytest.approx(inputs.bound)
     assert not plain.process.any()
+    doubtful = nothing._replace(process=nothing.process + 0.5, pipelines=nothing.pipelines - 1)
+    found = setting(glimpse, inputs, doubtful)
+    assert not found.process.any(), "processes are dear, so it has to be sure of them"
+    assert found.read_ahead_bytes == plain.read_ahead_bytes, "buffers get no smaller"
+    assert found.rows_per_s < plain.rows_per_s
 
 
 def test_an_input_outside_its_training_is_refused_with_the_range():

@@ -4,87 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from sluice.agent import policies
 from sluice.agent.__main__ import learn
-from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
-from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
-from sluice.agent.policies.opening.policy import (
-    PIPELINE_INPUTS,
-    SHAPES,
-    STAGE_INPUTS,
-    NetworkPolicy,
-)
+from sluice.agent.policies.opening.contract import InitialSetting
+from sluice.agent.policies.opening.policy import SHAPES, NetworkPolicy
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
 from sluice.common.errors import UsageError
+from tests.agent.test_opening_policy import WIDE, given
+from tests.agent.test_opening_policy import weights as drawn_weights
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
-RANGES = {
-    "stages": [[-20.0, 20.0]] * len(STAGE_INPUTS),
-    "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS),
-}
 RUNS = 24
-SCENARIOS = [s for s in (pipeline("training", n) for n in range(4 * RUNS)) if s.machine.cores >= 8][
-    :RUNS
-]
+NUMBERS = [n for n in range(4 * RUNS) if pipeline("training", n).machine.cores >= 8][:RUNS]
 """Pipelines with several cores: on one core the rounding of workers to 1 or 2 is a lesson of its own."""
-
-
-def _given(number: int) -> PolicyInput:
-    scenario = SCENARIOS[number]
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    begun = simulator.snapshot()
-    simulator.advance(0.25)
-    return PolicyInput(
-        begun=begun, seen=simulator.snapshot(), knobs=scenario.first_knobs, limits=scenario.limits
-    )
 
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(weights_file, "SHIPPED", tmp_path / "absent")
-    draw, path = np.random.default_rng(0), tmp_path / "weights.safetensors"
-    write(
-        path,
-        {
-            name: (0.1 * draw.standard_normal(shape)).astype(np.float32)
-            for name, shape in SHAPES.items()
-        },
-        {"lives": 10, "ranges": RANGES},
-    )
+    path = tmp_path / "weights.safetensors"
+    write(path, drawn_weights(), {"lives": 10, "ranges": WIDE})
     return path
 
 
-def _runs(folder, settled, rates=lambda number: 1e5):
+def _runs(folder, settled, rates=lambda asked: 1e5):
     """Runs that opened, and settled on what `settled` says of each opening."""
-    for number in range(RUNS):
-        given = _given(number)
-        knobs = settled(given)
-        nothing = InitialSetting(knobs=given.knobs, inside=False, reason="", rows_per_s=None)
+    for number, drawn in enumerate(NUMBERS):
+        asked = given(drawn)
+        nothing = InitialSetting(knobs=asked.knobs, inside=False, reason="", rows_per_s=None)
         record = OpeningRecord(
-            given=given, opening=nothing, own=given.knobs, settled=knobs, rows_per_s=rates(number)
+            given=asked,
+            opening=nothing,
+            own=asked.knobs,
+            settled=settled(asked),
+            rows_per_s=rates(asked),
         )
         with RunFolder.create(folder / str(number), {"kind": "load"}) as run:
             run.event({"kind": "opening", "text": "", "record": record.to_dict()})
     return [str(folder / str(number)) for number in range(RUNS)]
 
 
-def _many(given):
-    return given.limits.clamp(
-        dataclasses.replace(
-            given.knobs, workers={name: 4 * count for name, count in given.knobs.workers.items()}
-        )
-    )
+def _many(asked):
+    workers = {name: 4 * count for name, count in asked.knobs.workers.items()}
+    return asked.limits.clamp(dataclasses.replace(asked.knobs, workers=workers))
 
 
 def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(tmp_path, weights):
@@ -111,8 +83,8 @@ def test_weights_that_already_choose_so_stay_as_they_are(tmp_path, weights):
     opener = NetworkPolicy.load(weights)
     runs = _runs(
         tmp_path / "runs",
-        lambda given: opener.choose(given).knobs,
-        lambda number: float(opener.choose(_given(number)).rows_per_s),
+        lambda asked: opener.choose(asked).knobs,
+        lambda asked: float(opener.choose(asked).rows_per_s),
     )
     found = learn([*runs, "--weights", str(weights)])
     assert not found["better"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.agent.controller import Controller
-from sluice.agent.policies import make
 from sluice.ingest.knobs import Knobs, Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from tests.agent.fake import decisions, tune
+from tests.agent.made_figures import snapshot, stage_stats
 
 ROWS = 20_000
 SLICE_S = 0.05
@@ -45,63 +44,35 @@ class SlowItems:
         self.sequence += 1
         items, workers = self.items, self.knobs.workers
 
-        def stage(name, cpu_s, busy_s, waited_s):
-            return StageStats(
-                name=name,
-                items=items,
-                rows=items * ROWS,
-                bytes=items * ROWS * 100,
-                busy_s=busy_s,
-                cpu_s=cpu_s,
-                wait_input_s=0.0,
-                wait_output_s=waited_s,
-                workers=workers[name],
-            )
+        def stage(name, **figures):
+            done = {"items": items, "rows": items * ROWS, "bytes": items * ROWS * 100}
+            return stage_stats(name, workers=workers[name], **done, **figures)
 
         fast = items * 0.01
-        return Snapshot(
-            at=self.now,
+        return snapshot(
+            self.now,
+            stage("read", cpu_s=fast, busy_s=fast, wait_output_s=self.now - fast),
+            stage("slow", cpu_s=fast, busy_s=self.busy_s),
+            stage("collate"),
             sequence=self.sequence,
             batches=items,
             rows=items * ROWS,
-            stages=(
-                stage("read", fast, fast, self.now - fast),
-                stage("slow", fast, self.busy_s, 0.0),
-                stage("collate", 0.0, 0.0, 0.0),
-            ),
             consumer_wait_s=self.now,
-            consumer_compute_s=0.0,
             memory_used=2**28,
-            memory_limit=2**34,
-            cpu_quota=4.0,
             cpu_used_s=3 * fast,
         )
 
 
-def tuned(seconds, for_s):
-    pipeline, events = SlowItems(seconds), []
-    controller = Controller(
-        pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now
-    )
-    while pipeline.now < for_s:
-        controller.step()
-        pipeline.advance(1.0)
-    controller.stop()
-    assert controller.frozen is None
-    return (
-        pipeline,
-        [e for e in events if e["kind"] == "decision"],
-        [e for e in events if e["kind"] == "effect"],
-    )
-
-
 @pytest.mark.parametrize("seconds", [1.3, 3.0, 7.0])
 def test_items_that_take_seconds_get_their_workers_without_a_change_of_mind(seconds):
-    pipeline, decisions, effects = tuned(seconds, 60 * seconds)
-    grown = [(d["before"]["workers"]["slow"], d["after"]["workers"]["slow"]) for d in decisions]
+    pipeline = SlowItems(seconds)
+    controller, events = tune(pipeline, 60 * seconds, "auto")
+    controller.stop()
+    changes, effects = decisions(events), [e for e in events if e["kind"] == "effect"]
+    grown = [(d["before"]["workers"]["slow"], d["after"]["workers"]["slow"]) for d in changes]
     assert pipeline.knobs.workers["slow"] == 16, grown
-    assert all(before < after for before, after in grown), [d["reason"]["text"] for d in decisions]
-    assert len(decisions) <= 3
+    assert all(before < after for before, after in grown), [d["reason"]["text"] for d in changes]
+    assert len(changes) <= 3
     for (before, after), effect in zip(grown, effects, strict=True):
         assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
             after / before, rel=0.2
@@ -119,13 +90,7 @@ def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
             else:
                 super().advance(seconds)
 
-    pipeline, decided = Hanging(0.5), []
-    controller = Controller(
-        pipeline, make("auto"), record=decided.append, clock=lambda: pipeline.now
-    )
-    for _ in range(100):
-        controller.step()
-        pipeline.advance(1.0)
-    first, second = [e for e in decided if e["kind"] == "decision"][:2]
+    _, events = tune(Hanging(0.5), 100, "auto")
+    first, second = decisions(events)[:2]
     assert first["after"]["workers"]["slow"] > 1
     assert second["after"]["workers"]["slow"] == 1

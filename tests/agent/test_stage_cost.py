@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from sluice.agent.costs.stage_cost import StageCost
-from sluice.ingest.stats import StageStats
+from tests.agent.made_figures import stage_stats
 
 
 def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
-    return StageStats(
-        name="read",
-        items=items,
-        rows=items * 10,
-        bytes=items * item_bytes,
-        busy_s=busy_s,
-        cpu_s=cpu_s,
-        wait_input_s=0.0,
-        wait_output_s=0.0,
-        workers=workers,
-        **more,
-    )
+    counts = {"items": items, "rows": items * 10, "bytes": items * item_bytes}
+    return stage_stats(busy_s=busy_s, cpu_s=cpu_s, workers=workers, **counts, **more)
 
 
 def _watch(*observations, saturated=False):
@@ -182,6 +174,12 @@ def test_each_back_end_has_a_curve_of_its_own():
     assert moved.on("thread").points == service.points
     back = moved.observe(_stats(40, 7.2, workers=4), False)
     assert back.points == service.points
+    stored = replace(moved, process_bytes=2**28, residual=0.25).to_dict()
+    assert StageCost.from_dict("read", json.loads(json.dumps(stored))).to_dict() == stored
+    for items, busy_s in ((60, 16.0), (80, 24.8)):
+        moved = moved.observe(_stats(items, busy_s, workers=4, backend="process"), False)
+    assert moved.drifts == 1
+    assert not moved.other_backends, "they were measured before rows became dearer"
 
 
 def test_a_slow_store_is_no_lock():

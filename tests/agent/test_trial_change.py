@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs
+from tests.agent.made_figures import pipeline_rates
 
 
 def _seen(rate, stall=1.0):
-    return PipelineRates(
-        seconds=1.0,
-        rows_per_s=rate,
-        stall=stall,
-        demand_rows_per_s=None,
-        cpu=1,
-        cpu_quota=2,
-        memory_used=0,
-        memory_limit=1,
-        stages={},
-    )
+    return pipeline_rates(rows_per_s=rate, stall=stall)
 
 
 def _attempt(kind="grow", hoped=2.0):

@@ -1,0 +1,43 @@
+"""Figures of stages and pipelines, as snapshots and as rates. What is not given is 0, or the least there can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.ingest.stats import Snapshot, StageStats
+
+
+def stage_stats(name: str = "read", **given: Any) -> StageStats:
+    counters = dict.fromkeys(("items", "rows", "bytes"), 0)
+    times = dict.fromkeys(("busy_s", "cpu_s", "wait_input_s", "wait_output_s"), 0.0)
+    return StageStats(**{"name": name, "workers": 1, **counters, **times, **given})
+
+
+def snapshot(at: float, *stages: StageStats, **given: Any) -> Snapshot:
+    counters = dict.fromkeys(("batches", "rows", "memory_used"), 0)
+    times = dict.fromkeys(("consumer_wait_s", "consumer_compute_s", "cpu_used_s"), 0.0)
+    machine = {"memory_limit": 2**34, "cpu_quota": 4.0}
+    sequence = int(4 * at)
+    return Snapshot(
+        **{
+            "at": at,
+            "sequence": sequence,
+            "stages": stages,
+            **counters,
+            **times,
+            **machine,
+            **given,
+        }
+    )
+
+
+def stage_rates(**given: Any) -> StageRates:
+    names = ("busy", "cpu", "starved", "blocked", "queue_bytes")
+    return StageRates(**{"rows_per_s": 1.0, "workers": 1, **dict.fromkeys(names, 0), **given})
+
+
+def pipeline_rates(**given: Any) -> PipelineRates:
+    usual = {"seconds": 1.0, "rows_per_s": 1.0, "stall": 1.0, "demand_rows_per_s": None, "cpu": 0.0}
+    machine = {"cpu_quota": 4.0, "memory_used": 0, "memory_limit": 1, "stages": {}}
+    return PipelineRates(**{**usual, **machine, **given})
