@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
 LOOKED_UP = (
-    f'[[transform]]\nname = "levels"\nfunction = "{slow_service.__name__}:ask_beside_others"\n'
+    f'[[transform]]\nname = "levels"\nfunction = "{slow_service.__name__}:ask"\n'
     'inputs = ["I1"]\noutputs = ["I1"]\n'
 )
 

@@ -1,4 +1,4 @@
-"""torchrun on several hosts, by docs/launch.md: equal to one process, and with hosts lost, cut off or slow."""
+"""torchrun on several hosts, by docs/launch.md: equal to one process, and with hosts lost or cut off."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sluice.agent.report import narrative
-from sluice.agent.report.run_folder import Run
 from sluice.dlrm.checkpoint.meta import latest
-from tests.dlrm import epochs, slow_service
+from tests.dlrm import epochs
 from tests.dlrm.cluster import Cluster, ended
 from tests.hosts import Hosts
 from tests.raises import assert_names
@@ -22,9 +20,6 @@ pytestmark = pytest.mark.slow
 
 CUT_S = 20.0
 STALL_S = 5
-LONGER = 3
-"""How many times as long as usual the epoch with slow input is. Between epochs, an evaluation would hide the wait: the
-next epoch's batches are prepared meanwhile."""
 
 
 @pytest.fixture
@@ -98,27 +93,3 @@ def test_after_a_cut_of_the_network_the_same_agents_go_on(hosts, table, tmp_path
     hosts.connect(1)
     ended([first, other])
     assert epochs.starts(table, tmp_path) == [0, 10]
-
-
-@pytest.mark.parametrize("hosts", [2], indirect=True)
-def test_a_host_with_slow_input_is_named_and_the_agent_of_the_other_adds_no_worker(hosts, tmp_path):
-    """The run goes on at its pace; more workers elsewhere would change nothing."""
-    epochs.write(tmp_path, rows=LONGER * epochs.ROWS)
-    more = (
-        "--log-every",
-        20,
-        "--transform",
-        f"{slow_service.__name__}:ask:I2>I2",
-    )
-    cluster = Cluster(hosts, tmp_path, *more)
-    ended([cluster.agent(host, 2) for host in range(2)])
-    run = tmp_path / "run"
-    (end,) = epochs.events(run, "end")
-    assert end["rows_trained"] == LONGER * epochs.STEPS * epochs.BATCH
-    assert_names(narrative.verdict(Run.read(run)), "waited", "rank 1 on host1")
-    changes = epochs.events(run, "decision")
-    assert all(workers(change["after"]) <= workers(change["before"]) for change in changes), changes
-
-
-def workers(knobs: dict) -> int:
-    return sum(knobs["workers"].values())

@@ -70,6 +70,9 @@ class Alone:
 
     ranks, device = 1, torch.device("cpu")
 
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
@@ -81,13 +84,18 @@ class Alone:
 
 
 class WithAnother(Alone):
-    """A world with a second rank, which computes for 1.5 s of its 8 s in each step."""
+    """A world with a second rank. It waits 6 s of the 12 s of each step for input, and computes for 1.5 s. So this rank
+    waits 4 s for it."""
 
     ranks = 2
 
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.clock.now += 4
+        return super().sum(values)
+
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         steps = values[1] / ROWS
-        other = [0.0, ROWS * steps, 0.0, 8.0 * steps, 0.0, 1.5 * steps]
+        other = [0.0, ROWS * steps, 6.0 * steps, 6.0 * steps, 0.0, 1.5 * steps]
         return torch.cat([values, torch.tensor(other, dtype=values.dtype)])
 
 
@@ -99,11 +107,12 @@ def run(
     stop_at: int | None = None,
     loss: float = 0.5,
     good_at: int | None = None,
-    world: Alone | None = None,
+    world: type[Alone] = Alone,
     **settings,
 ):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
     clock, lines, done = Clock(), [], []
+    here = world(clock)
     config = Config(
         data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every, **settings
     )
@@ -118,7 +127,7 @@ def run(
 
     trainer = SlowTrainer(
         config=config,
-        world=world or Alone(),
+        world=here,
         parts=None,
         checker=BatchChecker(SIZES, DENSE, "fake"),
         save=save,
@@ -129,7 +138,7 @@ def run(
         hosts=["host0", "host1"],
         memory_used=lambda: 7,
         synced_batches=SyncedBatches(
-            Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock
+            here, lambda: stop_at is not None and clock.now >= stop_at, clock
         ),
     )
     trainer.loss = loss
@@ -184,10 +193,12 @@ def test_no_rank_is_slow_if_it_costs_the_others_little_or_there_is_one():
     assert slow_rank([0.0, 0.0], 8.0, ["a", "b"]) == {}, "the kernel counts no time"
 
 
-def test_a_line_names_the_slow_rank_by_its_time_without_waits():
-    """This rank waits 2 s for each batch and computes for 6 s. The other one computes for 1.5 s."""
-    _, lines, _ = run(6, world=WithAnother())
+def test_a_line_names_the_slow_rank_by_its_time_without_waits_and_the_rank_with_slow_input():
+    """This rank waits 2 s for each batch and computes for 6 s."""
+    _, lines, _ = run(6, world=WithAnother)
     assert [line["slow"] for line in lines] == [{"rank": 0, "host": "host0", "times": 4.0}] * 3
+    late = {"rank": 1, "host": "host1", "others": pytest.approx(4 / 12), "input": 0.5}
+    assert [line["late"] for line in lines[1:]] == [late] * 2  # the first batch is told apart
 
 
 def test_all_steps_of_all_epochs_are_counted():
