@@ -82,7 +82,7 @@ FLEET = {"workers": 3, "bytes": 7, "requests_a_core": 2, "start_s": 5.0}
     [
         ("elsewhere", (FLEET, FLEET), FLEET | {"workers": 6, "bytes": 14, "ranks": 2}),
         ("memory_free", (100, 40), 40),
-        ("memory_free", (100, 200), 100),
+        ("memory_limit", (2**33, 2**32), 2**32),
         ("cores_idle_s", (3.0, None), None),
     ],
 )
@@ -178,8 +178,9 @@ def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
         for rank in (0, 1) if tick > 4 else (0,):
             pipelines[rank].advance(1.0)
             members[rank].step()
-        if tick == 8:
+        if tick == 8:  # the new rank has been looked at more often than the one before it
             pipelines[1] = _pipeline()
+            pipelines[1]._sequence = 99
             members[1] = HostMember(tunable._store, "a", 1, pipelines[1], tell=untold)
         seen.append(tunable.snapshot())
     for field in ("at", "rows", "cpu_used_s", "consumer_wait_s", "sequence"):

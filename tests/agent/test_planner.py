@@ -139,6 +139,16 @@ def test_a_trainer_bound_run_gives_workers_back_and_does_not_stall():
     assert pipeline.snapshot().consumer_wait_s - before.consumer_wait_s < 1.0
 
 
+def test_an_evaluation_takes_no_workers_away():
+    """For seven looks the trainer takes a tenth of the rows."""
+    pipeline = _store_bound(cores=8, step_s=0.004)
+    controller, _ = tune(pipeline, 60)
+    settled = pipeline.knobs
+    pipeline.step_s = 0.04
+    go_on(controller, pipeline, 7)
+    assert pipeline.knobs == settled
+
+
 def test_memory_is_a_limit_and_the_rest_is_used():
     stages = [
         FakeStage(name="read", cpu_s=0.002, wait_s=0.2, item_bytes=32 * MIB),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.agent.policies.planner.state import ticks
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs
 from tests.agent.made_figures import pipeline_rates
@@ -43,6 +44,10 @@ def _attempt(kind="grow", hoped=2.0):
 )
 def test_verdicts(kind, rate, age, verdict):
     assert _attempt(kind).verdict(age, _seen(rate)) is verdict
+
+
+def test_a_look_of_slow_items_counts_as_one_tick():
+    assert [ticks(seconds) for seconds in (0.25, 1.0, 7.0)] == [0.25, 1.0, 1.0]
 
 
 def test_a_trainer_that_no_longer_waits_settles_it():
