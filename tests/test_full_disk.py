@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
@@ -21,7 +20,6 @@ from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
-from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
@@ -89,9 +87,10 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     assert page.write(tmp_path / "run").exists()
 
 
-def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
+@pytest.mark.parametrize("size", [0, 10], ids=["lock", "config"])
+def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path, size):
     with (
-        no_more_than(10),
+        no_more_than(size),
         raises(RunError, tmp_path / "run", "File too large"),
     ):
         RunFolder.create(tmp_path / "run", {"kind": "train", "batch_size": 8192})
@@ -114,15 +113,6 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
     assert len(lines) == 2
     assert "the registry at" in lines[0]
     assert "the knobs cannot" in lines[1]
-
-
-def test_a_lock_without_room_is_one_line(tmp_path):
-    with (
-        no_more_than(0),
-        raises(RunError, tmp_path / "run", "File too large"),
-    ):
-        RunFolder.create(tmp_path / "run", {"kind": "train"})
-    RunFolder.create(tmp_path / "run", {}).close()
 
 
 def test_lines_for_a_person_that_have_no_room_are_lost_and_the_program_goes_on(
@@ -192,14 +182,3 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
         ),
     ):
         RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")
-
-
-def test_a_pin_without_room_is_told_once_and_reading_goes_on(tmp_path):
-    small_table(tmp_path / "t", rows=8, files=1, splits={"train": 1.0})
-    lines: list[str] = []
-    with PinKeeper("reader", lines.append) as hold, no_more_than(10):
-        hold.take(str(tmp_path / "t"), 0)
-        hold.take(str(tmp_path / "t"), 0)
-    assert len(lines) == 1
-    assert_names(lines[0], "version 0", "File too large", "vacuum")
-    assert not list((tmp_path / "t" / "_sluice").rglob("*.draft"))

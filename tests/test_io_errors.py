@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.checkpoint.meta import CheckpointError, damage, latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.etl.jobs.engine import JobFailure
@@ -29,7 +28,7 @@ from sluice.ingest.read.sources import Reading
 from tests.dlrm.test_checkpoint import META, Alone, Weights
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
-from tests.raises import assert_names, raises
+from tests.raises import assert_names
 
 pytestmark = pytest.mark.skipif(
     not is_known, reason="the numbers of the system's calls are those of x86-64"
@@ -152,16 +151,6 @@ def test_a_cache_costs_itself_and_never_gives_other_bytes(tmp_path, calls):
         assert cache.get("kept") in (b"x" * 1000, None)
 
 
-@pytest.mark.parametrize("calls", [WRITE, NAME], ids=["write", "rename"])
-def test_a_run_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, calls):
-    error = struck(lambda: RunFolder.create(tmp_path / "run", {"kind": "train"}), *calls)
-    assert isinstance(error, RunError), error
-    assert f"{tmp_path}/run: cannot be written (Input/output error); choose another folder" in str(
-        error
-    )
-    RunFolder.create(tmp_path / "run", {}).close()
-
-
 @WRITES
 def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, calls):
     weights, nothing = Weights(1.0), SimpleNamespace(state_dict=dict)
@@ -191,14 +180,6 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, c
     assert os.listdir(tmp_path) != []
     save(3)
     assert latest(tmp_path)[1].step == 3
-
-
-def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
-    for name, calls in {"write": WRITE, "sync": SYNC, "rename": NAME}.items():
-        error = struck(lambda: small_table(tmp_path / name, rows=100, files=1), *calls)  # noqa: B023
-        assert isinstance(error, OSError), error
-        with raises(TableError, "no feature table"):
-            FeatureTable.open(tmp_path / name)
 
 
 @pytest.mark.parametrize("calls", [("preadv2",), WRITE, NAME], ids=["read", "write", "rename"])

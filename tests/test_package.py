@@ -14,26 +14,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sluice.__main__ import LEFT, VERBS
+from sluice.__main__ import LEFT, VERBS, main
 from tests.optional_folders import is_left_out
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
 
 
-def run(code: str, folder: Path, path: Path = ROOT) -> str:
-    """Python in `folder`, as a script that lies there would run it, with `path` where packages are installed."""
-    (folder / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, folder / "script.py"],
+def start(*words: object, folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
         cwd=folder,
         text=True,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(path)},
+        env={**os.environ, **more},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_the_wheel_installs_nothing_but_sluice(wheel):
@@ -83,12 +80,10 @@ def test_a_wheel_works_with_a_users_folders_of_the_same_names(wheel, tmp_path):
         (tmp_path / room / "__init__.py").write_text(
             "raise ImportError('this is the user\\'s own folder')\n"
         )
-    found = run(
-        "from sluice.agent import controller; from sluice import Knobs, Loader; print(controller.__file__)",
-        tmp_path,
-        site,
-    )
-    assert Path(found).is_relative_to(site)
+    code = "from sluice.agent import controller; from sluice import Knobs, Loader; print(controller.__file__)"
+    (tmp_path / "script.py").write_text(code)
+    done = start("script.py", folder=tmp_path, PYTHONPATH=str(site))
+    assert Path(done.stdout.strip()).is_relative_to(site), done.stderr
 
 
 def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
@@ -104,14 +99,7 @@ def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
         link = tmp_path / "sluice" / room
         link.unlink()
         link.write_text(f"../{room}")
-    done = subprocess.run(
-        [sys.executable, "-m", "sluice", "--help"],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        check=False,
-    )
+    done = start("-m", "sluice", "--help", folder=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "git config core.symlinks true" in done.stderr
@@ -144,14 +132,8 @@ LARGE = ("numpy", "pyarrow", "numba", "torch", "torchrec", "pyspark", "petastorm
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *PROGRAMS[name], "--help"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "72"},
-        text=True,
-        capture_output=True,
-        check=True,
-    )
+    done = start("-X", "importtime", *PROGRAMS[name], "--help", COLUMNS="72")
+    assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "sluice.common" in loaded
     assert not loaded & set(LARGE)
@@ -160,35 +142,17 @@ def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
     assert max(map(len, texts)) <= 72, "paragraphs are wrapped"
 
 
-@pytest.mark.parametrize("verb", LEFT)
-def test_a_verb_that_left_answers_with_one_sentence(verb):
-    done = subprocess.run(
-        [sys.executable, "-m", "sluice", verb, "--help"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: Sluice no longer has `{verb}`: {LEFT[verb]}\n"
-
-
-def test_a_misspelt_verb_is_corrected_and_a_verb_answers_for_help():
-    done = subprocess.run(
-        [sys.executable, "-m", "sluice", "evalute"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "evaluate" in done.stderr.splitlines()[0]
-    help_ = subprocess.run(
-        [sys.executable, "-m", "sluice", "bench", "--help"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert help_.returncode == 0
-    assert "--batch-size" in help_.stdout
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [
+        ("evalute", "error: there is no verb 'evalute'; X,
+        *((verb, f"error: Sluice no longer has `{verb}`: {why}") for verb, why in LEFT.items()),
+    ],
+)
+def test_a_verb_that_there_is_not_is_answered(monkeypatch, capsys, verb, answer):
+    monkeypatch.setattr(sys, "argv", ["sluice", verb, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[0]) == ("", answer)
