@@ -145,7 +145,7 @@ def test_help_loads_no_large_library_and_is_wrapped_at_the_width(name):
 @pytest.mark.parametrize(
     ("verb", "answer"),
     [
-        ("evalute", "error: there is no verb 'evalute'; X,
+        ("evalute", "error: there is no verb 'evalute' (did you mean 'evaluate'?)"),
         *((verb, f"error: Sluice no longer has `{verb}`: {why}") for verb, why in LEFT.items()),
     ],
 )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.costs.stage_layouts import suspected
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
@@ -14,7 +18,7 @@ from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.ingest.knobs import Knobs, Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
 from tests.raises import assert_names
 
 NAMES = ("read", "shuffle", "python", "collate")
@@ -28,44 +32,26 @@ ROWS = 65_536  # of an item
 def _stage(name, rates, seconds, workers, backend):
     """`rates`: items a second, workers busy, cores, and workers that wait for a core."""
     items, busy, cpu, core_wait = (rate * seconds for rate in rates)
-    return StageStats(
-        name=name,
-        items=int(items),
-        rows=int(items) * ROWS,
-        bytes=int(items) * 2**20,
-        busy_s=busy,
-        cpu_s=cpu,
-        core_wait_s=core_wait,
-        wait_input_s=0,
-        wait_output_s=0,
-        workers=workers,
-        backend=backend,
-    )
+    done = {"items": int(items), "rows": int(items) * ROWS, "bytes": int(items) * 2**20}
+    times = {"busy_s": busy, "cpu_s": cpu, "core_wait_s": core_wait}
+    return stage_stats(name, workers=workers, backend=backend, **done, **times)
 
 
 class _Series:
     """A pipeline that always measures the same for a setting."""
 
     def __init__(self, measured, **more):
-        self.measured, self.more = (
-            measured,
-            {"cpu_used_s": 1.1, "memory_limit": 2**34, "idle": None} | more,
-        )
+        usual = {"cpu_used_s": 1.1, "memory_limit": 2**34, "idle": None}
+        self.measured, self.more = measured, usual | more
         self.policy = make("planner")
         self.knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
         self.state = self.policy.initial(LIMITS, self.knobs)
-        self.now = Snapshot(
-            at=0,
-            sequence=0,
-            stages=tuple(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
-            batches=0,
-            rows=0,
-            consumer_wait_s=0,
-            consumer_compute_s=0,
+        self.now = snapshot(
+            0.0,
+            *(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
             memory_used=2**28,
             memory_limit=self.more["memory_limit"],
             cpu_quota=2,
-            cpu_used_s=0,
             cores_idle_s=None if self.more["idle"] is None else 0,
         )
         self.reasons = []
@@ -183,6 +169,17 @@ def test_the_stage_that_holds_the_lock_is_moved_though_another_is_narrower(measu
 )
 def test_a_stage_stays_where_processes_cannot_help(measured, more):
     assert not _Series(measured, **more).moves(30)
+
+
+@pytest.mark.parametrize(("cpu", "stages"), [(1.0, ["python"]), (2.0, [])])
+def test_no_lock_is_suspected_while_no_core_is_free(cpu, stages):
+    rates = {n: stage_rates(busy=1.0, cpu=0.9 if n == "python" else 0.1) for n in NAMES}
+    seen = pipeline_rates(cpu=cpu, cpu_quota=2.0, memory_limit=2**34, stages=rates)
+    point = {1: Point(busy_s=1e-3, cpu_s=1e-4)}
+    costs = {n: StageCost(name=n, points=point, backend="thread") for n in NAMES}
+    knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
+    forecast = Forecast.of(seen, knobs, LIMITS, costs, other_cpu_s=0.0, demand=math.inf)
+    assert [one.stage for one in suspected(forecast, seen)] == stages
 
 
 def _stages(cost_s, **more):
