@@ -13,7 +13,8 @@ from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.policies import make
 from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage, tune
+from tests.agent.made_figures import stage_stats
 
 ROWS = 1024
 ILLNESSES = (
@@ -78,13 +79,7 @@ class PolicyContract:
                 FakeStage(name="collate", cpu_s=1e-9),
             ]
         )
-        controller = Controller(
-            pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now
-        )
-        for _ in range(40):
-            controller.step()
-            pipeline.advance(1.0)
-        assert controller.frozen is None
+        tune(pipeline, 40, name)
 
     @pytest.mark.parametrize("illness", ILLNESSES)
     def test_illness_is_survived_or_stops_it_once_with_its_knobs_in_force(
@@ -128,19 +123,7 @@ class _Ill(FakePipeline):
         if self.illness == "the clock stands still":
             return dataclasses.replace(found, at=3.0)
         if self.illness == "counters begin anew":
-            stages = tuple(
-                dataclasses.replace(
-                    s,
-                    items=0,
-                    rows=0,
-                    bytes=0,
-                    busy_s=0.0,
-                    cpu_s=0.0,
-                    wait_input_s=0.0,
-                    wait_output_s=0.0,
-                )
-                for s in found.stages
-            )
+            stages = tuple(stage_stats(s.name, workers=s.workers) for s in found.stages)
             return dataclasses.replace(
                 found, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
             )

@@ -58,10 +58,8 @@ class Says:
 def _run(policy, seconds, pipeline=None, **more):
     pipeline = pipeline or FakePipeline(STAGES)
     events, until = [], pipeline.now + seconds
-    controller = Controller(
-        pipeline, policy, record=events.append, clock=lambda: pipeline.now, **more
-    )
-    looks = []
+    how = {"record": events.append, "clock": lambda: pipeline.now, **more}
+    controller, looks = Controller(pipeline, policy, **how), []
     while pipeline.now < until - 1e-6:
         controller.step()
         looks.append(round(pipeline.now, 2))
@@ -166,29 +164,22 @@ def test_an_initial_setting_takes_no_more_than_its_share_of_the_free_memory():
     assert sum(64 * 1.5 * count for count in opened.values()) <= 0.6 * 3 * 1024
 
 
-def _python(process_bytes, memory_limit=8 * GIB):
-    stages = (
-        SimStage(name="read", cost_s=0.005, rows_per_item=4096),
-        SimStage(
-            name="udf",
-            cost_s=0.08,
-            lock=0.8,
-            rows_per_item=4096,
-            backends=("thread", "process"),
-            process_bytes=process_bytes,
-        ),
+def test_an_initial_setting_with_processes_is_in_force_at_once_and_memory_holds():
+    udf = SimStage(
+        name="udf",
+        cost_s=0.08,
+        lock=0.8,
+        rows_per_item=4096,
+        backends=("thread", "process"),
+        process_bytes=700 * MIB,
     )
-    return Scenario(
+    scenario = Scenario(
         name="python",
         seconds=30,
-        machine=SimMachine(cores=16, memory_limit=memory_limit),
-        stages=stages,
+        machine=SimMachine(cores=16, memory_limit=8 * GIB),
+        stages=(SimStage(name="read", cost_s=0.005, rows_per_item=4096), udf),
     )
-
-
-@pytest.mark.parametrize("process_bytes", [80 * MIB, 700 * MIB])
-def test_an_initial_setting_with_processes_is_in_force_at_once_and_memory_holds(process_bytes):
-    scenario, seen = _python(process_bytes), []
+    seen = []
     opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
     outcome = run(
         scenario,
@@ -233,17 +224,9 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_tells_it_af
 ):
     known = Foreknowledge(operators={"bid": "python"}, store="remote")
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
-        pipeline = FakePipeline(STAGES)
-        controller = Controller(
-            pipeline,
-            Auto(Says(), known=known),
-            record=folder.event,
-            observe=folder.metric,
-            clock=lambda: pipeline.now,
+        pipeline, controller, _, _ = _run(
+            Auto(Says(), known=known), 30, record=folder.event, observe=folder.metric
         )
-        for _ in range(60):
-            controller.step()
-            pipeline.advance(controller.wait_s)
         controller.stop()
         controller.stop()
     assert "initial setting" in controller.opening["text"]
@@ -260,34 +243,21 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_tells_it_af
     assert record.tried
     assert list(record.settled.workers.values()) == list(pipeline.knobs.workers.values())
     seconds, rows = record.came[-1]
-    assert 25 < seconds <= 30
+    assert 25 < seconds <= 31
     assert rows / seconds == pytest.approx(record.rows_per_s, rel=0.2)
     assert json.loads(json.dumps(record.to_dict())) == values
 
 
-def test_explain_says_after_the_headline_why_the_learned_policy_was_not_used(tmp_path):
-    with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
-        pipeline = FakePipeline(STAGES)
-        controller = Controller(
-            pipeline, Auto(Says(inside=False)), record=folder.event, clock=lambda: pipeline.now
-        )
-        for _ in range(8):
-            controller.step()
-            pipeline.advance(controller.wait_s)
-        controller.stop()
-    assert_names(
-        tell(Run.read(tmp_path / "run")).splitlines()[1],
-        "Learned policy not used",
-        "what it was taught",
-    )
-
-
-def test_explain_says_after_the_headline_that_the_learned_policy_was_not_asked_in_a_short_run(
-    tmp_path,
+@pytest.mark.parametrize(
+    ("seconds", "fact"), [(2.0, "what it was taught"), (0.0, "learned policy was not asked")]
+)
+def test_explain_says_after_the_headline_why_the_learned_policy_was_not_used(
+    tmp_path, seconds, fact
 ):
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
+        _run(Auto(Says(inside=False)), seconds, record=folder.event)[1].stop()
         folder.event({"kind": "end", "tuning": "auto"})
-    assert_names(tell(Run.read(tmp_path / "run")).splitlines()[1], "learned policy was not asked")
+    assert_names(tell(Run.read(tmp_path / "run")).splitlines()[1], fact)
 
 
 def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():

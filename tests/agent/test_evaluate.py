@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,13 +22,6 @@ SMALL = {
     "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
     "passes": [{"metric": "end_score", "at_least": 0.9}],
 }
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.json"
-    path.write_text(json.dumps(SMALL))
-    return path
 
 
 def row(policy: str, scenario: str = "a", score: float = 1.0, **values: object) -> Row:
@@ -86,34 +76,13 @@ def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew(
     assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
 
 
-def test_two_processes_measure_what_one_measures(small, repo):
-    """As programs, since the pool's helper process lives as long as its parent."""
-    found = []
-    for processes in ("1", "2"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "sluice.agent.lab.policies",
-                "--policy",
-                "planner",
-                "--policy",
-                "oracle",
-                "--scenario",
-                str(small),
-                "--seeds",
-                "2",
-                "--processes",
-                processes,
-            ],
-            cwd=repo,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    assert found[0] == found[1]
-    assert found[0]["policies"]["planner"]["median"] > 0
+def test_policies_are_measured_on_a_scenario_file(tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    words = ["--policy", "planner", "--policy", "oracle", "--seeds", "2", "--processes", "1"]
+    found = simulated.main([*words, "--scenario", str(tmp_path / "small.json")])
+    assert found["policies"].keys() == {"planner", "oracle"}
+    assert found["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
+    assert found["policies"]["planner"]["median"] > 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +91,6 @@ def test_two_processes_measure_what_one_measures(small, repo):
         (["--policy", "plannner"], KnobError),
         (["--scenario", "/nowhere/x.json"], ScenarioError),
         (["--seeds", "0"], UsageError),
-        (["--processes", "0"], UsageError),
     ],
 )
 def test_wrong_usage_is_refused(argv, error):

@@ -6,9 +6,8 @@ from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.settings import make, read
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
-from tests.raises import raises
 
 
 class FakeLoader(FakePipeline):
@@ -96,22 +95,6 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
     _ended(tmp_path)
     assert begun() == {"services": {"read": 0}}
     assert begun("abd") is None  # its stages cost what they cost
-
-
-def test_a_registry_that_cannot_be_written_is_one_line_and_the_run_goes_on(tmp_path):
-    (tmp_path / "registry").write_text("in the way")
-    loader, known, said = _ended(tmp_path)
-    assert not known
-    assert loader.snapshot().rows > 0
-    assert len(said) == 2  # reading it before, writing it after
-    assert all("registry" in line and "\n" not in line for line in said)
-
-
-def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
-    (tmp_path / "k.toml").write_text("[workers]\nonlin = 2\n")
-    kept = KnobMemory(_loader(), KnobOptions(knobs=str(tmp_path / "k.toml")), say=print)
-    with raises(KnobError, "'online'"):
-        kept.start()
 
 
 def test_knobs_that_were_given_are_distinguished_from_defaults():

@@ -115,11 +115,8 @@ def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
     "damage",
     [
         {"chose": [None, None]},
-        {"chose": [3, None]},
-        {"chose": 3},
         {"chose": [{"workers": 3}, None]},
         {"seen": [[]]},
-        {"seen": 7},
         {"at": None},
     ],
 )

@@ -62,7 +62,7 @@ def _many(asked):
 def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(tmp_path, weights):
     assert policies.make("auto").__class__ is not Auto
     runs = _runs(tmp_path / "runs", _many)
-    found = learn([*runs, "--weights", str(weights)])
+    found = learn([*runs, "--weights", str(weights), "--steps", "60"])
     assert found["better"]
     assert found["error_after"] < found["error_before"]
     assert (found["taught"], found["apart"]) == (18, 6)
@@ -86,7 +86,7 @@ def test_weights_that_already_choose_so_stay_as_they_are(tmp_path, weights):
         lambda asked: opener.choose(asked).knobs,
         lambda asked: float(opener.choose(asked).rows_per_s),
     )
-    found = learn([*runs, "--weights", str(weights)])
+    found = learn([*runs, "--weights", str(weights), "--steps", "60"])
     assert not found["better"]
     assert not weights_file.installed().exists()
 

@@ -23,27 +23,6 @@ def _stage(name, cost_s, **more):
     return SimStage(name=name, cost_s=cost_s, rows_per_item=4096, bytes_per_row=200, **more)
 
 
-def cliff() -> Scenario:
-    """A stage that is five times dearer beyond six workers. The planner stayed at four workers, 0.65."""
-    return Scenario(
-        name="cliff",
-        machine=SimMachine(cores=16),
-        stages=(
-            _stage("read", 0.01),
-            _stage("out", 0.002),
-            _stage(
-                "udf",
-                0.08,
-                cpu=0.2,
-                cliff_workers=6,
-                cliff_factor=5,
-                workers=32,
-                workers_a_core=0,
-            ),
-        ),
-    )
-
-
 def drift() -> Scenario:
     """A store that gets slower little by little. The planner stayed at 42 readers of 123, 0.68: what other numbers of
     readers cost was known from a better time."""
@@ -76,26 +55,8 @@ def neighbour(cores: float, taken: float, until: float) -> Scenario:
     )
 
 
-NEIGHBOURS = ((16, 13.0, 40), (32, 24.0, 100), (8, 6.5, 40))
+NEIGHBOURS = ((32, 24.0, 100), (8, 6.5, 40))
 """Cores, those that the neighbour takes, and when it gives them back."""
-
-
-def locks() -> Scenario:
-    """Two stages that saturate a lock together, each with 6 % of its processor time. The planner stayed at 0.92, as
-    neither was sure to be locked."""
-    both = {"backends": ("thread", "process"), "workers": 128}
-    return Scenario(
-        name="locks",
-        seconds=60,
-        machine=SimMachine(cores=32, convoy=0.2),
-        stages=(
-            _stage("read", 0.191, cpu=0.46, workers=128),
-            _stage("a", 0.043, cpu=0.87, lock=0.055, **both),
-            _stage("b", 0.053, cpu=0.59, lock=0.062, sigma=0.01, **both),
-            _stage("c", 0.038),
-            _stage("out", 0.004),
-        ),
-    )
 
 
 def drained(dearer: float, start_s: float) -> Scenario:
@@ -196,8 +157,7 @@ def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
 # ---- the parts of it
 
 
-@pytest.mark.parametrize("start_s", [2.0, 4.0])
-@pytest.mark.parametrize("dearer", [6, 14])
+@pytest.mark.parametrize(("start_s", "dearer"), [(2.0, 14), (4.0, 6)])
 def test_readers_that_a_slow_store_needs_are_kept_although_buffers_hid_the_loss(start_s, dearer):
     outcome = _outcome(drained(dearer, start_s))
     assert outcome.knobs.workers["read"] >= dearer * 0.8
