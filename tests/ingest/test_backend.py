@@ -27,7 +27,6 @@ from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.stages.transform_worker import (
     ProcessMemory,
     TransformStage,
-    TransformWorker,
     Worker,
 )
 from tests.ingest import twin
@@ -65,37 +64,6 @@ def all_of(loader, between=lambda step: None):
             between(len(found))
         hashes.append(loader.order_hash)
     return found, hashes
-
-
-def test_the_back_end_is_switched_while_batches_come(table):
-    random, seen = Random(5), set()
-    with loading(table, NAME + "shifted", Knobs()) as loader:
-        assert loader.limits.backends_of("mine") == ("thread", "process")
-        expected = all_of(loader)
-    with loading(
-        table,
-        NAME + "shifted",
-        Knobs(workers={"mine": 2}, prefetch_bytes=2**20, read_ahead_bytes=2**20),
-        epochs=EPOCHS,
-    ) as loader:
-        backends = []
-
-        def turn(step):
-            seen.update(loader.worker_pids)
-            if step % 25 == 2:
-                backends.append(
-                    "process"
-                    if loader.knobs.backend.get("mine", "thread") == "thread"
-                    else "thread"
-                )
-                loader.apply(
-                    Knobs(workers={"mine": random.randint(1, 3)}, backend={"mine": backends[-1]})
-                )
-                assert loader.snapshot().stage("mine").backend == backends[-1]
-
-        assert all_of(loader, turn) == expected
-        assert seen, "processes were at work"
-        assert len(backends) > 3
 
 
 def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeypatch):
@@ -176,34 +144,6 @@ def unstarted(monkeypatch):
     monkeypatch.setattr(Worker, "start", lambda worker: None)
 
 
-@pytest.mark.parametrize(
-    ("process_bytes", "workers", "total", "may"),
-    [
-        (0, 0, 0, True),  # the first is needed to measure one
-        (0, 1, 299, False),  # each is taken to be as large as the program, 100 bytes
-        (0, 1, 300, True),
-        (0, 3, 499, False),
-        (0, 3, 500, True),
-        (40, 3, 199, False),
-        (40, 3, 200, True),
-    ],
-)
-def test_another_process_starts_only_while_memory_is_free_for_it(
-    unstarted, process_bytes, workers, total, may
-):
-    stages = _Stages([process_bytes], total)
-    for _ in range(workers):
-        stages.stages[0].worker()
-    stages.measure(0)
-    assert stages.add(0) is may
-
-
-def test_two_stages_do_not_start_processes_in_the_same_memory(unstarted):
-    stages = _Stages([100, 100], total=450)
-    started = [stages.add(number) for _ in range(3) for number in range(2)]
-    assert started == [True, True, True, False, False, False]
-
-
 @pytest.mark.parametrize("seed", range(50))
 def test_processes_of_many_stages_take_no_more_than_is_free(unstarted, seed):
     """Only the very first process may take more, because nothing is known before it."""
@@ -217,22 +157,6 @@ def test_processes_of_many_stages_take_no_more_than_is_free(unstarted, seed):
         assert stages.used <= max(stages.total, size)
     if stages.total >= 100 * (count + 1):
         assert all(stage.workers() for stage in stages.stages)
-
-
-def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, monkeypatch):
-    """In a process nothing is kept of a batch for a second try, as a process writes into a copy; in a thread it is."""
-    with loading(table, NAME + "shifted", Knobs()) as loader:
-        expected = all_of(loader)
-    before = TransformWorker._copy_batch
-
-    def turned(self, arrays):
-        kept = before(self, arrays)
-        self._stage.backend = "thread"
-        return kept
-
-    monkeypatch.setattr(TransformWorker, "_copy_batch", turned)
-    with loading(table, NAME + "shifted_without_memory_at_first", epochs=EPOCHS) as loader:
-        assert all_of(loader) == expected
 
 
 def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
@@ -378,18 +302,6 @@ def test_torch_has_one_thread_in_a_worker_and_as_many_as_before_in_others(table,
         assert (torch.get_num_threads(), elsewhere) == (3, [3])
     finally:
         torch.set_num_threads(before)
-
-
-def test_what_processes_take_is_charged_and_counted(table):
-    with loading(
-        table, NAME + "shifted", epochs=1000
-    ) as loader:  # more than fits ahead: its worker stays
-        deque(loader, maxlen=0)
-        stage = loader.snapshot().stage("mine")
-        assert stage.cpu_s > 0
-        assert loader._pipeline._governor.held > 10 * 2**20, "one process"
-        governor = loader._pipeline._governor
-    assert governor.held == 0
 
 
 class TestFaults:

@@ -86,22 +86,6 @@ def test_columns_have_their_names(files, bags):
             assert torch.equal(same.values, batch.values)
 
 
-def test_a_batch_without_names_has_no_dict():
-    none = torch.zeros(3)
-    batch = Batch(
-        dense=torch.zeros(3, 1),
-        values=none,
-        lengths=none,
-        label=none,
-        weight=none,
-        rows=3,
-        epoch=0,
-        step=0,
-    )
-    with raises(LoadingError, "names"):
-        batch.as_dict()
-
-
 def test_each_tensor_is_pinned(files, monkeypatch):
     pinned = []
     monkeypatch.setattr(

@@ -24,13 +24,10 @@ from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.tools.bench_outcome import BenchOutcome, consume
 from sluice.tools.bench_session import _figures
 from tests.agent.run_figures import assert_same_figures
+from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -46,19 +43,6 @@ def bench(repo, words):
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def test_a_number_that_is_none_ends_it_with_one_line(repo, tmp_path):
-    x = np.arange(400.0)
-    x[250] = np.nan
-    pq.write_table(pa.table({"y": np.resize([0, 1], 400), "x": x}), tmp_path / "a.parquet")
-    code, _, err = bench(
-        repo,
-        f"bench {tmp_path} --batch-size 100 --seconds 0.5 --tuning fixed --roles label=y;dense=x",
-    )
-    assert code == 1
-    assert_names(err, "a.parquet", "row 250", "'x'", "nan", "fill")
-    assert "Traceback" not in err
 
 
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
@@ -94,25 +78,22 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     ]
     begun = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=160,
-        order=Order(streams=16, window_rows=300),
-        reading=Reading(reader="arrow"),
+        streams=16,
+        window_rows=300,
+        reader="arrow",
     ) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
-    with BatchLoader(
-        table, batch_size=160, read_ahead_epochs=3, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
         ticks = itertools.count()  # a second passes at each look
         found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
-    with BatchLoader(
-        table, batch_size=160, read_ahead_epochs=3, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
         expected = []
         for _ in range(3):
             deque(loader, maxlen=0)
@@ -185,7 +166,7 @@ def test_rates_of_a_packed_copy_and_of_parquet_are_reported_and_the_order_is_the
     assert found["parquet_bytes"] == sum(file.bytes for file in files)
     assert found["packed_bytes"] == found["store"]["packed_bytes"] > 0
     assert found["store"]["packed_misses"] == sum(len(file.row_group_rows) for file in files)
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -208,7 +189,7 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
     assert found["store"]["cache_hits"] > 0
     assert found["quarantined"]["rows_set_aside"] == 0
     assert found["memory"]["minimum"] <= found["memory"]["limit"]
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -275,7 +256,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     for waits in (text, explained):
         waited = rf"waited (for input )?{percent(outcome['stall_last'])}"
         assert re.search(waited, waits) or outcome["stall_last"] <= NO_STALL
-    with BatchLoader(table, batch_size=400, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=400, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -422,9 +403,3 @@ def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsy
             3,
             8 * 2**20,
         )
-
-
-def test_a_knobs_file_for_another_pipeline_is_refused(table, tmp_path):
-    (tmp_path / "k.toml").write_text("[workers]\nraed = 2\n")
-    with pytest.raises(KnobError, match="did you mean 'read'"):
-        main(f"bench {table.uri} --batch-size 160 --knobs {tmp_path / 'k.toml'}".split())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sluice.ingest.read.cache import FileCache
-from tests.raises import raises
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = 100_000
@@ -195,8 +194,3 @@ def test_two_ranks_that_fetch_the_same_keep_it_once(tmp_path):
         two.put("x", payload(1))
         assert two.get("x") == payload(1)
         assert one.bytes == ON_DISK == on_disk(tmp_path)
-
-
-def test_a_limit_is_needed(tmp_path):
-    with raises(ValueError, "limit_bytes", 0):
-        FileCache(tmp_path, 0, "t")

@@ -12,13 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.schema import DataFile, Field
+from sluice.etl.schema import DataFile
 from sluice.ingest.choices import Errors
-from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import QuarantineError
@@ -119,14 +118,6 @@ def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, ro
         BatchLoader(tmp_path, batch_size=80, roles=roles)
 
 
-def test_operators_left_to_the_loader_make_ids_of_any_number():
-    fields = [
-        Field(name="label", role="label", type="int8"),
-        Field(name="age", role="sparse", type="double", online=({"op": "bucketize"},)),
-    ]
-    assert Columns.of(fields).sparse == ("age",)
-
-
 @pytest.mark.parametrize(
     ("array", "at", "facts"),
     [
@@ -154,12 +145,12 @@ def test_a_weight_that_is_none_stops_the_run_or_is_quarantined(tmp_path, bad, na
     roles = {**ROLES, "weight": "w"}
     with raises(QuarantineError, "part-0.parquet", "row group 2 row 1", "'w'", named, "weight"):
         load(tmp_path, roles, errors=Errors(quarantine=tmp_path / "aside"))
-    with BatchLoader(
+    with open_loader(
         tmp_path,
         batch_size=80,
         roles=roles,
         errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside"),
-        reading=Reading(reader="arrow"),
+        reader="arrow",
     ) as loader:
         assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - 1
         assert loader.quarantined["rows_set_aside"] == 1
@@ -266,12 +257,3 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
     for number in (0, 2):
         assert groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),))).num_rows == 100
     groups.close()
-
-
-def test_files_without_rows_or_without_row_groups_are_passed_over(tmp_path):
-    written(tmp_path)
-    schema = pq.read_schema(tmp_path / "part-0.parquet")
-    pq.ParquetWriter(tmp_path / "none.parquet", schema).close()
-    pq.write_table(schema.empty_table(), tmp_path / "nothing.parquet")
-    assert pq.read_metadata(tmp_path / "none.parquet").num_row_groups == 0
-    assert len(load(tmp_path)) == ROWS // 80

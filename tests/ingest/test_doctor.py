@@ -17,12 +17,11 @@ from deltalake import write_deltalake
 
 from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.machine import Machine
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
 from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
-from sluice.tools.doctor_checks import chunks_with_crc, has_crc
+from sluice.tools.doctor_checks import chunks_with_crc
 from sluice.tools.guess_spec import guessed_spec
 from tests.raises import assert_names, raises
 
@@ -191,13 +190,6 @@ def test_checksums_are_seen_in_every_kind_of_page(tmp_path, options, checksums):
     assert total == (4 if "row_group_size" in options else 2)
 
 
-@pytest.mark.parametrize(
-    "header", [b"", b"\x15", b"\x15\x80", b"\x15\x00\x15\x10\x15\x10", b"\xff" * 64, b"\x00" * 64]
-)
-def test_garbage_has_no_checksum(header):
-    assert not has_crc(header)
-
-
 def test_old_and_missing_packages(monkeypatch):
     monkeypatch.setattr(
         doctor_checks,
@@ -208,21 +200,6 @@ def test_old_and_missing_packages(monkeypatch):
     assert python.well
     assert (old.well, missing.well, unused.well) == (False, False, None)
     assert "99 or newer" in old.advice
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [("2.9.1", "2.10"), ("1.8", "1.8.0"), ("2.8.0+cpu", "2.9.0a1")]
-)
-def test_versions_are_compared_by_numbers(low, high):
-    assert doctor_checks._number(low) < doctor_checks._number(high)
-
-
-def test_a_small_memory_limit_is_reported(monkeypatch):
-    machine = Machine()
-    monkeypatch.setattr(machine, "memory_limit", lambda: 512 * 2**20)
-    findings = {f.what: f for f in doctor_checks.machine(machine)}
-    assert findings["memory limit"].well is False
-    assert "512 MiB" in findings["memory limit"].value
 
 
 def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(
@@ -305,16 +282,3 @@ def test_half_written_footers_of_a_table(tidy, tmp_path, capsys):
     assert said(capsys, str(tmp_path), "--clean")[0] == 0
     assert not dead.exists()
     assert len(list(tmp_path.glob(".sluice*"))) == 3, "nothing else was removed"
-
-
-def test_as_a_program():
-    result = subprocess.run(
-        [sys.executable, "-m", "ingest", "doctor", "/nowhere"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1, result.stderr
-    assert any("/nowhere" in p for p in json.loads(result.stdout.splitlines()[-1])["problems"])
-    assert "✗ table" in result.stderr

@@ -21,8 +21,6 @@ from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
@@ -224,14 +222,14 @@ class TestInjection:
         files = FileOpener(disturbed="latency_ms=0")
         clock = iter(range(10**9))
         with (
-            BatchLoader(
+            open_loader(
                 table,
                 batch_size=80,
-                read_ahead_epochs=10**6,
+                epochs=10**6,
                 knobs=PROCESS,
                 transforms=[Transform("mine", NAME + "shifted")],
-                order=Order(window_rows=60),
-                reading=Reading(files=files),
+                window_rows=60,
+                files=files,
             ) as loader,
             Injection(
                 parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"),

@@ -18,9 +18,8 @@ from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +47,15 @@ def fails_on_some(columns):
 def loading(table, path, workers, function):
     transforms = [] if function is None else [Transform("mine", function, columns=("I1",))]
     knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
-    return BatchLoader(
+    return open_loader(
         table,
         batch_size=80,
         seed=3,
         transforms=transforms,
         knobs=knobs,
         errors=Errors(on_error="quarantine", max_rate=1, quarantine=path),
-        order=Order(window_rows=300, last="pad"),
+        window_rows=300,
+        last="pad",
     )
 
 
@@ -127,12 +127,14 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
         disturbing = threading.Thread(target=disturb)
         disturbing.start()
         hashes = set()
-        with BatchLoader(
+        with open_loader(
             held,
             batch_size=80,
             seed=3,
-            read_ahead_epochs=1000,
-            order=Order(window_rows=300, last="pad", shuffle=False),
+            epochs=1000,
+            window_rows=300,
+            last="pad",
+            shuffle=False,
         ) as loader:
             while disturbing.is_alive() or len(seen) < 3:
                 rows = taken(loader)
@@ -166,15 +168,11 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
                     loader.apply(Knobs(workers={"read": 1 + (epoch + batch.step) % 3}))
             yield held()
 
-    with BatchLoader(
-        table, batch_size=1000, read_ahead_epochs=1000, order=Order(window_rows=300, last="pad")
-    ) as warm:
+    with open_loader(table, batch_size=1000, epochs=1000, window_rows=300, last="pad") as warm:
         list(some(warm, 2))
     del warm
     before = held()
-    with BatchLoader(
-        table, batch_size=1000, read_ahead_epochs=1000, order=Order(window_rows=300, last="pad")
-    ) as loader:
+    with open_loader(table, batch_size=1000, epochs=1000, window_rows=300, last="pad") as loader:
         during = list(some(loader, 48))
     del loader
     assert held()[:2] <= before[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,16 +13,11 @@ from sluice.ingest.faults.faults import (
     Fault,
     FaultError,
     Injector,
-    corrupt_read,
     due,
     parse,
-    share_cores,
     signal_workers,
-    slow_store,
-    slow_transforms,
-    stall_store,
 )
-from tests.raises import assert_names, raises
+from tests.raises import raises
 
 
 def test_the_text_becomes_faults():
@@ -149,32 +143,6 @@ def test_workers_are_killed(strength, hit):
     finally:
         for worker in workers:
             worker.communicate(b"\n")
-
-
-def test_workers_are_stopped():
-    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    signal_workers(lambda: [worker.pid], signal.SIGSTOP)(Fault("stop-worker", strength=1))
-    _, status = os.waitpid(worker.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    worker.kill()
-    worker.communicate()
-
-
-def test_stores_are_stalled_corrupted_and_slowed():
-    did = []
-    stall_store(did.append)(Fault("stall-store", strength=5))
-    corrupt_read(did.append)(Fault("corrupt", part="part-1"))
-    assert_names(slow_store(did.append)(Fault("slow-store", strength=0.6)), "read", "0.6 s")
-    assert slow_store(did.append)(Fault("slow-store", strength=0)) == "as it was"
-    assert did == [5, "part-1", 0.6, 0]
-
-
-def test_transforms_are_slowed_and_cores_taken():
-    did = []
-    assert_names(slow_transforms(did.append)(Fault("slow-transform", strength=4)), "4 times")
-    assert slow_transforms(did.append)(Fault("slow-transform", strength=1)) == "as it was"
-    assert share_cores(lambda cores: f"{cores} left")(Fault("cores", strength=0.5)) == "0.5 left"
-    assert did == [4, 1]
 
 
 SPIKE = """

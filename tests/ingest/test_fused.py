@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections import deque
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.batch import series_steps
@@ -77,30 +76,6 @@ def test_hundreds_of_turns_with_resizes_change_neither_rows_nor_order(table, see
         assert contents(loader, turn) == expected
     assert len(turns) > 200
     assert len(set(turns)) == 4
-
-
-def test_turns_with_switches_of_the_back_end_change_neither_rows_nor_order(table):
-    functions, random = (NAME + "plus", NAME + "twice", NAME + "minus"), Random(1)
-    with loading(table, functions, epochs=EPOCHS) as loader:
-        expected = contents(loader)
-    seen = set()
-    with loading(
-        table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS
-    ) as loader:
-
-        def turn():
-            seen.update((loader.knobs.fused, pid > 0) for pid in loader.worker_pids)
-            if random.random() < 0.07:
-                wild = Knobs(
-                    workers=loader.knobs.workers,
-                    fused=frozenset("bc"),
-                    read_ahead_bytes=2**20,
-                    backend={name: random.choice(["thread", "process"]) for name in "abc"},
-                )
-                loader.apply(loader.limits.clamp(wild))
-
-        assert contents(loader, turn) == expected
-        assert len(seen) > 1, "processes were at work, fused and split"
 
 
 def test_the_workers_of_the_stage_before_do_the_work_and_give_it_back(table):
@@ -213,34 +188,6 @@ def test_an_error_names_its_own_stage(table, fused, tmp_path):
     } == {"transform 'b'"}
 
 
-def test_a_run_goes_on_where_it_was_with_other_stages_fused(table):
-    with loading(table, (plus, twice)) as loader:
-        expected = [float(batch.dense.sum()) for batch in loader]
-    found = []
-    with loading(table, (plus, twice), Knobs(fused=["b"])) as loader:
-        found += [float(batch.dense.sum()) for batch in itertools.islice(loader, 20)]
-        state = loader.state_dict()
-    with loading(table, (plus, twice)) as loader:
-        loader.load_state_dict(state)
-        found += [float(batch.dense.sum()) for batch in loader]
-    assert found == expected
-
-
-def test_what_cannot_be_fused_is_refused_and_changes_nothing(table):
-    with loading(table, (plus, NAME + "twice")) as loader:
-        assert loader.limits.fusable == {"shuffle": "read", "b": "a"}
-        for fused, backend, facts in (
-            (["a"], "thread", ("fused", "'a'", "b, shuffle")),
-            (["collate"], "thread", ("fused", "'collate'", "b, shuffle")),
-            (["bb"], "thread", ("'bb'", "'b'")),
-            (["b"], "process", ("fused", "'b'", "process", "'a'", "thread")),
-        ):
-            with raises(KnobError, *facts):
-                loader.apply(Knobs(fused=fused, backend={"b": backend}))
-        assert loader.knobs.fused == {"shuffle"}
-        assert dict(loader.knobs.backend) == {}
-
-
 class TestPool:
     """Items are numbers; those that have `done` pass, the others come out negative."""
 
@@ -256,18 +203,6 @@ class TestPool:
             measure=lambda _: (1, 1),
             passes=done,
         )
-
-    def test_without_workers_the_consumer_hands_on_what_passes(self):
-        pool = self._pool(range(1, 100), lambda n: True, 0)
-        assert list(pool) == list(range(1, 100))
-        assert pool._started == 0
-
-    def test_a_worker_comes_back_for_what_does_not_pass_and_goes_again(self):
-        pool = self._pool(range(1, 100), lambda n: not 40 <= n < 60, 0)
-        assert list(pool) == [-n if 40 <= n < 60 else n for n in range(1, 100)]
-        assert pool._started == 1, "one for all that come together"
-        pool.join(WAIT_S)
-        assert pool.gone
 
     @pytest.mark.parametrize("seed", range(10))
     def test_any_mixture_comes_in_order_whatever_the_workers(self, seed):

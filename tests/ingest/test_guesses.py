@@ -22,9 +22,9 @@ from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.probe import ColumnFacts, probe
 from sluice.ingest.plain.roles import GuessError, ParquetError
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools.guess_spec import guessed_spec
+from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 ROWS = 4000
@@ -259,11 +259,11 @@ def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_chan
     }
     assert spec.input.columns["user"] == "text"
     for how in ({"spec": spec}, {}):
-        with BatchLoader(
+        with open_loader(
             table_of(tmp_path / "logs", **how),
             batch_size=100,
-            order=Order(streams=1),
-            reading=Reading(reader="arrow"),
+            streams=1,
+            reader="arrow",
         ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
     assert_names(capsys.readouterr().err, "date (a time as text")
@@ -284,9 +284,7 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
     views = next(column for column in Spec.own(text).columns if column.name == "views")
     _, log, scale = views.ops
     assert (log.name, log.shift, log.floor, scale.name) == ("log", 1, 1, "scale")
-    with BatchLoader(
-        table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, order=Order(streams=1)
-    ) as loader:
+    with open_loader(table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, streams=1) as loader:
         batch = next(iter(loader))
         for name in columns:
             values = batch[name].numpy()
@@ -378,19 +376,6 @@ def test_a_few_broken_times_in_parquet_are_named_and_become_missing(tmp_path, se
     with BatchLoader(table_of(path, spec=spec), batch_size=100) as loader:
         assert "at_hour" in loader.sparse_names
         assert sum(batch.rows for batch in loader) > 0
-
-
-def test_rare_values_of_categories_and_counts_are_not_broken(tmp_path):
-    """A text among few numbers is a category. A click of 2 is an error."""
-    rng = np.random.default_rng(0)
-    rows = [(int(rng.random() < 0.3), int(rng.integers(9))) for _ in range(ROWS)]
-    rows[5], rows[7] = (0, "other"), (2, 3)
-    lines = ["click,channel", *(f"{click},{channel}" for click, channel in rows)]
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    text = guessed_spec(str(tmp_path / "a.csv"))
-    assert_names(text, '"channel:text"', '"click:int"', "Neither 0 nor 1: 1 of 4,000 sampled")
-    assert ">= 1" not in text
-    assert "Not a number" not in text
 
 
 @pytest.mark.parametrize(

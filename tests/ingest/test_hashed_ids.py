@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import compress
 
 import numpy as np
@@ -17,8 +16,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
+from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 SIZE = 1_000_000
@@ -120,9 +118,7 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
     whole = pq.read_table(files)
     sizes = {"user": 50, "note": 3_000_000_000, "item": SIZE, "tags": 4_000_000_000}
     source = ParquetFiles.open(files, "label=label;dense=number", sizes)
-    with BatchLoader(
-        source, batch_size=80, order=Order(last="pad"), reading=Reading(reader=reader)
-    ) as loader:
+    with open_loader(source, batch_size=80, last="pad", reader=reader) as loader:
         assert loader.sparse_names == ("user", "note", "item", "tags")
         assert loader.cardinalities == {name: size + 2 for name, size in sizes.items()}
         expected = {
@@ -143,11 +139,6 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
         assert seen == 1000
         assert max(expected["note"]) > 2**31
         assert max(max(bag, default=0) for bag in expected["tags"]) > 2**31
-
-
-def test_sizes_belong_to_a_version(files):
-    versions = {ParquetFiles.open(files, "label=label", {"user": size}).version for size in (5, 6)}
-    assert len(versions | {ParquetFiles.open(files, "label=label;dense=number").version}) == 3
 
 
 def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
@@ -188,44 +179,3 @@ def test_texts_as_ids_are_refused_with_the_option_that_hashes_them(files):
 def test_a_feature_table_has_its_own_ids(table):
     with raises(ParquetError, "hash", "feature table"):
         table_of(table, hash={"C1": 5})
-
-
-class TestTimes:
-    def test_a_column_of_times_is_no_id(self, tmp_path, capsys):
-        """By its name, or by what it holds, in seconds as in milliseconds."""
-        rows = 10
-        seconds = np.arange(rows) + 1_600_000_000
-        pq.write_table(
-            pa.table(
-                {
-                    "click": np.zeros(rows, np.int8),
-                    "item": np.arange(rows),
-                    "seen_at": np.arange(rows),
-                    "bought": seconds,
-                    "left": seconds * 1000,
-                    "user": seconds * 7,
-                    "time_zone": np.arange(rows).astype(np.int32),
-                }
-            ),
-            tmp_path / "a.parquet",
-        )
-        for _ in range(2):
-            source = ParquetFiles.open(tmp_path)
-        assert [f.name for f in source.fields if f.role == "sparse"] == [
-            "item",
-            "user",
-            "time_zone",
-        ]
-        said = capsys.readouterr().err
-        assert said.count("roles guessed") == 1, "once for a source"
-        assert_names(said, "left out: seen_at (", "bought (", "left (")
-        assert said.count("time)") == 3
-
-    def test_a_time_column_is_an_id_if_a_role_or_hash_names_it(self, tmp_path):
-        pq.write_table(
-            pa.table({"click": np.zeros(100, np.int8), "ts": np.arange(100) + 1_600_000_000}),
-            tmp_path / "a.parquet",
-        )
-        with BatchLoader(tmp_path, batch_size=16, roles="label=click;sparse=ts") as loader:
-            deque(loader, maxlen=0)
-        assert ParquetFiles.open(tmp_path, hash={"ts": 10}).fields[1].role == "sparse"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sluice
-from sluice.tools.headroom import Headroom, HeadroomError, report, rows_of
+from sluice.tools.headroom import Headroom, HeadroomError, report
 from tests.raises import assert_names, raises
 
 
@@ -77,12 +77,6 @@ def test_an_empty_loader_and_batches_without_rows_are_refused():
         report([1, 2, 3], seconds=0.1)
 
 
-def test_rows_of_batches_of_other_loaders():
-    assert rows_of({"x": torch.zeros(7, 2), "y": torch.zeros(7)}) == 7
-    assert rows_of(((torch.zeros(5, 2), torch.zeros(5)), torch.zeros(5))) == 5
-    assert rows_of([1.0, 2.0, 3.0]) == 3
-
-
 @pytest.mark.parametrize(
     ("loading", "together", "stall", "verdict"),
     [
@@ -96,10 +90,3 @@ def test_rows_of_batches_of_other_loaders():
 def test_the_verdict_names_what_holds_the_other_up(loading, together, stall, verdict):
     found = Headroom(consumer=100.0, loading=loading, together=together, stall=stall)
     assert found.verdict.startswith(verdict)
-
-
-@pytest.mark.parametrize(("together", "gain"), [(100.0, "+0%"), (99.0, "+1%"), (76.0, "+32%")])
-def test_a_step_that_does_not_wait_may_still_be_slowed_by_loading(together, gain):
-    found = Headroom(consumer=100.0, loading=200.0, together=together, stall=0.0)
-    assert f"{found.gain:+.0%}" == gain
-    assert_names(found.verdict, "consumer-bound", gain)

@@ -84,13 +84,6 @@ def test_knobs_that_cannot_be_are_refused(values):
         Knobs(**values)
 
 
-def test_a_command_line_and_back():
-    knobs = Knobs().parse(
-        "read=3,second=2,second.fused=yes,walk=2,walk.backend=process,prefetch_bytes=5MiB"
-    )
-    assert Knobs().parse(knobs.text) == knobs
-
-
 def test_json_and_back():
     knobs = Knobs(
         workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5
@@ -98,15 +91,6 @@ def test_json_and_back():
     assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs
     with pytest.raises(KnobError, match="did you mean 'prefetch_bytes'"):
         Knobs.from_dict({"prefetch_byte": 5})
-
-
-def test_knobs_cannot_be_changed_behind_their_owner():
-    source = {"read": 1}
-    knobs = Knobs(workers=source)
-    source["read"] = 7
-    assert knobs.workers["read"] == 1
-    with pytest.raises(TypeError):
-        knobs.workers["read"] = 2  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -161,10 +145,3 @@ def test_clamp_splits_what_cannot_be_fused():
     assert (
         LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()
     )
-
-
-@pytest.mark.parametrize("name", ["workers", "backend"])
-@pytest.mark.parametrize("given", [12, "process", ["read", 2], None])
-def test_what_is_no_dict_by_stage_is_answered_with_an_example(name, given):
-    with raises(KnobError, name, repr(given), f"Knobs({name}={{"):
-        Knobs(**{name: given})

@@ -24,7 +24,6 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.tools import guess
-from sluice.tools.bench import main as bench
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import (
     KINDS,
@@ -341,25 +340,6 @@ def test_what_is_no_table_and_what_is_gone_is_named(tmp_path, rows):
         load(str(tmp_path / "nothing.metadata.json"))
 
 
-def test_bench_names_the_version(tmp_path, rows, capsys):
-    source = make("delta by name", tmp_path / "t", *rows)
-    bench(
-        [
-            f"{source}@v0",
-            "--epochs",
-            "1",
-            "--batch-size",
-            "20",
-            "--tuning",
-            "fixed",
-            "--run",
-            f"{tmp_path}/run",
-        ]
-    )
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["version"].startswith("v0-")
-
-
 # ---- folders
 
 
@@ -402,14 +382,6 @@ def test_a_column_in_a_file_and_in_its_folders_name_is_refused(tmp_path, rows):
         load(str(tmp_path))
     with raises(PartitionError, "'day'", "two"):
         folders_of("/day=1/day=2/a.parquet")
-
-
-def test_a_glob_and_a_list_know_the_same_columns_as_a_folder(tmp_path, rows):
-    source = make("folders", tmp_path / "t", *rows)
-    files = sorted(str(path) for path in (tmp_path / "t").rglob("*.parquet"))
-    assert load(source) == load(f"{source}/*/*/*.parquet") == load(files)
-    one = load(f"{source}/day=2026-01-02", roles={"label": "click", "dense": ["price", "hour"]})
-    assert 0 < len(one[0]) < 600
 
 
 def test_a_glob_of_folders_loads_the_files_below_them(tmp_path, rows, monkeypatch):

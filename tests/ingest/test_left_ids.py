@@ -7,11 +7,9 @@ import torch
 
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import left_ids
+from tests.open_loader import open_loader
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +21,14 @@ def batches(table: FeatureTable, knobs: Knobs | None = None, reader: str = "arro
     """Of two epochs, with the order hashes."""
     mine = Transform("mine", "tests.ingest.worker_functions:double", columns=("I1",))
     found, hashes = [], []
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=72,
         transforms=[mine],
         knobs=knobs,
-        order=Order(last="pad", window_rows=300),
-        reading=Reading(reader=reader),
+        last="pad",
+        window_rows=300,
+        reader=reader,
     ) as loader:
         assert {"user", "price"} < set(loader.sparse_names)
         for _ in range(2):
@@ -60,26 +59,3 @@ def test_batches_and_order_hash_are_the_same(tables, knobs, reader):
         for one, other in zip(got, want, strict=True)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def test_numbers_are_stored_and_both_tables_are_whole(tables):
-    spark, left = tables
-    types = {f.name: f.type for f in left.fields if f.name in left_ids.LEFT}
-    assert types == {
-        "user": "int64",
-        "count": "int64",
-        "price": "double",
-        "filled": "double",
-        "parts": "double",
-    }
-    assert {f.name: f.type for f in spark.fields if f.name in left_ids.LEFT} == dict.fromkeys(
-        left_ids.LEFT, "int32"
-    ) | {"user": "int64"}  # it has more ids than int32 holds
-    assert {f.name: f.cardinality for f in left.fields} == {
-        f.name: f.cardinality for f in spark.fields
-    }
-    assert left.fingerprint.layout != spark.fingerprint.layout
-    assert left.fingerprint.vocabulary == spark.fingerprint.vocabulary
-    assert left.check() == spark.check() == []
-    for name in left_ids.LEFT:
-        assert left.record.profile[name]["nulls"] == spark.record.profile[name]["nulls"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -20,7 +19,6 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
-from sluice.agent.tunable import Tunable
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
@@ -29,8 +27,7 @@ from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, PlanError, Position
+from sluice.ingest.row_order import PlanError, Position
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 from tests.open_loader import open_loader
@@ -55,15 +52,17 @@ def test_rows_and_order_are_those_of_the_twin(  # noqa: PLR0917
 ):
     files = twin.Table(table.files_of("train"))
     for rank in range(ranks):
-        with BatchLoader(
+        with open_loader(
             table,
             batch_size=batch_size,
             rank=rank,
             ranks=ranks,
-            read_ahead_epochs=2,
+            epochs=2,
             seed=3,
-            order=Order(last=last, shuffle=shuffle, window_rows=window_rows),
-            reading=Reading(reader=reader),
+            last=last,
+            shuffle=shuffle,
+            window_rows=window_rows,
+            reader=reader,
         ) as loader:
             for epoch in range(2):
                 expected = twin.batches(loader.plan, epoch, rank, ranks)
@@ -80,8 +79,8 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
     """By its place in the plan, whatever its values are; rows that only fill the batch are nowhere."""
     table = small_table(tmp_path / "t", rows=700, row_group_rows=100, files=3, number_rows=True)
     for rank in range(ranks):
-        with BatchLoader(
-            table, batch_size=64, rank=rank, ranks=ranks, order=Order(last="pad", shuffle=shuffle)
+        with open_loader(
+            table, batch_size=64, rank=rank, ranks=ranks, last="pad", shuffle=shuffle
         ) as loader:
             column = loader.dense_names.index("I1")
             for batch in loader:
@@ -100,15 +99,17 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
     files, random = twin.Table(table.files_of("train")), Random(seed)
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=48,
         seed=seed,
-        read_ahead_epochs=2,
+        epochs=2,
         knobs=Knobs(workers={"read": random.randint(1, 6)}),
         transforms=[("same", lambda columns: None)],
-        order=Order(streams=4, window_rows=200, last="pad"),
-        reading=Reading(reader=random.choice(["arrow", "petastorm"])),
+        streams=4,
+        window_rows=200,
+        last="pad",
+        reader=random.choice(["arrow", "petastorm"]),
     ) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
@@ -127,24 +128,6 @@ def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
                     )
 
 
-def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epoch_and_seed(table):
-    def hashes(seed=0, **options):
-        with open_loader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
-            found = []
-            for _ in range(2):
-                deque(loader, maxlen=0)
-                found.append(loader.order_hash)
-        return tuple(found)
-
-    one = hashes(reader="arrow", knobs=Knobs(workers={"read": 1}))
-    many = hashes(
-        reader="arrow",
-        knobs=Knobs(workers={"read": 7, "shuffle": 3, "batch": 2}, prefetch_bytes=2**20),
-    )
-    assert one == many == hashes()
-    assert len({*one, *hashes(seed=1)}) == 4
-
-
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
     barrier = threading.Barrier(4)
@@ -156,13 +139,13 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
             barrier.wait(60)
             tripped = 1
 
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=64,
-        read_ahead_epochs=50,
+        epochs=50,
         before_read=before_read,
         knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
-        reading=Reading(reader=reader),
+        reader=reader,
     ) as loader:
         for used, _batch in enumerate(loader):
             if used == 3:
@@ -288,12 +271,6 @@ def test_a_batch_that_is_held_is_not_written_again(table):
         assert len({b.values.data_ptr() for b in held}) == len(held)
 
 
-def test_batches_that_were_dropped_are_used_again(table):
-    with BatchLoader(table, batch_size=800, read_ahead_epochs=30) as loader:
-        places = {batch.values.data_ptr() for _ in range(30) for batch in loader}
-        assert len(places) < 30 * len(loader)
-
-
 def test_tensors_are_laid_out_feature_by_feature(table):
     with BatchLoader(table, batch_size=80, ranks=2, rank=1) as loader:
         batch = next(iter(loader))
@@ -341,11 +318,6 @@ class TestSnapshots:
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
 
-    def test_a_loader_is_tunable(self, table):
-        with BatchLoader(table, batch_size=80) as loader:
-            assert isinstance(loader, Tunable)
-            loader.limits.check(loader.knobs)
-
     def test_cores_that_come_and_go_are_seen_at_the_next_look(self, table):
         class Changing(Machine):
             now = 2.0
@@ -363,18 +335,6 @@ class TestSnapshots:
             assert loader.snapshot().cpu_quota == 16.0
             assert loader.limits.workers["shuffle"][1] == 8 * small
             loader.apply(loader.knobs.with_workers(shuffle=8 * small))
-
-    @pytest.mark.parametrize(("cores", "most"), [(0.5, 16), (2.0, 16), (8.0, 32)])
-    def test_a_transform_that_waits_may_have_more_workers_than_there_are_cores(
-        self, table, cores, most
-    ):
-        class Small(Machine):
-            def cores(self):
-                return cores
-
-        ask = Transform("ask", lambda columns: None)
-        with BatchLoader(table, batch_size=80, machine=Small(), transforms=[ask]) as loader:
-            assert loader.limits.workers["ask"] == (1, most)
 
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with BatchLoader(table, batch_size=80) as loader:
@@ -440,25 +400,6 @@ class TestTransforms:
         ):
             next(iter(loader))
 
-    def test_operators_left_to_the_loader_are_applied_once(self, table):
-        some = [
-            dataclasses.replace(f, online=({"op": "clip", "high": 3.0},)) if f.name == "I2" else f
-            for f in table.fields
-        ]
-        with (
-            BatchLoader(table, batch_size=80) as plain,
-            BatchLoader(
-                dataclasses.replace(table, fields=tuple(some)),
-                batch_size=80,
-                transforms=[("more", lambda c: {"I3": c["I2"]})],
-            ) as loader,
-        ):
-            expected, batch = next(iter(plain)), next(iter(loader))
-            two, three = loader.dense_names.index("I2"), loader.dense_names.index("I3")
-        assert (expected.dense[:, two] > 3).any()
-        assert torch.equal(batch.dense[:, two], expected.dense[:, two].clip(max=3))
-        assert torch.equal(batch.dense[:, three], batch.dense[:, two])
-
     @pytest.mark.parametrize(
         ("function", "facts"),
         [
@@ -501,14 +442,14 @@ class TestMemory:
 
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
         def of(limit):
-            with BatchLoader(
+            with open_loader(
                 table,
                 batch_size=80,
-                read_ahead_epochs=2,
+                epochs=2,
                 memory_limit=limit,
                 machine=SteadyMachine(),
                 knobs=Knobs(workers={"read": 4, "shuffle": 3}),
-                order=Order(window_rows=300),
+                window_rows=300,
             ) as loader:
                 deque(loader, maxlen=0)
                 return loader.order_hash, loader.snapshot(), loader.minimum_memory
@@ -574,17 +515,6 @@ class TestEnds:
         next(iterator)
         del iterator  # what is left behind is found by the fixture of all tests
 
-    def test_a_failing_consumer_leaves_no_thread(self, table):
-        loader = BatchLoader(table, batch_size=80, read_ahead_epochs=99)
-
-        def train():
-            with loader:
-                for _ in loader:
-                    raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            train()
-
     def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
         code = (
             f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
@@ -643,13 +573,13 @@ def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path
     source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
     files, empty = twin.Table(source.files), 0
     for rank in range(ranks):
-        with BatchLoader(
+        with open_loader(
             source,
             batch_size=max(8, ranks),
             rank=rank,
             ranks=ranks,
-            order=Order(last="pad"),
-            reading=Reading(reader="arrow"),
+            last="pad",
+            reader="arrow",
         ) as loader:
             expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
             for batch, wanted in zip(loader, expected, strict=True):

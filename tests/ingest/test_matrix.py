@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from random import Random
 
 import numpy as np
 import pytest
@@ -41,21 +40,6 @@ def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
         expected = all_of(loader)
     with loading(table, NAME + function, knobs) as loader:
         assert all_of(loader) == expected
-
-
-def test_the_back_end_changes_while_batches_come(table):
-    random = Random(3)
-    with loading(table, NAME + "log_by_column", THREAD) as loader:
-        expected = all_of(loader)
-    small = {"prefetch_bytes": 2**20, "read_ahead_bytes": 2**20}
-    with loading(table, NAME + "log_in_place", Knobs(**small), epochs=8) as loader:
-
-        def turn(step):
-            if step % 20 == 5:
-                backend = random.choice(["thread", "process"])
-                loader.apply(Knobs(workers={"mine": 2}, backend={"mine": backend}, **small))
-
-        assert all_of(loader, turn) == expected
 
 
 def test_columns_that_lie_together_are_not_copied(table):
@@ -130,20 +114,6 @@ def test_a_result_that_does_not_fit_is_refused_by_name(table, function, how, fac
 def test_columns_that_make_no_matrix_are_refused(table, how, facts):
     with raises(TransformError, "'mine'", *facts):
         first_batch(table, takes_matrix(lambda numbers: None), **how)
-
-
-def test_a_failing_function_gets_its_batch_back_to_try_again_alone(table):
-    tries = []
-
-    def write_and_fail_once(numbers):
-        numbers += 1
-        tries.append(numbers.shape)
-        if len(tries) == 1:
-            raise MemoryError
-
-    before = first_batch(table, lambda arrays: None)
-    batch = first_batch(table, takes_matrix(write_and_fail_once))
-    assert (batch.dense == before.dense + 1).all()
 
 
 CHAIN = '[[transform]]\nname = "log_{0}"\ninputs = ["{0}"]\nop = "boxcox"\npower = 0.3\nshift = 1\n'

@@ -21,15 +21,15 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.row_order import Order, RowsPlan
+from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
+from tests.open_loader import open_loader
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
 
 MIB = 2**20
-TYPES = {"label": pa.int8(), "d": pa.float64(), "s": pa.int64()}
 COLUMNS = Columns(dense=("d",), sparse=("s",), label="label")
 
 
@@ -120,14 +120,6 @@ def test_a_split_needs_at_most_the_memory_of_all_rows_however_few_it_keeps(tmp_p
     assert few.decoding > decoded, "the largest row group is decoded for one row"
 
 
-def test_a_file_of_one_row_does_not_make_the_rows_of_others_larger(tmp_path):
-    chance = np.random.default_rng(0)
-    pq.write_table(group_of(chance, 50_000), tmp_path / "a.parquet")
-    alone = minimum_of(tmp_path)
-    pq.write_table(group_of(chance, 1), tmp_path / "b.parquet")
-    assert minimum_of(tmp_path).total == pytest.approx(alone.total, rel=0.1)
-
-
 @pytest.mark.parametrize("seed", range(24))
 def test_texts_that_a_file_stores_once_are_counted_as_they_are_decoded(tmp_path, seed):
     """Few or many texts of drawn lengths, alone or in lists, hashed in the file's types."""
@@ -175,7 +167,7 @@ def minimum_of(folder: Path, splits: str | None = None) -> MinimumMemory:
     else:
         source = table_of(folder, spec=Spec.own(_SPLIT_SPEC % splits, "mine.toml"))
         split = "few"
-    with BatchLoader(source, batch_size=16, split=split, order=Order(last="pad")) as loader:
+    with open_loader(source, batch_size=16, split=split, last="pad") as loader:
         parts = loader.memory()["parts"]
     return MinimumMemory(
         **{name: size for name, size in parts.items() if name != "in_use_at_the_start"}

@@ -15,10 +15,9 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform, TransformError
-from tests.raises import assert_names, raises
+from tests.open_loader import open_loader
+from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
@@ -91,13 +90,15 @@ def expect(loader, batch) -> None:
 )
 def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch_size, window):  # noqa: PLR0917
     write(tmp_path, change)
-    with BatchLoader(
+    with open_loader(
         tmp_path,
         batch_size=batch_size,
         roles=ASKED,
-        read_ahead_epochs=2,
-        order=Order(shuffle=shuffle, window_rows=window, last="pad"),
-        reading=Reading(reader=reader),
+        epochs=2,
+        shuffle=shuffle,
+        window_rows=window,
+        last="pad",
+        reader=reader,
     ) as loader:
         for _ in range(2):
             seen = []
@@ -110,15 +111,15 @@ def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch
 def test_a_resumed_run_has_the_same_bags(tmp_path):
     write(tmp_path)
     for shuffle in (True, False):
-        with BatchLoader(
-            tmp_path, batch_size=96, roles=ASKED, order=Order(window_rows=150, shuffle=shuffle)
+        with open_loader(
+            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
         ) as loader:
             states, values = [loader.state_dict()], []
             for batch in loader:
                 states.append(loader.state_dict())
                 values.append(batch.values.clone())
-        with BatchLoader(
-            tmp_path, batch_size=96, roles=ASKED, order=Order(window_rows=150, shuffle=shuffle)
+        with open_loader(
+            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
         ) as loader:
             loader.load_state_dict(json.loads(json.dumps(states[5])))
             assert all(a.equal(b.values) for a, b in zip(values[5:], loader, strict=True))
@@ -161,20 +162,6 @@ def test_a_transform_may_cut_bags(tmp_path):
         raises(TransformError, "'wrong'", "epoch 0, step 0", "'b.lengths'", "64 rows"),
     ):
         next(iter(loader))
-
-
-def test_roles_are_guessed_and_printed(tmp_path, capsys):
-    write(tmp_path)
-    fields = {f.name: f.role for f in ParquetFiles.open(tmp_path).fields}
-    assert fields == {
-        "click": "label",
-        "number": "dense",
-        "user": "sparse",
-        "b": "id_list",
-        "c": "id_list",
-    }
-    told = capsys.readouterr().err
-    assert_names(told, "label: click", "left out: note (text", "every row")
 
 
 def test_a_glob_and_a_list_and_one_file(tmp_path):
@@ -247,12 +234,13 @@ def test_missing_values_are_filled_as_asked(tmp_path):
         }
 
     write(tmp_path, holes)
-    with BatchLoader(
+    with open_loader(
         tmp_path,
         batch_size=400,
         roles=ASKED,
         fill={"number": -1},
-        order=Order(shuffle=False, streams=1),
+        shuffle=False,
+        streams=1,
     ) as loader:
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
@@ -334,23 +322,6 @@ def test_other_nested_types_are_refused(tmp_path, change, facts):
     write(tmp_path, change)
     with raises((ColumnError, ParquetError), *facts):
         BatchLoader(tmp_path, batch_size=8, roles=ASKED)
-
-
-@pytest.mark.parametrize(
-    ("bag", "kind", "facts"),
-    [
-        (b"12345", pa.binary(), ("5 bytes",)),
-        ([2**31], pa.list_(pa.int64()), (2147483648, "int32")),
-        ([None], pa.list_(pa.int32()), ("empty",)),
-    ],
-)
-def test_bags_that_hold_no_ids_are_named(tmp_path, bag, kind, facts):
-    write(tmp_path, lambda table: table | {"b": pa.array([bag] * len(table["user"]), kind)})
-    with (
-        raises(ColumnError, "'b'", *facts),
-        BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader,
-    ):
-        next(iter(loader))
 
 
 def test_a_split_of_plain_files_is_refused_not_ignored(tmp_path):

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import Loader, Reading
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
@@ -33,7 +32,7 @@ compat.install()
 from petastorm.arrow_reader_worker import ArrowReaderWorker  # noqa: E402
 from petastorm.cache import CacheBase  # noqa: E402
 from petastorm.local_disk_cache import LocalDiskCache  # noqa: E402
-from petastorm.predicates import PredicateBase, in_lambda, in_negate, in_set  # noqa: E402
+from petastorm.predicates import in_lambda, in_negate, in_set  # noqa: E402
 from petastorm.reader import Reader  # noqa: E402
 from petastorm.selectors import RowGroupSelectorBase, SingleIndexSelector  # noqa: E402
 from petastorm.transform import TransformSpec  # noqa: E402
@@ -118,12 +117,12 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(
     counted(ArrowReaderWorker, "process")
     counted(ArrowReaderWorker, "_load_rows")
     counted(Reader, "__next__")
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=80,
         knobs=knobs,
         transforms=["tests.ingest.worker_functions:process"],
-        reading=Reading(reader="petastorm"),
+        reader="petastorm",
     ) as loader:
         assert loader.knobs.fused == knobs.fused
         at = loader.dense_names.index("I1")
@@ -132,19 +131,6 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(
         reads = len(loader.plan.schedule(0).reads)
         assert reads == sum(map(len, loader.plan.groups))
         assert calls == {"process": reads, "_load_rows": reads, "__next__": reads}
-
-
-def test_a_runs_record_names_the_reader(table, tmp_path):
-    for reader in ("petastorm", "arrow"):
-        with Loader(
-            table,
-            batch_size=80,
-            tuning="fixed",
-            run_dir=tmp_path / reader,
-            reading=Reading(reader=reader),
-        ):
-            pass
-        assert json.loads((tmp_path / reader / "config.json").read_text())["reader"] == reader
 
 
 # ---- a user's TransformSpec
@@ -218,30 +204,6 @@ def test_a_feature_tables_columns_keep_their_roles(table):
     assert set(found) - set(plain) == {"extra"}
     assert np.allclose(found["I1"], plain["I1"] + 100)
     assert np.allclose(found["extra"], plain["I1"] + 50)
-
-
-def test_ids_are_hashed_after_the_transform_spec(clicks, tmp_path):
-    upper = TransformSpec(
-        lambda frame: frame.assign(text=frame["text"].str.upper()),
-        edit_fields=[("text", np.str_, (), False)],
-    )
-    pq.write_table(
-        pa.table({"label": [0] * 8, "text": ["ANT", "BEE", "CAT", "ANT"] * 2}),
-        tmp_path / "upper.parquet",
-    )
-    found = []
-    for source, transforms in ((clicks, [upper]), (tmp_path, [])):
-        with Loader(
-            source,
-            batch_size=8,
-            roles={"label": "label"},
-            hash={"text": 1000},
-            transforms=transforms,
-            tuning="fixed",
-        ) as loader:
-            found.append({int(i) for b in loader for i in b.values})
-    assert found[0] == found[1]
-    assert len(found[0]) == 3
 
 
 @pytest.mark.parametrize(
@@ -322,9 +284,7 @@ def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     expected = [row for row in range(2 * GROUP, ROWS) if row % 3 == 1]
     assert found["row"][: len(expected)].tolist() == expected
     assert not found["row"][len(expected) :].any(), "padding"
-    with BatchLoader(
-        clicks, batch_size=80, roles=ROLES, reading=Reading(petastorm=options)
-    ) as loader:
+    with open_loader(clicks, batch_size=80, roles=ROLES, petastorm=options) as loader:
         assert loader.plan.rows == len(expected)
         assert [sum(counts) for counts in loader.plan.groups] == [80, 160]
         assert [bool(n) for n in loader.plan.groups[0]] == [False, False, True, True]
@@ -371,27 +331,12 @@ def test_counting_a_predicates_rows_takes_no_more_memory_than_reading_a_row_grou
 
     options = PetastormOptions(predicate=in_lambda([column], kept))
     roles = {"label": "label", "sparse": "row"}
-    with BatchLoader(
-        tmp_path, batch_size=8, roles=roles, reading=Reading(petastorm=options)
-    ) as loader:
+    with open_loader(tmp_path, batch_size=8, roles=roles, petastorm=options) as loader:
         assert both.broken is not together
         assert loader.plan.rows == 8
         filtered = loader.minimum_memory
     with BatchLoader(tmp_path, batch_size=8, roles=roles) as loader:
         assert together or filtered - loader.minimum_memory > 2 * 100 * 100_000
-
-
-def test_a_predicate_sees_only_the_columns_that_it_names(clicks):
-    class Odd(PredicateBase):
-        def get_fields(self):
-            return {"row"}
-
-        def do_include(self, values):
-            assert list(values) == ["row"]
-            return values["row"] % 2 == 1
-
-    found, _ = loaded(clicks, petastorm=PetastormOptions(predicate=Odd()))
-    assert sorted(found["row"]) == list(range(1, ROWS, 2))
 
 
 def test_a_predicate_and_a_transform_spec_go_together(clicks):
@@ -430,13 +375,13 @@ class Kept(CacheBase):
 
 def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
     cache = Kept()
-    with BatchLoader(
+    with open_loader(
         clicks,
         batch_size=80,
         roles=ROLES,
-        read_ahead_epochs=3,
+        epochs=3,
         knobs=Knobs(workers={"read": 1}),
-        reading=Reading(petastorm=PetastormOptions(cache=cache)),
+        petastorm=PetastormOptions(cache=cache),
     ) as loader:
         for _ in range(3):
             deque(loader, maxlen=0)

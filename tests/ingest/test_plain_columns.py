@@ -19,13 +19,11 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.__main__ import main
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
@@ -220,7 +218,7 @@ def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
     source = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
     hashes = set()
     for reader in ("arrow", "petastorm"):
-        with BatchLoader(source, batch_size=32, reading=Reading(reader=reader)) as loader:
+        with open_loader(source, batch_size=32, reader=reader) as loader:
             for _ in loader:
                 pass
             hashes.add(loader.order_hash)
@@ -229,8 +227,8 @@ def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
 
 def test_roles_take_any_type_of_column(clicks):
     roles = "label=clicked;dense=score,price,is_new;sparse=device.os%10,user_id%1000,country%50,tags%20,items"
-    with BatchLoader(
-        table_of(clicks, roles), batch_size=40, fill=0, order=Order(shuffle=False, streams=1)
+    with open_loader(
+        table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1
     ) as loader:
         assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
         assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
@@ -496,9 +494,7 @@ def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job
         found = rows_of(files, "all" if name == "liked" else "train")
         assert {n: dict(row)[name] for n, row in found.items()} == expected
     files = ParquetFiles.open(clicks, spec=guessed)
-    with BatchLoader(
-        files, batch_size=1, split="test", order=Order(shuffle=False, streams=1)
-    ) as loader:
+    with open_loader(files, batch_size=1, split="test", shuffle=False, streams=1) as loader:
         found = [batch.label.item() for batch in loader]
     assert found == list(expected.values())[-len(found) :], "the last by time"
 
@@ -561,7 +557,7 @@ def first_batch(files, spec: str, rows: int = 4):
     source = table_of(
         files, spec=Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed")
     )
-    with BatchLoader(source, batch_size=rows, order=Order(shuffle=False, streams=1)) as loader:
+    with open_loader(source, batch_size=rows, shuffle=False, streams=1) as loader:
         return next(iter(loader))
 
 
@@ -598,7 +594,7 @@ class TestGuesses:
         )
 
     def test_a_loader_by_itself_takes_texts_and_fills_what_is_missing(self, clicks, capsys):
-        with BatchLoader(clicks, batch_size=40, order=Order(shuffle=False, streams=1)) as loader:
+        with open_loader(clicks, batch_size=40, shuffle=False, streams=1) as loader:
             assert set(loader.dense_names) == {"price", "score", "is_new", "device.size.width"}
             assert set(loader.sparse_names) == {"user_id", "country", "device.os", "items", "tags"}
             assert next(iter(loader))["price"][0] == 0
@@ -624,21 +620,22 @@ class TestGuesses:
                 ),
                 tmp_path / f"{name}.parquet",
             )
-            with BatchLoader(
-                tmp_path / f"{name}.parquet", batch_size=8, order=Order(shuffle=False, streams=1)
+            with open_loader(
+                tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1
             ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
                 assert batch["nan"].tolist() == [1, 0, 0, 4] * 2
                 assert batch["none"].tolist() == [2] * 8
             assert_names(capsys.readouterr().err, "nan, x become 0")
-            with BatchLoader(
+            with open_loader(
                 tmp_path / f"{name}.parquet",
                 batch_size=8,
                 fill={"x": -1},
                 roles={"label": "y", "dense": ["x", "nan"]},
                 errors=Errors(finite=False),
-                order=Order(shuffle=False, streams=1),
+                shuffle=False,
+                streams=1,
             ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
@@ -680,9 +677,7 @@ class TestGuesses:
             pq.write_table(
                 pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet"
             )
-        with BatchLoader(
-            str(tmp_path), batch_size=4, order=Order(streams=1, shuffle=False)
-        ) as loader:
+        with open_loader(str(tmp_path), batch_size=4, streams=1, shuffle=False) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("price",), ("user_id", "n"))
             assert next(iter(loader))["price"].tolist() == [1, 2, 1.5, 2]
         said = capsys.readouterr().err
@@ -764,7 +759,7 @@ class TestGuesses:
         columns = {"y": [0, 1, 0][: len(texts)], "x": [0.5] * len(texts), "at": texts}
         said = json.dumps(found)
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-        with BatchLoader(str(tmp_path), batch_size=1, order=Order(streams=1)):
+        with open_loader(str(tmp_path), batch_size=1, streams=1):
             assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
         text = guessed_spec(tmp_path)
         assert (f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}' in text) is bool(
@@ -790,8 +785,8 @@ class TestGuesses:
             ),
             tmp_path / "a.parquet",
         )
-        with BatchLoader(
-            str(tmp_path), batch_size=4, roles=roles, order=Order(streams=1, shuffle=False)
+        with open_loader(
+            str(tmp_path), batch_size=4, roles=roles, streams=1, shuffle=False
         ) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
             assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
@@ -799,39 +794,13 @@ class TestGuesses:
         assert_names(capsys.readouterr().err, *facts)
         with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
             BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
-        with BatchLoader(
-            table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, order=Order(streams=1)
+        with open_loader(
+            table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1
         ) as loader:
             assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), (
                 "who hashes has chosen"
             )
         assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
-
-    @pytest.mark.parametrize("unit", [1, 1000, 10**6, 10**9])
-    def test_times_as_numbers_in_any_unit_split_rows_and_give_hours(self, tmp_path, unit):
-        first = int(FIRST.replace(tzinfo=datetime.UTC).timestamp())
-        pq.write_table(
-            pa.table(
-                {
-                    "y": [n % 2 for n in range(48)],
-                    "at": [(first + 3600 * n) * unit for n in range(48)],
-                    "never": pa.nulls(48, pa.timestamp("us")),
-                }
-            ),
-            tmp_path / "a.parquet",
-        )
-        text = guessed_spec(tmp_path)
-        assert ('{op = "scale", by = ' in text) is (unit > 1)
-        assert "#   never: " in text
-        hours = first_batch(tmp_path, text, 30)["at_hour"].tolist()
-        assert hours == [2 + n % 24 for n in range(30)]
-        with BatchLoader(
-            table_of(tmp_path, spec=Spec.own(text)),
-            batch_size=1,
-            split="test",
-            order=Order(streams=1),
-        ) as loader:
-            assert loader.plan.rows == 5, "the last tenth of 47 hours"
 
     @pytest.mark.parametrize("asked", [None, "rating"])
     def test_a_rating_becomes_a_label_by_a_comparison(self, tmp_path, asked):
@@ -847,41 +816,3 @@ class TestGuesses:
         assert first_batch(tmp_path, guessed_spec(tmp_path, "rating")).label[
             1
         ].item() == pytest.approx(1 / 7)
-
-    def test_what_is_nested_deeper_is_left_out_unread(self, tmp_path):
-        words = pa.list_(pa.dictionary(pa.int8(), pa.string()))  # Arrow cannot read it in pieces
-        pq.write_table(
-            pa.table(
-                {
-                    "y": [0, 1],
-                    "price": [-0.0, 2.5],
-                    "words": pa.array([["a"], []], words),
-                    "visits": [[{"page": 1}], []],
-                }
-            ),
-            tmp_path / "a.parquet",
-        )
-        text = guessed_spec(tmp_path)
-        assert_names(text, "#   words: list<", "#   visits: list<", "# double, 0 to 2.5")
-
-    def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
-        pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
-        with raises(ParquetError, "roles=", "--label", "bought, user_id"):
-            guess.main([str(tmp_path)])
-        guess.main([str(tmp_path), "--label", "bought"])
-        assert 'name = "bought"\nrole = "label"' in capsys.readouterr().out
-
-
-def test_the_command_line_takes_sizes_and_specs(clicks, tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(SPEC)
-    for more in (
-        ["--roles", "label=clicked;dense=score;sparse=user_id%1000,tags%9"],
-        ["--spec", str(path)],
-    ):
-        assert (
-            main(["bench", str(clicks), "--seconds", "0.1", "--batch-size", "32", *more])[
-                "rows_per_s"
-            ]
-            > 0
-        )

@@ -18,8 +18,6 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_o
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
@@ -50,15 +48,6 @@ def test_a_predicate_leaves_rows_out_of_a_spec_s_split(clicks):  # noqa: F811
         assert 0 < len(found) < len(every) / 2
 
 
-def test_rows_of_a_split_are_drawn_by_weight(clicks):  # noqa: F811
-    source = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
-    every = rows_of(source, "test")
-    drawn = rows_of(source, "test", last="drop", sample="score")
-    assert drawn.items() <= every.items()
-    assert len(drawn) < len(every), "some rows come several times, others not at all"
-    assert min(drawn) > 0, "a row of no weight does not come"
-
-
 def languages(frame):
     frame["language"] = np.where(
         frame["device.os"] == "ios", "en", frame["country"].astype(object).fillna("none")
@@ -78,11 +67,12 @@ def test_roles_and_hashes_are_of_what_a_transform_spec_gives(clicks):  # noqa: F
     roles = (
         "label=clicked;dense=score;sparse=language%100,device.os%10,user_id%1000,country%50,items"
     )
-    with BatchLoader(
+    with open_loader(
         table_of(clicks, roles, transform_spec=SPOKEN),
         batch_size=40,
         transforms=[SPOKEN],
-        order=Order(shuffle=False, streams=1),
+        shuffle=False,
+        streams=1,
     ) as loader:
         batch = next(iter(loader))
     rows = log(np.arange(40)).to_pylist()
@@ -166,7 +156,7 @@ def test_a_row_group_without_rows_of_the_split_gives_none(clicks, reader):  # no
     groups = RowGroupReader(source.files_of("train"), made.sources, made=made)
     assert [sum(counts) for counts in groups.row_groups] == [412, 0]
     groups.close()
-    with BatchLoader(source, batch_size=32, reading=Reading(reader=reader)) as loader:
+    with open_loader(source, batch_size=32, reader=reader) as loader:
         assert sum(batch.rows for batch in loader) > 0
 
 

@@ -19,12 +19,9 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
@@ -122,7 +119,7 @@ def test_a_fraction_in_a_column_of_whole_numbers_is_refused_with_its_value(tmp_p
     )
     source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
     with (
-        BatchLoader(source, batch_size=16, reading=Reading(reader=reader)) as one,
+        open_loader(source, batch_size=16, reader=reader) as one,
         raises(
             ColumnError,
             "a.parquet",
@@ -189,8 +186,8 @@ def test_numbers_of_several_types_come_together(tmp_path, reader, source):
     opened = source(tmp_path)
     offset = rows_of(opened, ["position"], reader=reader)[0][0]  # operators give ids from 2 on
     names = ["y", "x", "n", "position"]
-    with BatchLoader(
-        opened, batch_size=16, reading=Reading(reader=reader)
+    with open_loader(
+        opened, batch_size=16, reader=reader
     ) as loader:  # with rows of both files in a window
         assert sum(batch["items"].lengths.sum().item() for batch in loader) == 4 * ROWS
     found = [
@@ -344,12 +341,13 @@ def test_rows_of_which_a_column_cannot_be_made_are_quarantined(tmp_path, reader)
         ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE)),
         tmp_path / "aside.jsonl",
     )
-    with BatchLoader(
+    with open_loader(
         source,
         batch_size=16,
         errors=Errors(on_error="quarantine", quarantine=books),
-        order=Order(shuffle=False, streams=1),
-        reading=Reading(reader=reader),
+        shuffle=False,
+        streams=1,
+        reader=reader,
     ) as loader:
         for _ in range(2):
             rows = [
@@ -400,17 +398,6 @@ def test_a_text_that_is_too_long_is_an_error_by_name_or_quarantined_with_its_row
     assert (listed["row_group"], listed["row"]) == (1, 13)
 
 
-def test_more_rows_than_may_be_quarantined_end_the_run(tmp_path):
-    write(tmp_path, "a", y=np.full(ROWS, 7), price=np.arange(ROWS))
-    errors = Errors(on_error="quarantine", max_rows=10, quarantine=tmp_path / "aside.jsonl")
-    source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
-    with (
-        BatchLoader(source, batch_size=16, errors=errors) as loader,
-        raises((QuarantineError, SourceError), "'y'", 7, "max_rows=10"),
-    ):
-        list(loader)
-
-
 # ---- files
 
 
@@ -421,26 +408,6 @@ def test_an_empty_file_is_named(tmp_path):
         ParquetError, match=r"b\.parquet: this file is empty; write it anew, or leave it out"
     ):
         ParquetFiles.open(tmp_path, "label=y;dense=price")
-
-
-def test_a_state_of_other_rows_names_what_differs_with_both_values(tmp_path):
-    write(tmp_path, "a", price=np.arange(ROWS), day=np.arange(ROWS))
-    parts = ParquetFiles.open(
-        tmp_path,
-        spec=spec(
-            '"price:float", "day:int"',
-            PRICE,
-            table='split_time = "day"\nsplit = {train = 0, test = 32}',
-        ),
-    )
-    with (
-        BatchLoader(parts, batch_size=16) as train,
-        BatchLoader(parts, batch_size=16, split="test") as test,
-    ):
-        with raises(LoaderError, "split", "'train'", "'test'"):
-            test.load_state_dict(train.state_dict())
-        with raises(LoaderError, "version", None, "split", "'test'"):
-            test.load_state_dict({})
 
 
 # ---- numbers that are none, and labels
@@ -496,13 +463,14 @@ def test_what_a_transform_makes_no_number_is_quarantined_with_its_reason_but_in_
         with np.errstate(divide="ignore"):
             return {"price": np.log(columns["price"])}
 
-    with BatchLoader(
+    with open_loader(
         str(tmp_path),
         batch_size=16,
         roles="label=y;dense=price",
         errors=aside,
         transforms=[log],
-        order=Order(streams=1, last="pad"),
+        streams=1,
+        last="pad",
     ) as loader:
         batches = list(map(numbers_of, loader))
     dense, weight = map(np.concatenate, zip(*batches, strict=True))
@@ -530,8 +498,8 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_after_a_warning(
     tmp_path, capsys, values, facts
 ):
     pq.write_table(pa.table({"y": values, "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
-    with BatchLoader(
-        str(tmp_path), batch_size=4, roles="label=y;dense=x", order=Order(streams=1, shuffle=False)
+    with open_loader(
+        str(tmp_path), batch_size=4, roles="label=y;dense=x", streams=1, shuffle=False
     ) as loader:
         warning = capsys.readouterr().err
         assert [value for batch in loader for value in batch.label.tolist()] == values
@@ -789,14 +757,6 @@ def test_what_stands_for_a_missing_label_of_a_comparison_is_0_or_1(tmp_path, cap
         with BatchLoader(path, roles=roles, batch_size=500, fill={"y": 0}) as loader:
             assert sum(float(batch.label.sum()) for batch in loader) == 1_000
     assert "learns nothing" not in capsys.readouterr().err, "half of the labels are filled"
-
-
-def test_a_label_that_is_always_7_is_not_proposed_as_a_comparison(tmp_path, capsys):
-    path = write_nullable(tmp_path, y=np.full(2_000, 7))
-    with BatchLoader(path, roles="label=y;dense=x", batch_size=500):
-        said = capsys.readouterr().err
-    assert "is 7 in all of" in said
-    assert ">=" not in said
 
 
 def test_texts_of_two_types_and_half_floats_without_statistics_are_guessed(tmp_path):

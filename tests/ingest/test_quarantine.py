@@ -48,14 +48,6 @@ def test_count_and_rate_after_probation(seen, aside, stops):
     ) == stops
 
 
-@pytest.mark.parametrize("seen", range(0, 200, 7))
-def test_more_rows_seen_never_makes_the_count_worse(seen):
-    """What is allowed at a number of rows after probation is allowed at any larger one."""
-    for aside in range(11):
-        if seen >= 50 and SET_ASIDE.objection(rows_seen=seen, rows_aside=aside) is None:
-            assert SET_ASIDE.objection(rows_seen=seen + 100, rows_aside=aside) is None
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -74,10 +66,6 @@ def test_errors_of_the_program_are_never_quarantined(error):
         assert stops is None, "deep data may be to blame"
     else:
         assert_names(stops, "program")
-
-
-def test_raise_is_the_default_and_names_the_option():
-    assert "on_error=quarantine" in Errors().objection(rows_seen=10**9, rows_aside=1)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.dlrm.session.defaults import defaults
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, PlanError, RowsPlan
-from tests.ingest import twin
+from sluice.ingest.row_order import RowsPlan
 from tests.open_loader import open_loader
-from tests.raises import raises
 
 ROLES = "label=label;dense=x;sparse=a;id_list=b"
 
@@ -99,9 +95,7 @@ def test_a_run_goes_on_at_the_same_row_on_more_ranks_than_streams_and_back(click
 
 @pytest.mark.parametrize("batch_size", [1, 10, 100, 1000])
 def test_one_rank_takes_any_batch_size(clicks, batch_size):
-    with BatchLoader(
-        str(clicks), batch_size=batch_size, roles=ROLES, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow") as loader:
         assert sum(batch.rows for batch in loader) == 1000 // batch_size * batch_size
 
 
@@ -112,12 +106,12 @@ def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_f
     clicks, batch_size, streams
 ):
     groups = ((8192,) * 4,)
-    with BatchLoader(
+    with open_loader(
         str(clicks),
         batch_size=batch_size,
         roles=ROLES,
-        order=Order(last="pad"),
-        reading=Reading(reader="arrow"),
+        last="pad",
+        reader="arrow",
     ) as loader:
         assert loader.plan.streams == streams
     plan = RowsPlan(groups=groups, batch_size=batch_size, streams=streams)
@@ -135,16 +129,3 @@ def test_the_batch_that_is_chosen_fits_every_power_of_two_of_ranks(rows):
     batch = defaults(rows)["batch_size"]
     plan = RowsPlan(groups=((rows,),), batch_size=batch)
     assert all(plan.can_share(2**power) for power in range(7))
-
-
-def test_other_numbers_are_refused_with_those_that_work():
-    plan = RowsPlan(groups=((8192,) * 4,), batch_size=8192)
-    with raises(PlanError, "6 ranks", "1, 2, 4, 8, 16, 32, 64 ranks"):
-        plan.share_of(0, 6)
-
-
-def test_the_twin_agrees_on_more_ranks_than_streams():
-    plan = RowsPlan(groups=((100, 120), (80,)), batch_size=32, window_rows=30, seed=2)
-    whole = twin.batches(plan, 1)
-    parts = [twin.batches(plan, 1, rank, 16) for rank in range(16)]
-    assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole

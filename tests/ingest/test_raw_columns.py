@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +14,11 @@ import torch
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
+from tests.open_loader import open_loader
 from tests.raises import raises
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
@@ -123,7 +117,7 @@ def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
 def test_batches_and_order_hash_are_the_same(tables):
     found = []
     for table in tables:
-        with BatchLoader(table, batch_size=BATCH, order=Order(last="pad")) as loader:
+        with open_loader(table, batch_size=BATCH, last="pad") as loader:
             found.append(
                 (
                     [
@@ -175,20 +169,6 @@ def test_a_server_applies_them_as_the_loader_does(tables):
             np.testing.assert_array_equal(got, values.to_numpy(zero_copy_only=False))
 
 
-def test_each_value_of_a_dictionary_is_worked_on_once(tables):
-    left = tables[1]
-    run = online_of(left)["C5"]
-    texts = pa.array(["b", None, "a", "b"] * 50)
-    for values in (
-        texts,
-        texts.dictionary_encode(),
-        pa.array(["x", "y", None]).dictionary_encode().slice(1),
-    ):
-        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-        np.testing.assert_array_equal(run(values), run(plain))
-    assert run(texts)[1] == 1
-
-
 def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_piece_of_it(
     tables, monkeypatch
 ):
@@ -199,11 +179,12 @@ def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_pie
         return inner(self, name, values)
 
     monkeypatch.setattr(Operators, "_of_stored", counted)
-    with BatchLoader(
+    with open_loader(
         tables[1],
         batch_size=72,
-        order=Order(window_rows=144, streams=1),
-        reading=Reading(reader="arrow"),
+        window_rows=144,
+        streams=1,
+        reader="arrow",
     ) as loader:
         reads = loader.plan.schedule(0, 0, 1).reads
         assert max(len(read.parts) for read in reads) > 2
@@ -217,44 +198,7 @@ def test_an_operator_that_fails_is_named_with_its_column_and_row_group(tables, m
 
     monkeypatch.setattr(Operators, "_of_stored", fails)
     with (
-        BatchLoader(tables[1], batch_size=BATCH, reading=Reading(reader="arrow")) as loader,
+        open_loader(tables[1], batch_size=BATCH, reader="arrow") as loader,
         raises(ColumnError, "parquet", "row group", "column", "SystemExit: no such word"),
     ):
         next(iter(loader))
-
-
-def test_a_row_group_that_cannot_be_read_is_quarantined(tables, tmp_path):
-    path = Path(tables[1].files_of("train")[0].path)
-    whole = path.read_bytes()
-    try:
-        path.write_bytes(whole[:2000] + bytes(64) + whole[2064:])
-        with BatchLoader(
-            tables[1],
-            batch_size=BATCH,
-            errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "q.jsonl"),
-            reading=Reading(reader="arrow"),
-        ) as loader:
-            kept = sum(int((b.weight > 0).sum()) for b in loader)
-            assert loader.quarantined["rows_set_aside"] == 512
-        assert 0 < kept < 2000
-    finally:
-        path.write_bytes(whole)
-
-
-def test_the_raw_spec_of_criteo_differs_only_in_the_side_that_applies_it(repo):
-    etl, left = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "criteo_raw"))
-    assert [(c.name, c.ops, c.role, c.width) for c in left.columns] == [
-        (c.name, c.ops, c.role, c.width) for c in etl.columns
-    ]
-    assert {c.online for c in left.columns if c.role != "label"} == {0}
-    assert left.table == etl.table
-    assert left.chains == etl.chains
-    keys = [learned.key for learned in left.fitted]
-    # Where the loader applies an operator, no job needs the join.
-    assert len(VocabularyJoins.of(etl, keys).operators) == len(keys) > 20
-    assert not VocabularyJoins.of(left, keys).operators
-    assert {c.role: c.type for c in left.columns} == {
-        "label": "int8",
-        "dense": "double",
-        "sparse": "string",
-    }

@@ -21,8 +21,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, Read, WindowPart
+from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.quarantine import QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
@@ -83,11 +82,11 @@ def test_a_third_of_all_requests_refused(table, bucket, server):
 
 
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
-    loader = BatchLoader(
+    loader = open_loader(
         bucket,
         batch_size=80,
         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
-        reading=Reading(files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001))),
+        files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
     )
     server.refuse(1)
     with loader, raises(SourceError, "s3://data/part", "2 times", 503) as caught:
@@ -111,7 +110,7 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
 
 def test_close_ends_the_wait_for_a_store(table):
     files = FileOpener(disturbed="latency_ms=0")
-    loader = BatchLoader(table, batch_size=80, reading=Reading(files=files))
+    loader = open_loader(table, batch_size=80, files=files)
     stalled = files.disturbances()[0]
     stalled.stall(3600)
     failed = []
@@ -152,13 +151,13 @@ class TestDamage:
     ):
         harmed, path = damaged(table, tmp_path), tmp_path / "aside"
         data = twin.Table(table.files_of("train"))
-        with BatchLoader(
+        with open_loader(
             harmed,
             batch_size=80,
-            read_ahead_epochs=2,
+            epochs=2,
             errors=Errors(on_error="quarantine", quarantine=path),
-            order=Order(last="pad"),
-            reading=Reading(reader=reader),
+            last="pad",
+            reader=reader,
         ) as loader:
             for epoch in range(2):
                 for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):

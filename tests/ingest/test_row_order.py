@@ -83,12 +83,6 @@ def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
 
 
 @on_the_grid
-def test_filling_is_in_the_last_batch_only(plan):
-    *before, _ = twin.batches(plan, 0)
-    assert not any(row is None for batch in before for row in batch)
-
-
-@on_the_grid
 def test_any_number_of_ranks_makes_the_same_global_batches(plan):
     whole = twin.batches(plan, 2)
     for ranks in (n for n in range(2, 65) if plan.can_share(n)):
@@ -170,14 +164,6 @@ def test_without_shuffling_one_stream_is_the_table():
     assert rows == sorted(rows)
 
 
-def test_permutations_are_fair():
-    counts = np.zeros((4, 4), int)
-    for n in range(2000):
-        counts[np.arange(4), permutation(4, "fair", n)] += 1
-    assert counts.min() > 400, counts
-    assert counts.max() < 600, counts
-
-
 def window_order(n, *key):
     return put_together(*window_halves(n, *key), n)
 
@@ -191,34 +177,6 @@ def test_the_order_of_a_window_is_a_permutation(n):
     assert np.array_equal(compose_order(*halves, n), put_together(*halves, n)), (
         "what the loader does, compiled"
     )
-
-
-def test_orders_of_windows_are_fair_and_share_no_pattern():
-    orders = np.stack(
-        [window_order(4096, 3, 1, stream, number) for stream in range(8) for number in range(64)]
-    )
-    places = (
-        np.argsort(orders, 1)[:, [0, 1, 17, 4095]] * 8 // 4096
-    )  # the eighth of the window where some rows come
-    counts = np.stack([np.bincount(column, minlength=8) for column in places.T])
-    assert counts.min() > 30, counts  # 64 expected
-    assert counts.max() < 105, counts
-    steps = np.diff(orders, axis=1)
-    same = max(
-        (np.isin(steps[0, :200], other[at : at + 200])).mean()
-        for other in steps[1:20]
-        for at in (0, 1000)
-    )
-    assert same < 0.2, "neighbours in one window are as far apart as those in another"
-
-
-def test_row_groups_are_hashed_once_however_many_states_are_taken(monkeypatch):
-    plan = RowsPlan(groups=((8,) * 100,), batch_size=8, streams=1)
-    hashed = []
-    digest = RowsPlan.digest.fget
-    monkeypatch.setattr(RowsPlan, "digest", property(lambda p: hashed.append(0) or digest(p)))
-    states = [plan.state(Position(0, step)) for step in range(10)]
-    assert len({state["plan"] for state in states}) == len(hashed) == 1
 
 
 @on_the_grid

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import Loader, Order
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
@@ -111,13 +110,13 @@ def test_the_order_is_the_same_for_all_readers_knobs_and_ranks(clicks):
 
 def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
     [(batches, order)] = rows_of(clicks)
-    with BatchLoader(clicks, batch_size=120, order=Order(sample="chance")) as loader:
+    with open_loader(clicks, batch_size=120, sample="chance") as loader:
         coming = iter(loader)
         for _ in range(7):
             next(coming)
         state = json.loads(json.dumps(loader.state_dict()))
-    with BatchLoader(
-        clicks, batch_size=120, knobs=Knobs(workers={"read": 3}), order=Order(sample="chance")
+    with open_loader(
+        clicks, batch_size=120, knobs=Knobs(workers={"read": 3}), sample="chance"
     ) as loader:
         loader.load_state_dict(state)
         assert [b.values.tolist() for b in loader] == [b.tolist() for b in batches[7:]]
@@ -127,18 +126,6 @@ def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
         raises(PlanError, "another order", "weights"),
     ):
         loader.load_state_dict(state)
-
-
-def test_a_loaders_order_names_the_column(clicks, tmp_path):
-    with Loader(
-        clicks,
-        batch_size=120,
-        tuning="fixed",
-        order=Order(sample="chance"),
-        run_dir=tmp_path / "run",
-    ) as loader:
-        assert [b.values.tolist() for b in loader] == [b.tolist() for b in rows_of(clicks)[0][0]]
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["order"]["sample"] == "chance"
 
 
 @pytest.mark.parametrize(

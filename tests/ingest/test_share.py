@@ -73,28 +73,6 @@ def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, 
     assert (tmp_path / folder / "cgroup.procs").read_text() in family
 
 
-def test_a_group_that_is_busy_for_a_moment_goes_all_the_same(tmp_path, monkeypatch):
-    make, gone, busy = os.mkdir, os.rmdir, [OSError(errno.EBUSY, "busy")] * 2
-
-    def filled(path, *more, **how):
-        make(path, *more, **how)
-        open(f"{path}/cpu.max", "w").close()
-
-    def remove(path, *more, **how):
-        if busy:
-            raise busy.pop()
-        for name in os.listdir(path):  # the kernel's files go with the group
-            os.remove(f"{path}/{name}")
-        gone(path, *more, **how)
-
-    monkeypatch.setattr(os, "mkdir", filled)
-    monkeypatch.setattr(os, "rmdir", remove)
-    share = CoreShare(tmp_path)
-    share.set(0.5)
-    share.restore()
-    assert [name for name in os.listdir(tmp_path) if name.startswith("sluice-")] == []
-
-
 def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
     """They have one group. The last one that leaves it removes it."""
     make, gone = os.mkdir, os.rmdir

@@ -17,19 +17,11 @@ from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.memory.governor import Governor
-from sluice.ingest.read import footers as footers_file
 from sluice.ingest.read.open_file import OpenFile
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import Reading, source_of
-from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
-from sluice.ingest.stages.completed_windows import CompletedWindows
-from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask
+from sluice.ingest.row_order import Read, WindowPart
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -62,7 +54,7 @@ def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
     path = own.files_of("train")[0].path
     os.truncate(path, os.path.getsize(path) - 100)
     with raises(SourceError, path, "bytes", "truncated"):
-        BatchLoader(own, batch_size=80, reading=Reading(reader=reader))
+        open_loader(own, batch_size=80, reader=reader)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -107,29 +99,6 @@ def read_labels(groups, number):
     return groups.read(Read(number, 0, 8, (WindowPart(0, 0, 0, 8),)))["label"].to_pylist()
 
 
-def test_as_many_footers_are_held_as_fit_however_many_files_are_read(tmp_path, monkeypatch):
-    files = files_of_row_groups(tmp_path, 60, 2)
-    held = pq.read_metadata(files[0].path).serialized_size * 10
-    monkeypatch.setattr(footers_file, "_HELD_BYTES", held)
-    groups = RowGroupReader(files, ["label"])
-    for number in [*range(60), *range(60)]:
-        assert read_labels(groups, number) == [number] * 8
-    assert list(groups._footers._held) == list(range(10))
-    groups.close()
-
-
-def test_files_of_one_row_group_do_not_push_each_other_out(tmp_path):
-    files = files_of_row_groups(tmp_path, 60)
-    groups = RowGroupReader(files, ["label"])
-    kept = []
-    for number in [*range(60), *range(60)]:
-        assert read_labels(groups, number) == [number] * 8
-        kept.append({open_number for open_number, _ in groups._idle})
-    assert kept[31] == kept[-1] == set(range(32))
-    assert list(groups._footers._held) == [0]
-    groups.close()
-
-
 @pytest.mark.parametrize("count", [1, 60])
 def test_the_footer_of_a_file_is_parsed_once_when_it_is_opened(tmp_path, monkeypatch, count):
     files = files_of_row_groups(tmp_path, count)
@@ -142,18 +111,6 @@ def test_the_footer_of_a_file_is_parsed_once_when_it_is_opened(tmp_path, monkeyp
     assert (
         len(parsed) == 1
     )  # of the first file, for the schema; the others are parsed by opening them
-    groups.close()
-
-
-def test_a_file_that_was_replaced_is_refused_though_its_footer_is_not_held(tmp_path):
-    files = files_of_row_groups(tmp_path, 60)
-    groups = RowGroupReader(files, ["label"])
-    for number in range(60):  # more than stay open
-        read_labels(groups, number)
-    pq.write_table(pa.table({"label": [9] * 8, "more": [1] * 8}), tmp_path / "new")
-    os.replace(tmp_path / "new", files[40].path)
-    with raises(SourceError, "part-40.parquet", "the file was replaced"):
-        read_labels(groups, 40)
     groups.close()
 
 
@@ -267,72 +224,3 @@ def test_hostile_metadata_is_never_unpickled(own, tmp_path):
         folder = os.path.dirname(folder)
     load(own, "petastorm")
     assert not marker.exists()
-
-
-def test_petastorm_prints_nothing(own, capfd):
-    load(own, "petastorm")
-    assert capfd.readouterr() == ("", "")
-
-
-class OneWorker:
-    """What `Source.open` asks of a pool, without threads."""
-
-    def __init__(self, upstream, make_work):
-        self.upstream, self.work = upstream, make_work()
-
-    def __next__(self):
-        return self.work(next(self.upstream), None)
-
-
-def test_the_reader_is_petastorms(own):
-    from petastorm.reader import Reader
-
-    groups = RowGroupReader(own.files_of("train"), ["label", "I1"])
-    task = ReadTask(EpochSchedule(0, 0, (), (), ()), Read(1, 0, 256, (WindowPart(0, 0, 0, 256),)))
-    reader = source_of("petastorm", groups).open(iter([task]), OneWorker)
-    assert isinstance(reader, Reader)
-    assert set(reader.schema.fields) == {"label", "I1"}
-    decoded = next(reader)
-    assert decoded.task is task
-    with pq.ParquetFile(groups.files[1].path) as file:
-        assert decoded.table.equals(file.read_row_group(0, ["label", "I1"]))
-
-
-def files_with(tmp_path, **columns) -> list[DataFile]:
-    path = str(tmp_path / "one.parquet")
-    pq.write_table(pa.table(columns), path)
-    return [
-        DataFile(path=path, rows=len(next(iter(columns.values()))), bytes=os.path.getsize(path))
-    ]
-
-
-def gather(files, columns):
-    groups = RowGroupReader(files, columns.names)
-    plan = RowsPlan(groups=groups.row_groups, batch_size=1, streams=1)
-    schedule = plan.schedule(0)
-    governor = Governor(2**40, 0)
-    decoded = [
-        Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True))
-        for r in schedule.reads
-    ]
-    gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe)
-    windows = CompletedWindows()
-    [(_, window)] = [found for one in decoded for found in windows.add(one)]
-    return gatherer(window, governor.admit(1, True))
-
-
-def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
-    columns = Columns(dense=("d",), sparse=("s",), label="y")
-    good = {"d": pa.array([1.5, 2.5]), "s": pa.array([3, 2**31 - 1]), "y": pa.array([True, False])}
-    block = gather(files_with(tmp_path, **good), columns)
-    chunk = block.chunks[0]
-    assert sorted(chunk.ids[:2, 0, 0].tolist()) == [3, 2**31 - 1]
-    assert sorted(chunk.floats[:2, 1, 0].tolist()) == [0, 1]
-    with raises(ColumnError, "one.parquet", "row group 0", "'d'", "1 empty"):
-        gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
-    with raises(ColumnError, "row group 0, row 1", "'s'", 2147483648, "0 to 2147483647"):
-        gather(files_with(tmp_path, **{**good, "s": pa.array([3, 2**31])}), columns)
-    with raises(ColumnError, "row group 0, row 1", "'s'", -1, "0 to 2147483647"):
-        gather(files_with(tmp_path, **{**good, "s": pa.array([3, -1])}), columns)
-    with raises(SourceError, "one.parquet", "'s'", "d, y"):
-        gather(files_with(tmp_path, d=good["d"], y=good["y"]), columns)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS
-from sluice.ingest.stage_spec import StageSpec, limits_of, pipeline, transform
-from tests.raises import raises
+from sluice.ingest.stage_spec import limits_of, pipeline, transform
 
 STAGES = pipeline([transform("first", movable=True), transform("second", movable=False)])
 
@@ -42,28 +40,3 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
         "second",
         "collate",
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "facts"),
-    [
-        ({"buffer_limit": "garden"}, ("a: buffer_limit", "'garden'", "read_ahead_bytes")),
-        ({"workers": 0}, ("a: workers", 0)),
-        ({"workers_a_core": -1}, ("a: workers", 1, "-1 a core")),
-        ({"name": ""}, ("name", "''")),
-        ({"backends": ("fibre",)}, ("a: backends", "'fibre'", "'thread'")),
-        ({"backends": ()}, ("a: backends", "'thread'")),
-    ],
-)
-def test_a_stage_that_cannot_be_is_refused_by_name(given, facts):
-    with raises(ValueError, *facts):
-        StageSpec(**{"name": "a", "buffer_limit": "series"} | given)
-
-
-def test_a_buffer_limit_is_a_knob_or_a_measure_of_the_plan():
-    knobs = {"read_ahead_bytes", "prefetch_bytes"}
-    assert (
-        {stage.buffer_limit for stage in pipeline(())}
-        == set(stage_spec.BUFFER_LIMITS)
-        == knobs | {"window", "series"}
-    )

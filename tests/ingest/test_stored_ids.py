@@ -10,7 +10,7 @@ import pytest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.sources import Reading
+from tests.open_loader import open_loader
 from tests.raises import raises
 
 ROWS, GROUP, BATCH = 384, 128, 64
@@ -62,11 +62,11 @@ def test_an_id_below_0_is_refused_with_its_row_also_from_a_packed_copy(
     for packed in (None, PackedCopy(folder=str(folder)), PackedCopy(folder=str(folder))):
         with (
             raises(ColumnError, "a.parquet, row group 2, row 44", "'item'", "-3", "hash"),
-            BatchLoader(
+            open_loader(
                 str(tmp_path / "a.parquet"),
                 roles=roles,
                 batch_size=BATCH,
-                reading=Reading(packed=packed),
+                packed=packed,
             ) as loader,
         ):
             loader.pack()

@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
-from sluice.ingest.read.slow_store import Disturbance
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.raises import raises
 
@@ -181,35 +179,6 @@ def test_threads_share_a_store(folder, tmp_path):
         assert counts["cache_hits"] + counts["cache_misses"] == counts["reads"] == 8 * (GROUPS + 1)
 
 
-def test_the_same_seed_misbehaves_the_same(folder):
-    def counts(seed):
-        store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3&seed={seed}", clock=FakeClock())
-        read(store)
-        return store.disturbed.errors
-
-    assert counts(1) == counts(1)
-    assert len({counts(seed) for seed in range(6)}) > 1
-
-
-def test_an_error_inside_parquet_stays_ours(folder):
-    store = RemoteFiles.at(f"latency://{folder}", clock=FakeClock(), retry=RetryPolicy(attempts=3))
-    with store.open("part-0.parquet") as file:
-        parquet = pq.ParquetFile(file)
-        store.disturbed._how = Disturbance(error_rate=1.0)
-        with raises(DeliveryError, "part-0.parquet", "reading bytes", "3 times"):
-            parquet.read_row_group(2)
-    assert store.stats()["gave_up"] == 1
-
-
-def test_a_corrupt_read_is_found_by_the_checksum(folder):
-    store = RemoteFiles.at(f"latency://{folder}", clock=FakeClock())
-    store.disturbed.corrupt("part-0")
-    with pytest.raises(OSError, match=r"(?i)crc|checksum"):
-        read(store)
-    assert store.disturbed.corrupted == 1
-    assert read(store).equals(TABLE), "the file itself was never touched"
-
-
 def test_a_stall_holds_reads_until_it_is_over(folder):
     clock = FakeClock()
     store = RemoteFiles.at(f"latency://{folder}", clock=clock)
@@ -226,15 +195,6 @@ def test_a_store_that_slows_down_makes_each_read_wait_until_it_is_as_it_was(fold
         clock.slept.clear()
         read(store)
         assert set(clock.slept) == {slowed_s + 0.02}
-
-
-def test_a_store_that_is_opened_later_is_as_slow_as_the_others(folder, tmp_path):
-    files = FileOpener(disturbed="latency_ms=0")
-    files.open(str(folder / "part-0.parquet"))
-    files.slow(0.01)
-    (tmp_path / "part-0.parquet").write_bytes((folder / "part-0.parquet").read_bytes())
-    files.open(str(tmp_path / "part-0.parquet"))
-    assert [disturbed.slowed_s for disturbed in files.disturbances()] == [0.01, 0.01]
 
 
 def test_closing_ends_a_wait(folder):
@@ -277,11 +237,6 @@ def test_closing_ends_a_wait(folder):
 def test_wrong_uris_are_refused_by_name(uri, facts):
     with raises(ValueError, *facts):
         RemoteFiles.at(uri)
-
-
-def test_a_disturbance_is_checked():
-    with raises(ValueError, "short_rate", -0.1):
-        Disturbance(short_rate=-0.1)
 
 
 # ---- trying again

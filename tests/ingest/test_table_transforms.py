@@ -22,7 +22,6 @@ from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import TransformError
 from sluice.tools import bench
@@ -211,9 +210,7 @@ def test_what_does_not_fit_is_refused_by_name(plain, short, facts, backend):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
     knobs = Knobs(backend={short.partition(":")[0]: backend})
     with (
-        BatchLoader(
-            table, batch_size=BATCH, knobs=knobs, reading=Reading(reader="arrow")
-        ) as loader,
+        open_loader(table, batch_size=BATCH, knobs=knobs, reader="arrow") as loader,
         raises(TransformError, f"'{short.partition(':')[0]}'", "epoch 0, step 0", *facts),
     ):
         next(iter(loader))
@@ -224,7 +221,7 @@ def test_a_column_that_is_no_output_cannot_be_written(plain):
         plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",)
     )
     with (
-        BatchLoader(table, batch_size=BATCH, reading=Reading(reader="arrow")) as loader,
+        open_loader(table, batch_size=BATCH, reader="arrow") as loader,
         raises(QuarantineError, "'writes_where_it_may_not'", "read-only"),
     ):
         next(iter(loader))
@@ -235,11 +232,11 @@ def test_rows_on_which_it_fails_are_quarantined_with_nothing_in_what_it_adds(pla
         plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",)
     )
     kept = bad = 0
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=BATCH,
         errors=Errors(on_error="quarantine", max_rate=1.0, quarantine=tmp_path / "q.jsonl"),
-        reading=Reading(reader="arrow"),
+        reader="arrow",
     ) as loader:
         place = loader.sparse_names.index("x")
         for batch in loader:

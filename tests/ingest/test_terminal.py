@@ -138,23 +138,6 @@ def test_the_advice_names_the_gain_and_the_busiest_stage(wait_s, used_s, facts):
     assert_names(terminal.advice(at(0), at(1), knobs), *facts)
 
 
-def test_what_is_unknown_has_no_line():
-    lines = draw(moment(marks=[], attempt=None), 80)
-    assert [line.split()[0] for line in lines] == [
-        "rows/s",
-        "waiting",
-        "workers",
-        "memory",
-        "cores",
-    ]
-
-
-def test_a_rate_far_beyond_the_scale_and_a_run_without_rows_are_drawn():
-    (rate, *_) = draw(moment(rates=[(1.0, 10.0), (20.0, 10.0)]), 80)
-    assert "possible" not in rate
-    assert draw(moment(rates=[(1.0, 0.0)]), 80)
-
-
 class Screen(io.StringIO):
     """What is on a terminal: it follows the few controls that `View` writes."""
 

@@ -11,14 +11,14 @@ from benchmarks.small_table import small_table
 from sluice.ingest import pipeline as pipeline_file
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.row_order import Order, Position, RowsPlan, Window
+from sluice.ingest.row_order import Position, RowsPlan
 from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
 from tests.ingest import twin
+from tests.open_loader import open_loader
 from tests.raises import raises
 
 JOINED = frozenset({"shuffle"})
@@ -57,16 +57,6 @@ class TestOrder:
         schedule, windows, done = self.finished(plan, order)
         assert [w.window for w in windows.in_order(iter(done))] == list(schedule.windows)
 
-    def test_the_rows_of_a_window_are_added_up_once_however_many_reads_complete_it(
-        self, monkeypatch
-    ):
-        schedule, windows = plan_of(*[1] * 640).schedule(0), CompletedWindows()
-        counted = []
-        add_up = Window.rows.fget
-        monkeypatch.setattr(Window, "rows", property(lambda one: counted.append(0) or add_up(one)))
-        done = [windows.add(decoded(schedule, n)) for n in range(len(schedule.reads))]
-        assert sum(map(len, done)) == len(schedule.windows) == len(counted) < len(done) / 4
-
     def test_a_window_comes_once_with_all_its_pieces_in_their_places(self):
         plan = plan_of(*[10] * 8, shuffle=False)
         _schedule, windows, done = self.finished(
@@ -103,30 +93,15 @@ class TestOrder:
         assert windows.ahead(first) == plan.used // plan.streams - at + other.windows[0].rows
 
 
-@pytest.mark.parametrize(
-    ("group_rows", "rows", "reads"),
-    [
-        (1000, 40_000, 33),
-        (1000, 1_000_000, 1000),
-        (32_768, 1_048_576, 32),
-        (1_500_000, 12_000_000, 8),
-    ],
-)
-def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
-    """Each once, however many windows it feeds; those of the rows that an epoch leaves out not at all."""
-    plan = RowsPlan(groups=((group_rows,) * (rows // group_rows),), batch_size=8192)
-    assert len(plan.schedule(0).reads) == reads
-
-
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_each_planned_row_group_once(table, fused):
     came = []
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=80,
         knobs=Knobs(workers={"read": 3}, fused=fused),
         before_read=lambda read: came.append((read.file, read.group)),
-        order=Order(window_rows=100),
+        window_rows=100,
     ) as loader:
         for _ in loader:
             pass
@@ -154,9 +129,7 @@ class Counted:
 def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypatch, workers):
     files, came = twin.Table(table.files_of("train")), Counted(monkeypatch)
     knobs = Knobs(workers={"read": workers}, fused=JOINED)
-    with BatchLoader(
-        table, batch_size=80, read_ahead_epochs=2, knobs=knobs, order=Order(window_rows=100)
-    ) as loader:
+    with open_loader(table, batch_size=80, epochs=2, knobs=knobs, window_rows=100) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                 twin.expect(loader, files, batch, rows)
@@ -171,17 +144,17 @@ def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_
 ):
     came = Counted(monkeypatch)
     monkeypatch.setattr(Pipeline, "_charge_to_gather", lambda *_: None)
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=80,
         knobs=Knobs(workers={"read": 2}, fused=JOINED),
-        order=Order(window_rows=100),
+        window_rows=100,
     ) as loader:
         rows = sum(batch.rows for batch in loader)
         joined = loader.order_hash
     assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
-    with BatchLoader(
-        table, batch_size=80, knobs=Knobs(workers={"read": 1}), order=Order(window_rows=100)
+    with open_loader(
+        table, batch_size=80, knobs=Knobs(workers={"read": 1}), window_rows=100
     ) as loader:
         assert sum(batch.rows for batch in loader) == rows
         assert loader.order_hash == joined
@@ -200,11 +173,11 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
     table = small_table(
         tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0}
     )
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=80,
         knobs=Knobs(workers={"read": 2}, fused=JOINED),
-        order=Order(window_rows=64),
+        window_rows=64,
     ) as loader:
         assert sum(batch.rows for batch in loader) == loader.plan.used
     assert max(far for far, _ in furthest) > 64 * 4
@@ -213,18 +186,16 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
 
 def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
     random, turns = Random(5), set()
-    with BatchLoader(
-        table, batch_size=80, read_ahead_epochs=4, order=Order(window_rows=100)
-    ) as loader:
+    with open_loader(table, batch_size=80, epochs=4, window_rows=100) as loader:
         expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
         order = loader.order_hash
     small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=80,
-        read_ahead_epochs=4,
+        epochs=4,
         knobs=Knobs(**small),
-        order=Order(window_rows=100),
+        window_rows=100,
     ) as loader:
         found = []
         for _ in range(4):
@@ -257,12 +228,13 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
         return charge
 
     monkeypatch.setattr(Pipeline, "_charge_to_gather", room)
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=8,
         before_read=before,
         knobs=Knobs(fused=JOINED),
-        order=Order(streams=1, window_rows=8),
+        streams=1,
+        window_rows=8,
     ) as loader:
         pipeline = loader._pipeline
         pipeline.start(Position(0, 0), 1)

@@ -130,14 +130,6 @@ def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
     assert (last == A["a"] * 2).all(), "also after close"
 
 
-def test_every_byte_charged_is_given_back():
-    charges = []
-    with WorkerProcess(NAME + "double", charge=charges.append) as worker:
-        worker.call({"a": np.zeros(10**6)})
-        assert sum(charges) == worker.shared_bytes >= 2 * 8 * 10**6
-    assert sum(charges) == 0
-
-
 def test_a_worker_starts_light():
     with WorkerProcess(NAME + "modules") as worker:
         assert {n for n, there in worker.call({}).items() if there} == {"numpy"}
@@ -212,33 +204,6 @@ def test_a_memory_limit_raises_in_the_worker_alone():
 # ---- deaths
 
 
-def test_a_killed_workers_item_goes_to_a_fresh_one(scene):
-    budget = RestartBudget()
-    with WorkerProcess(NAME + "hold_first", budget=budget) as worker:
-        call = Calls(worker, A)
-        (victim,) = scene.holders()
-        assert victim == worker.pid
-        os.kill(victim, signal.SIGKILL)
-        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
-        assert worker.pid != victim
-    assert scene.attempts == 2, "once in vain, once for good"
-    assert budget.used == 1
-
-
-def test_all_workers_killed_at_once(scene):
-    budget = RestartBudget()
-    workers = [WorkerProcess(NAME + "hold_each_once", budget=budget) for _ in range(4)]
-    calls = [Calls(w, {"item": np.array([i])}) for i, w in enumerate(workers)]
-    victims = scene.holders(4)
-    for victim in victims:
-        os.kill(victim, signal.SIGKILL)
-    assert [int(c.wait().result["item"][0]) for c in calls] == [0, 2, 4, 6]
-    assert not {w.pid for w in workers} & set(victims)
-    assert budget.used == 4
-    for worker in workers:
-        worker.close()
-
-
 def test_every_item_killed_once_arrives_once(scene):
     """Three threads with a worker each share twelve items; the first worker that holds an item is killed."""
     items, budget = iter(range(12)), RestartBudget()
@@ -280,13 +245,6 @@ def test_what_a_worker_sent_before_it_died_counts():
             child.receive(10)
     finally:
         child.close()
-
-
-def test_a_worker_killed_while_idle_is_replaced():
-    with WorkerProcess(NAME + "double") as worker:
-        for n in range(3):
-            np.testing.assert_array_equal(worker.call({"a": np.array([n])})["a"], [2 * n])
-            os.kill(worker.pid, signal.SIGKILL)
 
 
 def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene):
@@ -423,25 +381,6 @@ def test_what_a_function_started_ends_with_its_worker(scene, who):
     assert_gone(watched)
 
 
-def test_a_program_may_end_without_closing(scene):
-    code = f"""if True:
-        import numpy, threading
-        from sluice.ingest.process.worker import WorkerProcess
-        worker = WorkerProcess({NAME!r} + "hold")
-        threading.Thread(target=worker.call, args=(dict(a=numpy.zeros(3)),), daemon=True).start()
-        open({str(scene.path / "go")!r}).read(1)
-    """
-    program = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    (pid,) = scene.holders()
-    watched = os.pidfd_open(pid)
-    scene.go()
-    assert program.communicate(timeout=60)[1] == ""
-    assert program.returncode == 0
-    assert_gone([watched])
-
-
 def test_close_in_the_middle_of_a_call(scene):
     worker = WorkerProcess(NAME + "hold")
     call = Calls(worker, A)
@@ -454,17 +393,6 @@ def test_close_in_the_middle_of_a_call(scene):
     with pytest.raises(WorkerClosed):
         worker.call(A)
     assert scene.attempts == 1
-
-
-def test_a_person_can_ask_what_a_worker_does(scene):
-    with WorkerProcess(NAME + "hold") as worker:
-        assert worker.stack() == ""
-        call = Calls(worker, A)
-        scene.holders()
-        assert "in hold" in worker.stack()
-        assert "in hold" in worker.stack(), "and it goes on"
-        worker.close()
-        call.wait()
 
 
 # ---- shared memory that is not there

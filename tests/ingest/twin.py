@@ -87,8 +87,3 @@ def eventually(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
 def halve(columns: dict) -> dict:
     """A user's function."""
     return {"I1": columns["I1"] * 0.5}
-
-
-def halve_batch(batch) -> None:
-    """A consumer."""
-    batch.dense.mul(0.5)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sluice import takes_matrix
-
 
 def halved(columns):
     """Writes into one column, gives another anew and leaves the others."""
@@ -39,8 +37,3 @@ def greedy(columns):
 def numbered(columns):
     """Gives a column that has no name."""
     return {1: columns["I1"]}
-
-
-@takes_matrix
-def halved_matrix(numbers):
-    numbers *= 0.5

@@ -28,10 +28,9 @@ import psutil
 from benchmarks.small_table import small_table
 from sluice.common.program import run, say
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.unit import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
+from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 _STARTS_S = 300
@@ -161,16 +160,14 @@ def listening(*nodes: Node) -> set[str]:
 
 
 def places_restarts_and_scales(table: Any, address: str, head: Node, second: Node) -> None:
-    with BatchLoader(
-        table, batch_size=160, read_ahead_epochs=5, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, epochs=5, reader="arrow") as loader:
         expected = hashes(loader, 5)
-    with BatchLoader(
+    with open_loader(
         table,
         batch_size=160,
-        read_ahead_epochs=5,
+        epochs=5,
         workers=f"ray://{address}",
-        reading=Reading(reader="arrow"),
+        reader="arrow",
     ) as loader:
         fleet, pids = loader._remote._fleet, set()
 
@@ -252,19 +249,17 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
 
 def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -> None:
     """All cores are another job's: the loader says so and reads the rows. Once a core is free, a worker comes."""
-    with BatchLoader(
-        table, batch_size=160, read_ahead_epochs=400, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, epochs=400, reader="arrow") as loader:
         expected = hashes(loader, 2)
     with (
         taken,
         lines_of_stderr() as said,
-        BatchLoader(
+        open_loader(
             table,
             batch_size=160,
-            read_ahead_epochs=400,
+            epochs=400,
             workers=f"ray://{address}",
-            reading=Reading(reader="arrow"),
+            reader="arrow",
         ) as loader,
     ):
         assert hashes(loader, 2) == expected, "the order of some epoch differs"
@@ -287,18 +282,16 @@ def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -
 def outlives_the_head(table: Any, head: Node, address: str) -> None:
     """The head is killed while rows are read. After a minute Ray's client ends its process, the other node ends, and
     with it the workers; the loader goes on alone, in the same order."""
-    with BatchLoader(
-        table, batch_size=160, read_ahead_epochs=10_000, reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, epochs=10_000, reader="arrow") as loader:
         twin = iter_hashes(loader)
         with (
             lines_of_stderr() as said,
-            BatchLoader(
+            open_loader(
                 table,
                 batch_size=160,
-                read_ahead_epochs=10_000,
+                epochs=10_000,
                 workers=f"ray://{address}",
-                reading=Reading(reader="arrow"),
+                reader="arrow",
             ) as other,
         ):
             fleet, found = other._remote._fleet, iter_hashes(other)
@@ -328,12 +321,12 @@ def comes_back(table: Any, folder: Path) -> None:
     with (
         cluster(folder, nodes=1) as (address, _, _),
         lines_of_stderr() as said,
-        BatchLoader(
+        open_loader(
             table,
             batch_size=160,
-            read_ahead_epochs=10_000,
+            epochs=10_000,
             workers=f"ray://{address}",
-            reading=Reading(reader="arrow"),
+            reader="arrow",
         ) as loader,
     ):
         fleet, found = loader._remote._fleet, iter_hashes(loader)
@@ -353,9 +346,7 @@ def comes_back(table: Any, folder: Path) -> None:
 
 def names_a_cluster_that_is_not_there(table: Any) -> None:
     with raises(RemoteError, "ray://127.0.0.1:1", "ray start"):
-        BatchLoader(
-            table, batch_size=160, workers="ray://127.0.0.1:1", reading=Reading(reader="arrow")
-        )
+        open_loader(table, batch_size=160, workers="ray://127.0.0.1:1", reader="arrow")
 
 
 def main(_: list[str]) -> dict[str, Any]:

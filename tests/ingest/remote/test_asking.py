@@ -25,7 +25,6 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
 from sluice.ingest.remote.client import Connection, WorkerLost
@@ -45,7 +44,7 @@ from tests.raises import assert_names, raises
 
 @pytest.fixture(scope="module")
 def job(table):
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         return job_of(
             table,
             plan=loader.plan,
@@ -57,7 +56,7 @@ def job(table):
 
 @pytest.fixture(scope="module")
 def unit(table):
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         schedule = loader.plan.schedule(0)
     return Unit.of(ReadTask(schedule, schedule.reads[3]))
 

@@ -15,7 +15,7 @@ from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
@@ -86,17 +86,6 @@ def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
         for read, own in (("remote", "remote"), ("thread", "remote"), ("thread", "thread")):
             loader.apply(Knobs(workers={"read": 3, "mine": 5}, backend={"read": read, "mine": own}))
         assert asked == [2, 8, 5, 0]
-
-
-def test_only_local_processes_keep_limits_of_a_single_call(table, named, calling):
-    with raises(KnobError, "'mine'", "'remote'", "('process',)"):
-        open_loader(
-            table,
-            batch_size=160,
-            **mine("halved", limit_s=5),
-            workers=named(calling()),
-            knobs=REMOTE,
-        )
 
 
 def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
@@ -175,12 +164,6 @@ def test_known_functions_are_imported_before_the_first_call_and_a_call_gets_the_
     assert known._known.cache_info().currsize == 1
     with raises(OperatorError, f"{HERE}:nothing", "'nothing'"):
         known.answer(Call(f"{HERE}:nothing", "", {}, "step 1", 0).request())
-
-
-def test_a_call_does_not_read_the_packages_version_from_its_file(monkeypatch):
-    Call("m:f", "", {}, "", 0).request()
-    monkeypatch.setattr("importlib.metadata.version", lambda _: pytest.fail("it was read again"))
-    Call("m:f", "", {}, "", 0).request()
 
 
 class Damaging(WorkerServer):
@@ -304,11 +287,3 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
     assert call("short")["I1"].shape == (2,)
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]
     assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
-
-
-def test_a_matrix_is_changed_by_a_remote_worker_as_by_a_thread(calling, named, table):
-    expected = hashes(table, **mine("halved_matrix"))
-    found = hashes(table, **mine("halved_matrix"), workers=named(calling()), knobs=REMOTE)
-    same(found, expected)
-    before = hashes(table, fill=0.0)
-    np.testing.assert_array_equal(found[1][0][0], before[1][0][0] * 0.5)

@@ -15,9 +15,7 @@ import pytest
 
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
@@ -139,7 +137,7 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
             return super().do_get(context, ticket)
 
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Late, threads=2)
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
     code = (
         "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking\n"
@@ -200,12 +198,12 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
             check=False,
         )
         address = json.loads(worker.stdout.readline())["listening"]
-        with BatchLoader(
+        with open_loader(
             table,
             batch_size=160,
-            read_ahead_epochs=3,
+            epochs=3,
             workers=f"{address}?token={tmp_path / 'token'}",
-            reading=Reading(reader="arrow"),
+            reader="arrow",
         ) as loader:
             expected = hashes(loader, 3)
             assert (loader.remote["workers"], loader.remote["retries"]) == (1, 0)

@@ -39,12 +39,6 @@ def test_threads_and_memory_are_those_of_the_pod(machine_of, version):
     assert memory_of(machine).limit == 6 * GIB
 
 
-def test_without_a_quota_they_are_those_of_the_host(machine_of):
-    machine = machine_of({})
-    assert threads_of(machine) == 8
-    assert memory_of(machine).limit == 16 * GIB
-
-
 def test_what_the_pod_has_in_use_already_counts_and_too_little_memory_is_refused(machine_of):
     used = {"sys/fs/cgroup/a/b/memory.current": f"{5 * GIB}"}
     assert memory_of(machine_of(QUOTAS["version 2"] | used)).base == 5 * GIB

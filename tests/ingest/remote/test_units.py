@@ -28,10 +28,8 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import WorkerOptions, open_maker
@@ -96,12 +94,10 @@ def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, h
 def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_with_the_same_rows(
     worker, named, table
 ):
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         expected = [batch.values.numpy().copy() for batch in loader]
     found = []
-    with BatchLoader(
-        table, batch_size=160, workers=named(worker), reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, workers=named(worker), reader="arrow") as loader:
         turns = itertools.cycle(["thread", "remote"])
         for batch in itertools.islice(loader, 7):
             found.append(batch.values.numpy().copy())
@@ -113,9 +109,7 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
                     fused=loader.knobs.fused,
                 )
             )
-    with BatchLoader(
-        table, batch_size=160, workers=named(worker), reading=Reading(reader="arrow")
-    ) as loader:
+    with open_loader(table, batch_size=160, workers=named(worker), reader="arrow") as loader:
         loader.load_state_dict(state)
         found += [batch.values.numpy().copy() for batch in loader]
         assert loader.remote["units"] > 0
@@ -168,7 +162,7 @@ def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(
 @pytest.fixture
 def asked(table):
     """A job of the small table, who makes its units, and the units of an epoch."""
-    with BatchLoader(table, batch_size=160, reading=Reading(reader="arrow")) as loader:
+    with open_loader(table, batch_size=160, reader="arrow") as loader:
         plan, columns = loader.plan, loader._input.columns
     job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
     schedule = plan.schedule(0)
