@@ -278,11 +278,14 @@ def test_few_of_many_columns_are_read(tmp_path):
         ("no/*.parquet", ASKED, ("/no/*.parquet", "no file")),
         ("none", ASKED, ("/none", "no such file")),
         ("empty", ASKED, ("/empty", "no *.parquet file")),
+        ("_bytes/0.parquet", ASKED, ("0.parquet", "empty", "leave it out")),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(tmp_path, source, roles, facts):
     write(tmp_path)
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "_bytes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "_bytes" / "0.parquet").touch()
     with raises(ParquetError, *facts):
         BatchLoader(str(tmp_path / source) if source else tmp_path, batch_size=8, roles=roles)
 
