@@ -359,27 +359,6 @@ class TestFaults:
             with raises(KnobError, "'mine'", "'thread'"):
                 loader.apply(Knobs(backend={"mine": "thread"}))
 
-    def test_close_does_not_wait_for_a_hanging_worker(self, table, scene):
-        loader = loading(table, NAME + "hold")
-        failed = []
-
-        def consume():
-            try:
-                next(iter(loader))
-            except Exception as error:
-                failed.append(error)
-
-        consumer = threading.Thread(target=consume)
-        consumer.start()
-        held = scene.holders()[0]
-        assert "hold" in loader.stacks()
-        watch = os.pidfd_open(held)
-        loader.close()
-        assert loader._pipeline.gone, "no thread is left"
-        os.close(watch)
-        consumer.join(60)
-        assert "closed" in str(failed[0])
-
     def test_all_workers_killed_and_killed_again(self, table):
         with loading(table, NAME + "shifted", Knobs()) as loader:
             expected = all_of(loader)

@@ -16,7 +16,6 @@ from sluice import Loader
 from sluice.common.errors import UsageError
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import OWN
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.column_kind import is_amount, likely_values, words_of
 from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.probe import ColumnFacts, probe
@@ -28,7 +27,7 @@ from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 ROWS = 4000
-SEEDS = pytest.mark.parametrize("seed", range(5))
+SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 def facts_of(folder, **columns: object) -> dict[str, ColumnFacts]:
@@ -293,89 +292,56 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
 
 
 @SEEDS
-@pytest.mark.parametrize("broken", [0, 1, 20, 1200])
-@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("broken", [1, 20, 1200])
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, seed, broken, form):
-    """The same columns, types and split as without them. With 30 % of broken cells, a column is text."""
+    """The same columns and split as without them. With 30 % of broken cells, a column is text."""
     rng = np.random.default_rng(seed)
-    wrong = {"price": "abc", "at": "notadate", "n": "x", "click": 7}
+    wrong: dict[str, object] = {"at": "notadate", "price": "abc", "click": 7}
+    if form == "parquet":  # its numbers are numbers
+        del wrong["price"]
+    if broken > ROWS // 100:
+        del wrong["click"]  # then the label is a rating
+    path = tmp_path / f"a.{form}"
 
-    def guess(bad: dict[str, set[int]]) -> str:
-        rows = [
-            {
-                "click": int(rng.random() < 0.3),
-                "user": f"u{rng.integers(300)}",
-                "price": 0.25 + int(rng.integers(9_000)),
-                "at": f"2026-01-{1 + row // 200:02d} {row % 24:02d}:15:00",
-                "n": int(rng.integers(900)),
-            }
-            for row in range(ROWS)
-        ]
+    def guess(bad: dict[str, list[int]]) -> str:
+        rows = {
+            "click": clicks(rng).tolist(),
+            "user": [f"u{n}" for n in rng.integers(300, size=ROWS)],
+            "price": (0.25 + rng.integers(9_000, size=ROWS)).tolist(),
+            "at": [f"2026-01-{1 + n // 200:02d} {n % 24:02d}:15:00" for n in range(ROWS)],
+        }
         for name, places in bad.items():
             for row in places:
-                rows[row][name] = wrong[name]
-        path = tmp_path / f"a.{form}"
-        if form == "json":
-            path.write_text("\n".join(map(json.dumps, rows)))
+                rows[name][row] = wrong[name]
+        cells = list(zip(*rows.values(), strict=True))
+        if form == "parquet":
+            pq.write_table(pa.table(rows), path)
+        elif form == "json":
+            path.write_text(
+                "\n".join(json.dumps(dict(zip(rows, one, strict=True))) for one in cells)
+            )
         else:
-            lines = [",".join(map(str, row.values())) for row in rows]
-            path.write_text("\n".join([",".join(rows[0]), *lines]))
+            path.write_text("\n".join(",".join(map(str, one)) for one in (rows, *cells)))
         return guessed_spec(str(path))
 
     clean = Spec.own(guess({}))
     assert (clean.table.split_time, clean.input.columns["price"]) == ("at", "float")
-    bad = {name: set(rng.choice(ROWS, broken, replace=False).tolist()) for name in wrong}
-    if broken > ROWS // 100:
-        del bad["click"]  # then the label is a rating
-        if form == "csv":
-            text = guess(bad)
-            assert_names(text, '"price:text"', '"at:text"', "split_by")
-            assert "sampled values, such as" not in text
-        return
+    bad = {name: rng.choice(ROWS, broken, replace=False).tolist() for name in wrong}
     text = guess(bad)
     spec = Spec.own(text)
-    assert spec.table.split_time == "at"
-    assert [(one.name, one.role) for one in spec.columns] == [
-        (one.name, one.role) for one in clean.columns
-    ]
-    kept = {"n": "text"} if broken and form == "csv" else {}
-    assert spec.input.columns == {**clean.input.columns, **kept}
-    for name, places in bad.items() if broken else ():
-        line = min(places) + (2 if form == "csv" else 1)
-        assert_names(
-            text,
-            f"{broken} of {ROWS:,} sampled values, such as",
-            f'"{wrong[name]}" ({tmp_path}/a.{form}, line {line})',
-        )
-
-
-@SEEDS
-@pytest.mark.parametrize("broken", [0, 1, 20, 1200])
-def test_a_few_broken_times_in_parquet_are_named_and_become_missing(tmp_path, seed, broken):
-    """With 30 % of broken texts, a column is text."""
-    rng = np.random.default_rng(seed)
-    times = [f"2026-01-{1 + row // 200:02d} {row % 24:02d}:15:00" for row in range(ROWS)]
-    for row in 1 + rng.choice(ROWS - 1, broken, replace=False):
-        times[row] = "notadate"
-    times[0] = ""  # an empty text is no broken one
-    users = rng.integers(300, size=ROWS)
-    path = str(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"click": clicks(rng), "user_id": users, "at": times}), path)
-    text = guessed_spec(path)
-    spec = Spec.own(text)
-    names = [column.name for column in spec.columns]
     if broken > ROWS // 100:
-        assert "at" in names
-        assert "sampled values, such as" not in text
+        if form != "json":
+            assert {spec.input.columns[name] for name in wrong} == {"text"}
+            assert "sampled values, such as" not in text
         return
-    assert {"at_hour", "at_weekday"} <= set(names)
-    if not broken:
-        assert "sampled values, such as" not in text
-        return
-    assert_names(text, f"{broken} of {ROWS:,} sampled values", '"notadate"')
-    with BatchLoader(table_of(path, spec=spec), batch_size=100) as loader:
-        assert "at_hour" in loader.sparse_names
-        assert sum(batch.rows for batch in loader) > 0
+    assert spec.table.split_time == "at"
+    roles = [(one.name, one.role) for one in clean.columns]
+    assert [(one.name, one.role) for one in spec.columns] == roles
+    for name, places in bad.items():
+        where = "" if form == "parquet" else f" ({path}, line {min(places) + 1 + (form == 'csv')})"
+        told = f"{broken} of {ROWS:,} sampled values, such as"
+        assert_names(text, told, f'"{wrong[name]}"{where}')
 
 
 @pytest.mark.parametrize(

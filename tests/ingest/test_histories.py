@@ -130,7 +130,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("events")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(drawn_events(), st.data())
 def test_a_history_has_the_last_events_before_its_row_and_no_other(folder, events, data):
     groups = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8))
@@ -191,7 +191,7 @@ def rows_of(source, events, last=9, shift=0, **options):
         return [(check(events, last, loader, shift), loader.order_hash) for _ in range(2)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(drawn_events(), st.data())
 def test_sorted_files_may_have_any_names(folder, events, data):
     """Also if events of one moment fill row groups."""
@@ -389,7 +389,7 @@ def check_splits(events, source, last, **options):
     return sum((split[events.histories(last)[row]] < split[row]).any() for row in events.rows)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(drawn_events(), st.sampled_from(sorted(SPLITS)), st.data())
 def test_a_row_of_files_sees_its_split_and_those_before_it(folder, events, split, data):
     for old in folder.glob("*.parquet"):
@@ -449,11 +449,11 @@ def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, s
     # Events of one moment are in the order of the splits and of their files.
     files = [row["row"] - 2 for name in NAMES for row in stored_rows(table, name)]
     events.places[files] = np.arange(len(files))
-    with started_worker(table, tmp_path) as workers:
-        for last in (2, 30):
-            others = check_splits(events, table, last)
-            assert bool(others) == (split != "user")
-            assert check_splits(events, table, last, workers=workers) == others
+    others = check_splits(events, table, 30)
+    assert bool(others) == (split != "user")
+    if split == "time":
+        with started_worker(table, tmp_path) as workers:
+            assert check_splits(events, table, 30, workers=workers) == others
 
 
 def refused(path, *facts, table=None, **options):
@@ -482,12 +482,9 @@ def replaced(name, values):
     [
         ("time", [0, 2, 1, 2, 0, 0, 5], ("row group 0", "row 2", "time", 1, 2)),
         ("time", [0, 1, 3, 2, 0, 0, 5], ("row group 0", "row group 1", "time", 3, 2)),
-        ("user", [1, 2, 1, 2, 2, 2, 3], ("row group 0", "row 2", "user", 1, 2)),
         ("user", [1, 1, 2, 1, 2, 2, 3], ("row group 0", "row group 1", "user")),
         ("user", [1, 1, None, 1, 2, 2, 3], ("row group 0", "user", 1)),
-        ("time", [0, 1, 1, 2, None, 0, 5], ("row group 1", "time", 1)),
         ("time", [0.0, 1, 1, 2, float("nan"), 0, 5], ("row group 1", "time", 1)),
-        ("user", [1.0, 1, 1, 1, 2, 2, 3], ("user", "double")),
         ("time", ["a", "b", "b", "c", "a", "a", "b"], ("time", "string")),
         ("duration", [0.5, None, 1, 1, 2, 2, 3], ("duration", 1, "fill")),
         ("item", [2**40, 1, 1, 1, 2, 2, 3], ("item", 2**40)),

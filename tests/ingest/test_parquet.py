@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,7 +14,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -144,18 +143,6 @@ def test_a_transform_may_cut_bags(tmp_path):
                 == numbers[numbers % 5 > 0].tolist()
             )
 
-    def first_as_arrow(batch):
-        return pa.record_batch({"b": pc.list_slice(batch["b"], 0, 1)})
-
-    with BatchLoader(
-        tmp_path,
-        batch_size=64,
-        roles=ASKED,
-        transforms=[Transform("first", first_as_arrow, arrow=True)],
-    ) as loader:
-        batch = next(iter(loader))
-        numbers = batch.dense[:, 0].int()
-        assert batch.lengths.view(3, -1)[1].tolist() == (numbers % 5 > 0).int().tolist()
     wrong = [("wrong", lambda arrays: {"b.lengths": arrays["b.lengths"] + 1})]
     with (
         BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader,

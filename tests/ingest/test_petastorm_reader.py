@@ -339,13 +339,6 @@ def test_counting_a_predicates_rows_takes_no_more_memory_than_reading_a_row_grou
         assert together or filtered - loader.minimum_memory > 2 * 100 * 100_000
 
 
-def test_a_predicate_and_a_transform_spec_go_together(clicks):
-    odd = PetastormOptions(predicate=in_lambda(["text"], lambda text: text != "bee"))
-    found, _ = loaded(clicks, petastorm=odd, transforms=[SPEC])
-    assert sorted(found["row"]) == [row for row in range(ROWS) if row % 3 != 1]
-    assert (found["number"] == 3.0 * found["row"]).all()
-
-
 class Chosen(RowGroupSelectorBase):
     def __init__(self, *numbers):
         self.numbers = set(numbers)
@@ -436,13 +429,6 @@ def test_a_schema_that_is_given_must_be_the_files(clicks):
 def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, facts):
     with raises(PetastormError, *facts):
         loaded(clicks, petastorm=PetastormOptions(**options))
-
-
-def test_rows_are_sampled_as_they_are_stored(clicks):
-    odd = PetastormOptions(predicate=in_set({"bee"}, "text"))
-    for options in ({"petastorm": odd}, {"transforms": [SPEC]}):
-        with raises(LoaderError, "sample='number'", "stored"):
-            loaded(clicks, sample="number", **options)
 
 
 def test_a_cache_that_unpickles_is_refused(tmp_path):

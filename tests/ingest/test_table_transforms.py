@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.common.errors import UsageError
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
@@ -24,7 +23,6 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import TransformError
-from sluice.tools import bench
 from tests.dlrm import clicks_table
 from tests.ingest import transform_functions
 from tests.open_loader import open_loader
@@ -264,11 +262,3 @@ def test_a_function_is_imported_only_if_the_user_allows_it_and_is_named_if_it_is
 def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
     with raises(SpecError, f"{plain.uri}, version 0", "'f'", "'C77'"):
         FeatureTable.open(plain.uri, transforms=("mine:f:C77>x",))
-
-
-def test_bench_takes_functions_by_name_and_allows_what_it_was_given(plain, tmp_path):
-    words = [plain.uri, "--batch-size", "80", "--seconds", "0.05", "--run", str(tmp_path / "run")]
-    outcome = bench.main([*words, "--transform", f"{MODULE}:doubled:I1>I1", "--knobs", "doubled=2"])
-    assert outcome["knobs"]["workers"]["doubled"] == 2
-    with raises(UsageError, "--transform", "mine:ratio:I1,I2>ratio,C1xC2=1000"):
-        bench.main([*words, "--transform", "doubled"])

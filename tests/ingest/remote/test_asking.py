@@ -145,10 +145,8 @@ def test_what_is_slow_is_judged_by_what_was_measured():
 class Wrong(WorkerServer):
     """A worker whose first answers are damaged on the way."""
 
-    damages = ("another", "rows", "none", "many", "value")
-
     def __init__(self, *given, **how):
-        self.left = deque(self.damages)
+        self.left = deque(["another", "rows", "none", "many", "value"])
         super().__init__(*given, **how)
 
     def do_get(self, context, ticket):
@@ -157,22 +155,20 @@ class Wrong(WorkerServer):
         job, unit = Unit.from_request(ticket.ticket)
         maker = self.open(job)
         batch = maker.rows(unit)
-        how = self.left.popleft()
-        summed = checksum(
-            batch, job, replace(unit, epoch=9) if how == "another" else unit
-        ).to_bytes(4, "little")
-        made = [(batch, summed)]
-        if how == "value":
-            values = batch.column(0).to_numpy().copy()
-            values[5] += 1
-            made[0] = batch.set_column(0, batch.schema.field(0), pa.array(values)), summed
-        elif how == "rows":
-            made[0] = batch.slice(1), summed
-        elif how == "none":
-            made = []
-        elif how == "many":
-            made += made
-        return flight.GeneratorStream(maker.job.schema, iter(made))
+        summed, other = (
+            checksum(batch, job, one).to_bytes(4, "little")
+            for one in (unit, replace(unit, epoch=9))
+        )
+        values = batch.column(0).to_numpy().copy()
+        values[5] += 1
+        answers = {
+            "another": [(batch, other)],
+            "rows": [(batch.slice(1), summed)],
+            "none": [],
+            "many": [(batch, summed)] * 2,
+            "value": [(batch.set_column(0, batch.schema.field(0), pa.array(values)), summed)],
+        }
+        return flight.GeneratorStream(maker.job.schema, iter(answers[self.left.popleft()]))
 
 
 def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
@@ -25,7 +23,6 @@ from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from tests.ingest.remote import functions
 from tests.ingest.remote.conftest import TOKEN
 from tests.ingest.remote.test_units import hashes, same
 from tests.open_loader import open_loader
@@ -75,17 +72,6 @@ def test_a_remote_transform_gives_the_same_batches_also_if_it_changes_its_back_e
             found.append(loader.order_hash)
         assert loader.remote["calls"] > 0
     assert found == expected[0]
-
-
-def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
-    with open_loader(table, batch_size=160, **mine("halved"), workers=named(calling())) as loader:
-        asked = []
-        loader._remote.use = asked.append
-        batches = iter(loader)
-        next(batches)
-        for read, own in (("remote", "remote"), ("thread", "remote"), ("thread", "thread")):
-            loader.apply(Knobs(workers={"read": 3, "mine": 5}, backend={"read": read, "mine": own}))
-        assert asked == [2, 8, 5, 0]
 
 
 def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
@@ -156,14 +142,6 @@ def test_rows_that_fail_there_are_quarantined_as_here_and_errors_name_the_batch(
     ):
         with raises(error, "'mine'", *facts):
             hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
-
-
-def test_known_functions_are_imported_before_the_first_call_and_a_call_gets_the_error_of_its_import():
-    allowed = Permission(functions=frozenset([f"{HERE}:halved", f"{HERE}:nothing"]))
-    known = Functions(allowed)
-    assert known._known.cache_info().currsize == 1
-    with raises(OperatorError, f"{HERE}:nothing", "'nothing'"):
-        known.answer(Call(f"{HERE}:nothing", "", {}, "step 1", 0).request())
 
 
 class Damaging(WorkerServer):
@@ -273,9 +251,8 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
 
 def test_an_error_of_any_kind_crosses_with_its_batch():
     def call(name):
-        given = Call(
-            f"{HERE}:{name}", source_digest(f"{HERE}:{name}"), {"I1": np.ones(3)}, "step 7", 3
-        )
+        name = f"{HERE}:{name}"
+        given = Call(name, source_digest(name), {"I1": np.ones(3)}, "step 7", 3)
         request = given.request()
         return given.answer(Functions(ALLOWED).answer(request), request)
 
@@ -283,7 +260,4 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
         call("greedy")
     with raises(FunctionError, "step 7", "TypeError", "not a dict"):
         call("numbered")
-    assert replace(Call("f", "", {}, "", 0), rows=2).rows == 2
-    assert call("short")["I1"].shape == (2,)
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]
-    assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
