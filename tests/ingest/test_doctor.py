@@ -67,18 +67,6 @@ def test_all_well(tidy, table, capsys):
     assert "✗" not in text
 
 
-def test_json_has_every_finding_and_no_table(tidy, capsys):
-    code, result, text = said(capsys, "--json")
-    assert code == 0
-    assert text == ""
-    assert {
-        "what": "numpy",
-        "value": __import__("numpy").__version__,
-        "well": True,
-        "advice": "",
-    } in result["findings"]
-
-
 def test_plain_files_without_checksums_are_named_and_no_problem(tidy, tmp_path, capsys):
     parquet(tmp_path / "good.parquet")
     parquet(tmp_path / "plain.parquet", checksums=False)
@@ -188,18 +176,6 @@ def test_checksums_are_seen_in_every_kind_of_page(tmp_path, options, checksums):
         having, total = chunks_with_crc(file, pq.read_metadata(path))
     assert having == (total if checksums else 0)
     assert total == (4 if "row_group_size" in options else 2)
-
-
-def test_old_and_missing_packages(monkeypatch):
-    monkeypatch.setattr(
-        doctor_checks,
-        "PACKAGES",
-        (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")),
-    )
-    python, old, missing, unused = doctor_checks.versions()
-    assert python.well
-    assert (old.well, missing.well, unused.well) == (False, False, None)
-    assert "99 or newer" in old.advice
 
 
 def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(

@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice import History, Loader
+from sluice import History
 from sluice.common.errors import UsageError
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoadingError
@@ -269,21 +268,6 @@ def test_ids_are_those_of_their_column_and_a_drawn_row_keeps_its_history(events,
     assert all(expected == value for expected, value in known)
 
 
-def test_a_delta_table_of_another_program_is_read_with_a_user_in_two_files(events, tmp_path):
-    for part in (events.table.slice(0, 900), events.table.slice(900)):
-        write_deltalake(tmp_path / "events", part, mode="append")
-    assert events.user[899] == events.user[900]
-    source = ParquetFiles.open(tmp_path / "events", ROLES)
-    assert sorted(rows_of(source, events)[0][0]) == list(events.rows)
-
-
-def test_torchrec_gets_only_ids(plain):
-    with Loader(plain, batch_size=80, roles=ROLES, history=history(2), as_="kjt") as loader:
-        ids = next(iter(loader)).sparse_features
-        assert ids.keys() == ["item", "row", "item_history"]
-        assert ids["item_history"].values().max() <= 101
-
-
 SPEC = """
 [input]
 format = "parquet"
@@ -494,12 +478,8 @@ def test_rows_out_of_order_and_empty_values_are_refused(tmp_path, name, values, 
     refused(tmp_path, "a.parquet", *facts, table=replaced(name, values))
 
 
-def test_a_user_in_two_files_is_supported_only_in_order(tmp_path):
+def test_a_user_in_two_files_out_of_order_is_refused(tmp_path):
     pq.write_table(SMALL.slice(2), tmp_path / "a.parquet")
-    pq.write_table(SMALL.slice(0, 2), tmp_path / "b.parquet")
-    events = Events(SMALL["user"].to_pylist(), SMALL["time"].to_pylist())
-    source = ParquetFiles.open(tmp_path, ROLES)
-    assert sorted(rows_of(source, events, last=2, batch_size=4)[0][0]) == list(events.rows)
     pq.write_table(replaced("user", [1, 3, 3, 3, 4, 4, 5]).slice(0, 3), tmp_path / "b.parquet")
     refused(tmp_path, "a.parquet", "b.parquet", "user", 1, 3)
 

@@ -160,31 +160,31 @@ def test_a_row_group_without_rows_of_the_split_gives_none(clicks, reader):  # no
         assert sum(batch.rows for batch in loader) > 0
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_columns_of_drawn_files_are_checked_before_the_first_batch(tmp_path, seed):
+@pytest.mark.parametrize("fault", ["more", "renamed", "missing", "text", "list"])
+@pytest.mark.parametrize("due", [1, 5])
+def test_columns_of_drawn_files_are_checked_before_the_first_batch(tmp_path, fault, due):
     """A TransformSpec's function gets every column of the first file. Later files may lack it, or hold another type."""
-    chance = np.random.default_rng(seed)
-    due = int(chance.integers(1, 6))
-    fault = str(chance.choice(["none", "more", "renamed", "missing", "text", "list"]))
+    rows = np.arange(16)
+    changes = {
+        "more": {"extra": rows, "more": rows},
+        "renamed": {"extras": rows},
+        "missing": {},
+        "text": {"extra": rows.astype(str)},
+        "list": {"extra": [[n] for n in rows]},
+    }
     for number in range(6):
-        rows = np.arange(16)
-        columns = {"label": rows % 2, "item": rows + number, "price": rows * 0.5, "extra": rows}
-        if number == due and fault != "none":
-            extra = columns.pop("extra")
-            made = {"text": extra.astype(str), "list": [[n] for n in extra.tolist()], "more": extra}
-            columns |= {"extra": made[fault]} if fault in made else {}
-            columns |= {"more": extra} if fault == "more" else {}
-            columns |= {"extras": extra} if fault == "renamed" else {}
+        columns = {"label": rows % 2, "item": rows + number, "price": rows * 0.5}
+        columns |= changes[fault] if number == due else {"extra": rows}
         pq.write_table(pa.table(columns), tmp_path / f"part-{number}.parquet")
     edits = [("price", np.float32, (), False)]
     options = {
+        "batch_size": 8,
         "roles": {"label": "label", "dense": ["price"], "sparse": ["item"]},
         "transforms": [TransformSpec(lambda frame: frame, edit_fields=edits)],
     }
-    if fault in ("none", "more"):
-        with Loader(tmp_path, batch_size=8, **options) as loader:
-            assert loader.cardinalities == {"item": 15 + 5 + 1}
+    if fault == "more":
+        with Loader(tmp_path, **options) as loader:
             assert len(list(loader)) == 12
     else:
         with raises(ParquetError, f"part-{due}.parquet", "extra"):
-            Loader(tmp_path, batch_size=8, **options)
+            Loader(tmp_path, **options)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from sluice.ingest.choices import PROGRAM_ERRORS, Errors
+from sluice.ingest.choices import Errors
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import (
     Quarantine,
@@ -198,19 +198,6 @@ def test_the_search_gives_up():
     with raises(ValueError, "all bad"):
         isolate(attempt, 2**20, max_rows=3)
     assert len(calls) < 40
-
-
-@pytest.mark.parametrize("kind", sorted(PROGRAM_ERRORS - {"SystemExit", "KeyboardInterrupt"}))
-def test_an_error_of_the_program_ends_the_search_at_once(kind):
-    calls = []
-
-    def attempt(start, stop):
-        calls.append(start)
-        raise getattr(__import__("builtins"), kind)("x")
-
-    with pytest.raises(getattr(__import__("builtins"), kind)):
-        isolate(attempt, 100, max_rows=100)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

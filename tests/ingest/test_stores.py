@@ -122,16 +122,6 @@ def test_a_third_of_s3_requests_refused(bucket, status):
     assert store.stats()["retries"] == bucket.refused == len(clock.slept) > 5
 
 
-def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
-    store = RemoteFiles.at(
-        "s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4)
-    )
-    bucket.refuse(1.0, 503)
-    with raises(DeliveryError, "s3://data/table/part-0.parquet", "opening", "4 times", 503):
-        store.open("part-0.parquet")
-    assert bucket.refused == 4
-
-
 def test_wrong_keys_are_not_tried_again(bucket):
     store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=FakeClock())
     bucket.refuse(1.0, 403)
@@ -266,12 +256,6 @@ def test_no_attempt_begins_after_the_deadline():
         retrier.call(fail, "part-3")
     assert began == [0, 1.5, 4, 8.5]
     assert (retrier.retries, retrier.gave_up) == (3, 1)
-
-
-@pytest.mark.parametrize("bad", [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": -1}])
-def test_a_policy_is_checked(bad):
-    with raises(ValueError, next(iter(bad))):
-        RetryPolicy(**bad)
 
 
 # ---- with a cache

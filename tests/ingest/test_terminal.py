@@ -207,20 +207,6 @@ def test_a_terminal_is_redrawn_in_place_below_the_lines_that_stay(screen):
     assert row == len(again) - 1, "what comes next is printed below"
 
 
-def test_the_cursor_is_never_hidden_and_colours_can_be_refused(screen, monkeypatch):
-    view = View(screen)
-    _watch(view)
-    view.close()
-    assert "\033[36m" in screen.getvalue()
-    assert "\033[?25" not in screen.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = Screen()
-    view = View(plain)
-    _watch(view)
-    assert not re.search(r"\033\[\d*m", plain.getvalue())
-    assert plain.lines()[0] == screen.lines()[0][:-1]
-
-
 def test_a_drawing_is_never_higher_than_the_terminal_and_follows_its_width(screen, monkeypatch):
     sizes = iter([os.terminal_size((100, 30)), os.terminal_size((50, 5))])
     monkeypatch.setattr(screen, "fileno", lambda: 0)

@@ -76,22 +76,6 @@ class TestOrder:
             came.extend(windows.in_order(iter(done)))
         assert len(came) == broken
 
-    def test_how_far_ahead_a_window_is_counts_rows_of_its_stream_over_the_end_of_an_epoch(self):
-        plan = plan_of(*[10] * 40)
-        schedule, other, windows = plan.schedule(0), plan.schedule(1), CompletedWindows()
-        last, first = (Gathering(s, s.windows[n], ()) for s, n in ((schedule, -1), (other, 0)))
-        assert windows.ahead(last) == plan.used // plan.streams
-        done = [
-            ReadDone(schedule, 1, 8, [(n, Gathering(schedule, schedule.windows[n], ()))])
-            for n in range(3)
-        ]
-        found = windows.in_order(iter(done))
-        for _ in done:
-            next(found)
-        at = schedule.windows[3].first
-        assert windows.ahead(last) == plan.used // plan.streams - at
-        assert windows.ahead(first) == plan.used // plan.streams - at + other.windows[0].rows
-
 
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_each_planned_row_group_once(table, fused):

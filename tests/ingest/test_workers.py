@@ -79,14 +79,6 @@ def test_results_are_those_of_a_call_in_place():
                 np.testing.assert_array_equal(got[name], array, strict=True)
 
 
-def test_large_results_grow_the_shared_memory():
-    with WorkerProcess(NAME + "grow") as worker:
-        for count in (1, 100_000, 10, 3_000_000):
-            np.testing.assert_array_equal(
-                worker.call({"count": np.array([count])})["out"], np.full(count, 7.0)
-            )
-
-
 def test_what_the_function_does_not_return_stays_as_it_left_it():
     columns = {
         "written": np.zeros(3),

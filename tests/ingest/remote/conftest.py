@@ -8,10 +8,22 @@ import threading
 import pytest
 
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
+from sluice.ingest.remote.unit import Unit
+from sluice.ingest.stages.shuffle import ReadTask
+from tests.open_loader import open_loader
 
 TOKEN = "the token of these tests"
+
+
+def job_and_units(source, batch_size=160):
+    """A loader's job for workers, and the units of its first epoch."""
+    with open_loader(source, batch_size=batch_size, reader="arrow") as loader:
+        plan, columns, table = loader.plan, loader._input.columns, loader._input.table
+    schedule = plan.schedule(0)
+    job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
+    return job, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
 
 
 @pytest.fixture

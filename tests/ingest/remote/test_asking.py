@@ -23,42 +23,31 @@ from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
 from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
-from sluice.ingest.remote.maker import UnitMaker, job_of
+from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
 from sluice.ingest.remote.worker import main as worker_main
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.shuffle import ReadTask
 from sluice.ingest.stages.transform import Transform
-from tests.ingest.remote.conftest import TOKEN
+from tests.ingest.remote.conftest import TOKEN, job_and_units
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 
 @pytest.fixture(scope="module")
 def job(table):
-    with open_loader(table, batch_size=160, reader="arrow") as loader:
-        return job_of(
-            table,
-            plan=loader.plan,
-            split="train",
-            columns=loader._input.columns,
-            sample=None,
-        )
+    return job_and_units(table)[0]
 
 
 @pytest.fixture(scope="module")
 def unit(table):
-    with open_loader(table, batch_size=160, reader="arrow") as loader:
-        schedule = loader.plan.schedule(0)
-    return Unit.of(ReadTask(schedule, schedule.reads[3]))
+    return job_and_units(table)[1][3]
 
 
 @pytest.fixture
@@ -269,37 +258,28 @@ def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
 
 def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
     """Otherwise the loader would read memory that is not the answer's."""
-    path = tmp_path / "bags.parquet"
+    path = str(tmp_path / "bags.parquet")
     bags = pa.array([[1, 2], [3], [], [4]] * 50, pa.list_(pa.int64()))
     pq.write_table(pa.table({"label": np.zeros(200, np.int8), "bag": bags}), path)
-    source = ParquetFiles.open(
-        str(path), {"label": ["label"], "id_list": ["bag"]}, {}, say=lambda _: None
-    )
-    with BatchLoader(source, batch_size=40) as loader:
-        job = job_of(
-            source, plan=loader.plan, split="train", columns=loader._input.columns, sample=None
-        )
-        schedule = loader.plan.schedule(0)
-    unit = Unit.of(ReadTask(schedule, schedule.reads[0]))
+    source = ParquetFiles.open(path, {"label": "label", "id_list": "bag"})
+    job, units = job_and_units(source, 40)
 
     class Pointing(WorkerServer):
         def do_get(self, context, ticket):
             job, unit = Unit.from_request(ticket.ticket)
             batch = self.open(job).rows(unit)
-            bag = batch["bag"]
+            bag, at = batch["bag"], batch.schema.get_field_index("bag")
             offsets = bag.offsets.to_numpy().copy()
             offsets[1:-1] += 2**40
-            lying = pa.Array.from_buffers(
-                bag.type, len(bag), [None, pa.py_buffer(offsets)], children=[bag.values]
-            )
-            at = batch.schema.get_field_index("bag")
+            buffers = [None, pa.py_buffer(offsets)]
+            lying = pa.Array.from_buffers(bag.type, len(bag), buffers, children=[bag.values])
             batch = batch.set_column(at, batch.schema.field(at), lying)
             made = batch, checksum(batch, job, unit).to_bytes(4, "little")
             return flight.GeneratorStream(batch.schema, iter([made]))
 
     server = serve(lambda job: UnitMaker(job, source), Pointing)
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
-        asking(job, server)[1].workers[0].connection.ask(unit, 60)
+        asking(job, server)[1].workers[0].connection.ask(units[0], 60)
 
 
 def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job, unit, open_job):
@@ -594,15 +574,3 @@ def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run
     while thread.is_alive():  # others go on, so workers come back
         asker.get(unit)
     assert_names(found[0], f"{tries} times", "killed")
-
-
-def test_a_worker_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
-    asker, fleet = asking(job, worker, worker)
-    race, (lost, at_work) = asking_file._Race(threading.Condition(fleet.lock)), fleet.workers
-    race.asked.add(at_work)
-    lost.answered = at_work.answered = True
-    for _ in range(30):
-        asker._failed(race, lost, unit, WorkerLost("gone"))
-    assert race.error is None
-    asker._failed(race, at_work, unit, WorkerLost("gone, too"))
-    assert_names(str(race.error), "31 times", "gone, too")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor, MemoryLimitError
-from sluice.ingest.remote.maker import UnitMaker, job_of
+from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.unit import Unit
 from sluice.ingest.remote.worker import memory_of, threads_of
-from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import test_machine
+from tests.ingest.remote.conftest import job_and_units
 from tests.ingest.test_machine import GIB, V1, V2
 from tests.raises import raises
 
@@ -62,10 +61,7 @@ class Full(Governor):
 
 
 def test_a_unit_waits_for_the_memory_of_others_and_never_for_itself(table):
-    with BatchLoader(table, batch_size=160) as loader:
-        plan, columns = loader.plan, loader._input.columns
-    job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
-    units = [Unit.of(ReadTask(plan.schedule(0), read)) for read in plan.schedule(0).reads[:3]]
+    job, units = job_and_units(table)
     free = UnitMaker(job, table)
     full = Full(1000, 0)  # less than any unit needs
     maker = UnitMaker(job, table, full)

@@ -26,11 +26,11 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.maker import UnitMaker, job_of
+from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import WorkerOptions, open_maker
-from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
+from tests.ingest.remote.conftest import job_and_units
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -127,12 +127,9 @@ def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(
 @pytest.fixture
 def asked(table):
     """A job of the small table, who makes its units, and the units of an epoch."""
-    with open_loader(table, batch_size=160, reader="arrow") as loader:
-        plan, columns = loader.plan, loader._input.columns
-    job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
-    schedule = plan.schedule(0)
+    job, units = job_and_units(table)
     maker = UnitMaker(job, table)
-    yield job, maker, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
+    yield job, maker, units
     maker.close()
 
 
@@ -249,17 +246,8 @@ def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(
 def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when):
     """The other one has the same name and size."""
     ours, other = plain(tmp_path / "ours", 1), plain(tmp_path / "other", 2)
-    roles = {"roles": {"label": "label", "dense": "x"}}
-    with open_loader(ours, batch_size=160, reader="arrow", **roles) as loader:
-        schedule = loader.plan.schedule(0)
-        job = job_of(
-            loader._input.table,
-            plan=loader.plan,
-            split="train",
-            columns=loader._input.columns,
-            sample=None,
-        )
-    units = [Unit.of(ReadTask(schedule, read)) for read in schedule.reads if read.file == 0]
+    job, units = job_and_units(ParquetFiles.open(ours, "label=label;dense=x"))
+    units = [unit for unit in units if unit.file == 0]
     maker = open_maker(ours, NOTHING, job)
     if when.startswith("after"):
         maker.rows(units[0])
