@@ -173,15 +173,6 @@ def test_what_cannot_be_is_refused_at_once(files, more, facts):
         _loader(files, **more)
 
 
-def test_weights_of_rows_are_not_left_out_of_batches_for_torchrec(tmp_path):
-    pq.write_table(
-        pa.table({"y": [0.0, 1.0] * 8, "importance": [0.5] * 16, "x": [1.0] * 16}),
-        tmp_path / "a.parquet",
-    )
-    with raises(LoaderError, "as_='kjt'", "'importance'", "batch.kjt()"):
-        Loader(str(tmp_path), batch_size=16, roles="label=y;dense=x;weight=importance", as_="kjt")
-
-
 def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_path):
     pq.write_table(pa.table({"y": [0.0, 1.0] * 8, "weight": [70.5] * 16}), tmp_path / "a.parquet")
     with Loader(

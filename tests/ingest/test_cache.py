@@ -183,14 +183,3 @@ def test_a_full_disk_costs_the_cache_not_the_run(tmp_path, monkeypatch):
         assert scan(cache, range(5)) == 2 / 5
         assert cache.stats()["cache_refused"] == 1
         assert cache.bytes == 2 * ON_DISK
-
-
-def test_two_ranks_that_fetch_the_same_keep_it_once(tmp_path):
-    with (
-        FileCache(tmp_path, 10 * ON_DISK, "t") as one,
-        FileCache(tmp_path, 10 * ON_DISK, "t") as two,
-    ):
-        one.put("x", payload(1))
-        two.put("x", payload(1))
-        assert two.get("x") == payload(1)
-        assert one.bytes == ON_DISK == on_disk(tmp_path)

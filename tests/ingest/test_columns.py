@@ -74,25 +74,6 @@ def test_a_value_that_would_become_another_is_named(tmp_path, column, kind, bad,
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "value"),
-    [
-        ("s", pa.int64(), 2**31 - 1),
-        ("s", pa.uint64(), 7),
-        ("s", pa.bool_(), True),
-        ("s", pa.uint8(), 255),
-        ("d", pa.float64(), 3e38),
-        ("d", pa.float16(), 2.5),
-        ("d", pa.bool_(), True),
-        ("d", pa.uint64(), 2**64 - 1),
-        ("label", pa.bool_(), True),
-        ("d", pa.decimal128(9, 2), decimal.Decimal(1)),
-    ],
-)
-def test_values_that_fit_are_taken(tmp_path, column, kind, value):
-    assert len(load(written(tmp_path, **{column: values(value, value, kind)}))) == ROWS // 80
-
-
-@pytest.mark.parametrize(
     ("role", "kind", "value"),
     [
         ("sparse", pa.float32(), 1.5),

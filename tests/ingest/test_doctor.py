@@ -22,7 +22,6 @@ from sluice.ingest.read.cache import FileCache
 from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
 from sluice.tools.doctor_checks import chunks_with_crc
-from sluice.tools.guess_spec import guessed_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -117,13 +116,6 @@ class TestPlainFiles:
         )
         return str(folder)
 
-    def test_missing_values_are_filled_by_the_guess_of_both(self, tidy, tmp_path, capsys):
-        code, _, text = said(capsys, self.written(tmp_path))
-        assert code == 0
-        assert_names(text, "✓ columns", "1 label", "1 dense", "1 sparse", "guess", "price become 0")
-        found = ingest_main(f"bench {tmp_path} --batch-size 80 --seconds 0.05".split())
-        assert found["rows_per_s"] > 0
-
     def test_a_label_that_is_missing_stops_both(self, tidy, tmp_path, capsys):
         folder = self.written(tmp_path, label=pa.array([None] * 100 + [1] * 200))
         code, result, _ = said(capsys, folder)
@@ -132,17 +124,6 @@ class TestPlainFiles:
         assert_names(problem, "row group 0", "'label'", "100 empty")
         with raises(ColumnError, "row group 0", "'label'", "100 empty"):
             ingest_main(f"bench {folder} --batch-size 80 --seconds 0.05".split())
-
-    def test_a_spec_of_ones_own_decides_what_is_loaded(self, tidy, tmp_path, capsys):
-        (tmp_path / "data").mkdir()
-        folder, spec = self.written(tmp_path / "data"), tmp_path / "mine.toml"
-        spec.write_text(guessed_spec(folder))
-        text = said(capsys, folder, "--spec", str(spec))[2]
-        assert_names(text, "1 label", "1 dense", "1 sparse", "spec")
-        spec.write_text(spec.read_text().replace('op = "fill"', 'op = "fill_mean"'))
-        code, result, _ = said(capsys, folder, "--spec", str(spec))
-        assert code == 1
-        assert_names(result["problems"][0], "fill_mean")
 
 
 def test_a_missing_table_and_a_broken_file(tidy, tmp_path, table, capsys):

@@ -16,11 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.faults.faults import parse
-from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.files import FileOpener
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
@@ -208,49 +205,6 @@ def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_t
         over.set()
         consumer.join()
     assert 0 < max(waited) < 2
-
-
-class TestInjection:
-    def test_faults_are_done_when_they_are_due(self, table):
-        events, done = [], threading.Event()
-
-        def record(event):
-            events.append(event)
-            if len(events) == 3:
-                done.set()
-
-        files = FileOpener(disturbed="latency_ms=0")
-        clock = iter(range(10**9))
-        with (
-            open_loader(
-                table,
-                batch_size=80,
-                epochs=10**6,
-                knobs=PROCESS,
-                transforms=[Transform("mine", NAME + "shifted")],
-                window_rows=60,
-                files=files,
-            ) as loader,
-            Injection(
-                parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"),
-                loader,
-                files,
-                record,
-                clock=lambda: next(clock),
-            ) as injection,
-        ):
-            batches = (batch for _ in iter(int, 1) for batch in loader)
-            while not done.is_set():
-                next(batches)
-            while not loader.worker_restarts:
-                next(batches)
-            batches.close()
-        assert {e["fault"].partition("=")[0].partition("@")[0] for e in events} == {
-            "kill-worker",
-            "stall-store",
-            "memory-spike",
-        }
-        assert injection.injector.missed == []
 
 
 def test_close_from_many_threads_at_once_is_one_close(table):

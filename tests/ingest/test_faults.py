@@ -116,17 +116,6 @@ def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
     assert injector.missed == []
 
 
-def test_a_fault_that_a_run_cannot_have_is_refused_at_the_start():
-    with raises(FaultError, "stall-store=5s@3s", "corrupt"):
-        Injector(
-            parse("stall-store@3s"),
-            {"corrupt": lambda _: ""},
-            clock=lambda: 0.0,
-            epochs=lambda: 0.0,
-            record=lambda _: None,
-        )
-
-
 @pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])
 def test_workers_are_killed(strength, hit):
     workers = [

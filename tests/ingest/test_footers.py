@@ -20,7 +20,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
 from sluice.ingest.plain.probe import probe
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import REMEMBERED, FooterError, footers_of, metadata_of
+from sluice.ingest.read.footers import REMEMBERED, footers_of
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
@@ -124,19 +124,6 @@ def test_three_hundred_mutated_footers_give_our_errors_only(folder, repo, tmp_pa
     assert at_the_start > 100, "most are found before anything is read"
     assert later > 0
     assert read > 0, "some bits are of no consequence"
-
-
-def test_a_name_that_is_no_text_is_the_files_fault(folder):
-    """The bit flip that came out as a UnicodeDecodeError."""
-    path = folder / "part-0.parquet"
-    data = bytearray(path.read_bytes())
-    at = data.index(b"label")
-    data[at] ^= 0x80
-    path.write_bytes(data)
-    with raises(FooterError, "part-0.parquet", "footer", "UnicodeDecodeError", "damaged"):
-        metadata_of(str(path), str(path))
-    with raises(ParquetError, "part-0.parquet"):
-        ParquetFiles.open(folder, ROLES)
 
 
 def change(folder, what) -> None:

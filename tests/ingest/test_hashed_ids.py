@@ -17,7 +17,7 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from tests.open_loader import open_loader
-from tests.raises import assert_names, raises
+from tests.raises import raises
 
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
@@ -139,20 +139,6 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
         assert seen == 1000
         assert max(expected["note"]) > 2**31
         assert max(max(bag, default=0) for bag in expected["tags"]) > 2**31
-
-
-def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
-    source = ParquetFiles.open(files, hash={"[un]*e": 10, "user": 10})
-    assert source.hash == {"note": 10, "user": 10, "tags": 1000}
-    assert {f.name: f.role for f in source.fields} == {
-        "label": "label",
-        "user": "sparse",
-        "note": "sparse",
-        "number": "dense",
-        "tags": "id_list",
-    }
-    said = capsys.readouterr().err
-    assert_names(said, "tags%1000", "item (", "every row")
 
 
 @pytest.mark.parametrize(

@@ -320,14 +320,6 @@ class TestTransforms:
         assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
         assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
 
-    def test_one_that_stands_apart_has_its_own_workers(self, table):
-        same = [Transform(name, lambda columns: None, apart=name == "c") for name in "abcd"]
-        with BatchLoader(table, batch_size=80, transforms=same) as loader:
-            names = [s.name for s in loader.snapshot().stages]
-            assert names == ["read", "shuffle", "batch", "a+b", "c", "d", "collate"]
-            assert loader.limits.workers["c"] == loader.limits.workers["a+b"]
-            deque(loader, maxlen=0)
-
     def test_arrow_functions_see_a_record_batch(self, table):
         def double(batch):
             return pa.record_batch({"I1": pc.multiply(batch["I1"], 2)})

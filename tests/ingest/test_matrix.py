@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.lib.array_utils import byte_bounds
 
 from sluice import takes_matrix
 from sluice.ingest.choices import Errors
@@ -38,15 +37,6 @@ def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
         assert all_of(loader) == expected
 
 
-def test_columns_that_lie_together_are_not_copied(table):
-    seen = []
-    with loading(table, takes_matrix(seen.append), THREAD) as loader:
-        batch = next(iter(loader))
-        low, high = byte_bounds(batch.dense.numpy())
-        assert seen[0].shape == batch.dense.shape
-        assert byte_bounds(seen[0]) == (low, high)
-
-
 @pytest.mark.parametrize("knobs", [THREAD, PROCESS])
 @pytest.mark.parametrize(
     "columns", [("I3", "I4", "I5"), ("I9", "I2"), ("C4", "C5"), ("C7", "C2", "C3"), ("I1",)]
@@ -57,15 +47,6 @@ def test_columns_come_in_the_order_in_which_they_are_named(table, columns, knobs
     for name in before.names:
         changed = np.full(80, columns.index(name)) if name in columns else before[name]
         assert (batch[name].numpy() == np.asarray(changed)).all(), name
-
-
-def test_a_column_that_is_no_output_is_not_written(table):
-    some = {"columns": ("I1", "I2"), "outputs": {"I1": None}}
-    with raises(TransformError, "'mine'", "column 'I2'", "outputs (I1)"):
-        first_batch(table, NAME + "log_in_place", **some)
-    before = first_batch(table, lambda arrays: None)
-    batch = first_batch(table, NAME + "log_in_place", columns=("I2",), outputs={"I2": None})
-    assert (batch["I2"] == np.log1p(before["I2"].numpy())).all()
 
 
 @pytest.mark.parametrize("knobs", [THREAD, PROCESS])
@@ -135,17 +116,3 @@ def test_equal_operators_of_a_spec_run_as_one_and_give_the_same(tmp_path):
             assert [one.name for one in loader._input.transforms] == names
             found.append(list(map(contents_of, loader)))
     assert found[0] == found[1]
-
-
-def test_operators_that_differ_or_follow_each_other_on_a_column_stay_apart(tmp_path):
-    table = spec_table(
-        tmp_path / "t",
-        [
-            HASH.format("C1", 40),
-            HASH.format("C5", 50),
-            CHAIN.format("I1"),
-            CHAIN.format("I1").replace("log_I1", "again"),
-        ],
-    )
-    with open_loader(table, batch_size=80) as loader:
-        assert [one.name for one in loader._input.transforms] == ["h_C1", "h_C5", "log_I1", "again"]

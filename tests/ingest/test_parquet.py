@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
 import pyarrow as pa
@@ -184,19 +183,6 @@ def test_footers_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
     (tmp_path / REMEMBERED).write_text("{")
     assert ParquetFiles.open(tmp_path, ASKED).files[2].rows == 50
     assert len(read) == 1 + len(ROWS)
-
-
-def test_footers_are_read_in_parallel(tmp_path, monkeypatch):
-    write(tmp_path)
-    four, original = threading.Barrier(4), pq.read_metadata
-
-    def read(path, **options):
-        if "part-4" not in path:
-            four.wait(60)  # breaks unless four are read at the same time
-        return original(path, **options)
-
-    monkeypatch.setattr(pq, "read_metadata", read)
-    assert [f.rows for f in ParquetFiles.open(tmp_path, ASKED).files] == list(ROWS)
 
 
 @pytest.mark.parametrize("change", [lambda t: t, packed], ids=["lists", "bytes"])

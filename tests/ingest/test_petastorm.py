@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.petastorm_folders import _included, compat
-from tests.petastorm_own import ROOT, Result, Suite, results_of
+from tests.petastorm_own import ROOT, Result, Suite
 
 pytestmark = pytest.mark.slow
 
@@ -99,16 +99,3 @@ def test_some_of_petastorms_own_tests_pass(tmp_path):
     assert {"test_parquet_reader", "test_end_to_end", "test_weighted_sampling_reader"} <= {
         f.stem for f in suite.files
     }
-
-
-def test_a_failure_is_reported_with_its_reason(tmp_path):
-    report = tmp_path / "report.xml"
-    report.write_text("""<testsuites><testsuite>
-        <testcase name="a"/><testcase name="b"><skipped message="no HDFS"/></testcase>
-        <testcase name="c"><failure message="TypeError: pandas objects and dtype-less sequences"/></testcase>
-        <testcase name="d"><error message="boom">E  boom</error></testcase></testsuite></testsuites>""")
-    found = results_of(report, "test_x")
-    assert [r.outcome for r in found] == ["passed", "skipped", "failed", "failed"]
-    assert found[2].reason is not None
-    assert found[2].reason.startswith("pandas 3")
-    assert Result("test_x", "d", "failed", "boom").reason is None

@@ -539,20 +539,6 @@ def write_nullable(folder, **columns) -> str:
     return str(folder / "a.parquet")
 
 
-@pytest.mark.parametrize("fill", [7, 0.5, -3])
-@pytest.mark.parametrize("role", ["label=b;dense=x", "label=y;dense=b"])
-def test_only_0_and_1_stand_for_a_missing_truth_value(tmp_path, role, fill):
-    path = write_nullable(tmp_path, b=pa.array([True, None] * 1_000))
-    with (
-        raises(ColumnError, "a.parquet", "'b'", f"{fill:g}", "bool"),
-        BatchLoader(path, roles=role, batch_size=500, fill={"b": fill}) as loader,
-    ):
-        list(loader)
-    with BatchLoader(path, roles=role, batch_size=500, fill={"b": 0}) as loader:
-        found = np.concatenate([(b.label if "label=b" in role else b.dense[:, 0]) for b in loader])
-    assert found.sum() == 1_000
-
-
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e40, "a", decimal.Decimal(1)])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_fill_that_is_no_number_of_a_batch_is_refused_at_once(tmp_path, named, fill):

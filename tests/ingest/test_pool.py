@@ -151,12 +151,6 @@ def test_what_waits_is_bounded_in_bytes(make):
     assert next(taken) == limit + workers + 1
 
 
-def test_an_item_larger_than_the_bound_passes_alone(make):
-    assert list(make(range(5), lambda n: n, workers=3, limit_bytes=1, size=lambda _: 100)) == list(
-        range(5)
-    )
-
-
 def test_an_error_comes_in_its_place(make):
     def work(n):
         if n == 3:
@@ -178,18 +172,6 @@ def test_an_error_of_the_input_comes_after_what_was_taken(make):
     assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
     with raises(OSError, "gone"):
         next(pool)
-
-
-def test_an_error_passes_through_the_pools_after_it(make):
-    def work(n):
-        if n == 2:
-            raise ValueError("two")
-        return n
-
-    last = make(make(make(range(10), work), lambda n: n), lambda n: n)
-    assert [next(last), next(last)] == [0, 1]
-    with raises(ValueError, "two"):
-        next(last)
 
 
 def test_closing_wakes_a_waiting_consumer(make):

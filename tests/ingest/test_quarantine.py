@@ -178,16 +178,6 @@ def test_exactly_the_bad_rows_are_found(rows, every):
     assert len(calls) <= 1 + 2 * len(bad) * rows.bit_length()
 
 
-def test_an_error_of_a_whole_range_alone_costs_no_row():
-    def attempt(start, stop):
-        if stop - start > 3:
-            raise ValueError("too many at once")
-        return stop - start
-
-    good, bad = isolate(attempt, 8, max_rows=8)
-    assert (sum(r for *_, r in good), bad) == (8, [])
-
-
 def test_the_search_gives_up():
     calls = []
 

@@ -93,12 +93,6 @@ def test_a_run_goes_on_at_the_same_row_on_more_ranks_than_streams_and_back(click
     assert _epoch(clicks, 64, 1, state=state)[0] == others[2:]
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, 100, 1000])
-def test_one_rank_takes_any_batch_size(clicks, batch_size):
-    with open_loader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow") as loader:
-        assert sum(batch.rows for batch in loader) == 1000 // batch_size * batch_size
-
-
 @pytest.mark.parametrize(
     ("batch_size", "streams"), [(1, 1), (10, 2), (100, 4), (1000, 8), (8192, 8)]
 )

@@ -114,10 +114,11 @@ def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
     )
 
 
-def test_batches_and_order_hash_are_the_same(tables):
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_batches_and_order_hash_are_the_same(tables, reader):
     found = []
     for table in tables:
-        with open_loader(table, batch_size=BATCH, last="pad") as loader:
+        with open_loader(table, batch_size=BATCH, last="pad", reader=reader) as loader:
             found.append(
                 (
                     [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import subprocess
 import sys
 import threading
-import weakref
 from collections import deque
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
 from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.stages.quarantine import QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.open_loader import open_loader
@@ -193,22 +190,6 @@ class TestDamage:
         assert steps[0] == steps[1] == len(loader)
         assert aside[0] != aside[1], "they did not lose the same number of rows"
 
-    def test_without_quarantine_or_beyond_it_the_run_stops(self, table, tmp_path):
-        harmed = damaged(table, tmp_path)
-        for errors, error, facts in (
-            (Errors(), SourceError, ("CRC",)),
-            (
-                Errors(on_error="quarantine", max_rows=100, quarantine=tmp_path / "aside"),
-                QuarantineError,
-                ("max_rows=100",),
-            ),
-        ):
-            with (
-                BatchLoader(harmed, batch_size=80, errors=errors) as loader,
-                raises(error, "harmed.parquet", f"row group {GROUP}", *facts),
-            ):
-                deque(loader, maxlen=0)
-
     def test_a_bit_flipped_on_the_way_is_found(self, table):
         """The disturbed store, which bench uses as well."""
         whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=0")
@@ -219,27 +200,6 @@ class TestDamage:
             groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
         assert disturbed.corrupted == 1
         groups.close()
-
-    def test_what_arrow_keeps_of_a_failed_read_holds_no_rows(self, table):
-        """Arrow never lets go of the error: its traceback held the callers' variables, windows of rows among them."""
-        whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=1")
-        groups = RowGroupReader([whole], ("I1",), opened=files)
-
-        def read(group):
-            groups.read(Read(0, group, whole.row_group_rows[group], (WindowPart(0, 0, 0, 1),)))
-
-        def interrupted():
-            rows = np.zeros(1)
-            with raises(SourceError, "row group 1", "closed"):
-                read(1)  # of a file that is open
-            return weakref.ref(rows)
-
-        read(0)
-        groups.interrupt()
-        held = interrupted()
-        groups.close()
-        gc.collect()
-        assert held() is None
 
 
 _MUTATE = """

@@ -12,7 +12,6 @@ from sluice.ingest.row_order import (
     PlanError,
     Position,
     RowsPlan,
-    chain,
     permutation,
     put_together,
     window_halves,
@@ -158,12 +157,6 @@ GOLDEN = [1, 0, 10, 12, 2, 3, 11, 13, 4, 5, 14, 103, 101, 100, 102, 104]
 GOLDEN_PERMUTATION = [4, 6, 0, 3, 1, 2, 5, 7]
 
 
-def test_without_shuffling_one_stream_is_the_table():
-    plan = RowsPlan(groups=TABLES["even"], batch_size=32, streams=1, shuffle=False)
-    rows = [row for batch in twin.batches(plan, 4) for row in batch]
-    assert rows == sorted(rows)
-
-
 def window_order(n, *key):
     return put_together(*window_halves(n, *key), n)
 
@@ -230,14 +223,3 @@ def test_plans_that_cannot_be_are_refused(values, facts):
 def test_ranks_that_do_not_divide_the_streams_are_refused(rank, ranks, facts):
     with raises(PlanError, *facts):
         RowsPlan(groups=TABLES["even"], batch_size=8).schedule(0, rank, ranks)
-
-
-def test_the_order_hash_depends_on_what_came_and_when():
-    def of(*contents):
-        digest = ""
-        for step, content in enumerate(contents):
-            digest = chain(digest, step, content)
-        return digest
-
-    assert of(1, 2, 3) == of(1, 2, 3)
-    assert len({of(1, 2, 3), of(2, 1, 3), of(1, 2), of(1, 2, 4)}) == 4

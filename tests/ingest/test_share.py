@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -71,35 +70,3 @@ def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, 
     assert os.sched_getaffinity(0) == CORES
     share.restore()
     assert (tmp_path / folder / "cgroup.procs").read_text() in family
-
-
-def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
-    """They have one group. The last one that leaves it removes it."""
-    make, gone = os.mkdir, os.rmdir
-
-    def filled(path, *more, **how):
-        make(path, *more, **how)
-        open(f"{path}/cpu.max", "w").close()
-
-    def remove(path, *more, **how):
-        if (tmp_path / "sluice-77" / "cgroup.procs").read_text():
-            raise OSError(errno.EBUSY, "busy")
-        for name in os.listdir(path):
-            os.remove(f"{path}/{name}")
-        gone(path, *more, **how)
-
-    monkeypatch.setattr(os, "mkdir", filled)
-    monkeypatch.setattr(os, "rmdir", remove)
-    first, second = (CoreShare(tmp_path, launcher=77) for _ in range(2))
-    cores = Machine().cores()
-    for share in (first, second):
-        assert_names(share.set(0.5), "quota", "0.5 cores", f"{cores:g}")
-    for share in (first, second):
-        assert_names(share.set(cores), "quota", f"{cores:g} cores", 0.5)
-    [group] = tmp_path.glob("sluice-*")
-    assert (group / "cpu.max").read_text() == f"{round(cores * 100_000)} 100000"
-    first.restore()
-    assert group.exists(), "the second one is in it"
-    (group / "cgroup.procs").write_text("")  # as the kernel does when the last process has left
-    second.restore()
-    assert not group.exists()

@@ -86,15 +86,6 @@ def test_a_feature_table_gives_the_same_rows_through_a_slow_store(table):
     assert taken(slow.uri)[0] == order
 
 
-def test_files_next_to_the_data_keep_their_plain_names(tmp_path):
-    store = TableStore(f"latency://60ms{tmp_path}")
-    store.write("a/b", b"text")
-    assert (tmp_path / "a" / "b").read_bytes() == store.read("a/b") == b"text"
-    assert store.relative(store.url("a/b")) == "a/b"
-    assert store.spark_url("a") == f"{tmp_path}/a"
-    assert store.delta["table_uri"] == str(tmp_path)
-
-
 def test_plain_files_do_so_too(table, tmp_path):
     files = [
         shutil.copy(f.path, tmp_path / f"{n}.parquet")

@@ -99,21 +99,6 @@ def read_labels(groups, number):
     return groups.read(Read(number, 0, 8, (WindowPart(0, 0, 0, 8),)))["label"].to_pylist()
 
 
-@pytest.mark.parametrize("count", [1, 60])
-def test_the_footer_of_a_file_is_parsed_once_when_it_is_opened(tmp_path, monkeypatch, count):
-    files = files_of_row_groups(tmp_path, count)
-    parsed = []
-    read_metadata = pq.read_metadata
-    monkeypatch.setattr(pq, "read_metadata", lambda at: parsed.append(at) or read_metadata(at))
-    groups = RowGroupReader(files, ["label"])
-    for number in range(count):
-        read_labels(groups, number)
-    assert (
-        len(parsed) == 1
-    )  # of the first file, for the schema; the others are parsed by opening them
-    groups.close()
-
-
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("fault", ["cut short", "damaged page"])
 def test_the_traceback_of_damage_is_short_and_ends_with_its_message(tmp_path, reader, fault):

@@ -177,16 +177,6 @@ def test_a_stall_holds_reads_until_it_is_over(folder):
     assert clock.slept == [10.0], "the first read waits, those after do not"
 
 
-def test_a_store_that_slows_down_makes_each_read_wait_until_it_is_as_it_was(folder):
-    clock = FakeClock()
-    store = RemoteFiles.at(f"latency://{folder}?latency_ms=20", clock=clock)
-    for slowed_s in (0.6, 0.0):
-        store.disturbed.slow(slowed_s)
-        clock.slept.clear()
-        read(store)
-        assert set(clock.slept) == {slowed_s + 0.02}
-
-
 def test_closing_ends_a_wait(folder):
     """With a real clock: a read that would wait for an hour is let go."""
     store = RemoteFiles.at(f"latency://{folder}")

@@ -93,22 +93,6 @@ def test_no_line_is_wider_than_the_terminal_and_a_wide_one_gets_longer_bars(widt
         assert "read 4× 50 % shuffle fused 0 % batch 1× 10 %" in re.sub(" +", " ", shown)
 
 
-def test_a_fused_stage_shares_the_time_of_the_workers_that_do_its_work():
-    """A worker reads for 3 of 100 s and shuffles for 1 s. Its waits are counted at its own stage."""
-    times = {"read": (3.0, 96.0), "shuffle": (1.0, 0.0), "batch": (5.0, 95.0)}
-
-    def at(share):
-        return snapshot(
-            stages=tuple(
-                stage(name, busy_s=share * busy, wait_input_s=share * waits, wait_output_s=0.0)
-                for name, (busy, waits) in times.items()
-            )
-        )
-
-    found = {name: busy for name, _, busy in terminal.rows(at(0), at(1), {"shuffle"})}
-    assert found == pytest.approx({"read": 0.03, "shuffle": 0.01, "batch": 0.05})
-
-
 @pytest.mark.parametrize(
     ("wait_s", "used_s", "facts"),
     [
@@ -205,17 +189,6 @@ def test_a_terminal_is_redrawn_in_place_below_the_lines_that_stay(screen):
     again, row = screen.lines()
     assert [*shown, ""] == again
     assert row == len(again) - 1, "what comes next is printed below"
-
-
-def test_a_drawing_is_never_higher_than_the_terminal_and_follows_its_width(screen, monkeypatch):
-    sizes = iter([os.terminal_size((100, 30)), os.terminal_size((50, 5))])
-    monkeypatch.setattr(screen, "fileno", lambda: 0)
-    monkeypatch.setattr(terminal.os, "get_terminal_size", lambda _: next(sizes))
-    view = View(screen)
-    _watch(view)
-    shown, _ = screen.lines()
-    assert len(shown) == 1 + 3
-    assert max(map(len, shown)) <= 49
 
 
 @pytest.mark.parametrize(("is_terminal", "kind"), [(False, "xterm"), (True, "dumb"), (True, None)])

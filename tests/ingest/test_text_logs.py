@@ -119,22 +119,6 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
     assert len(set(ids.values())) == 9
 
 
-def test_leading_zeros_are_kept(tmp_path):
-    """A postcode such as 01067 is a text, also if most postcodes would be numbers. A single one in a column of numbers
-    changes nothing."""
-    lines = ["zip,price,liked"]
-    lines += [
-        f"{['01067', '10115', '80331'][n % 3]},{n * 7 % 11 / 4:.2f},{n * 5 % 7 % 2}"
-        for n in range(600)
-    ]
-    lines[300] = "01067,007,1"
-    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    text = guessed_spec(str(tmp_path / "log.csv"), "liked")
-    assert Spec.own(text).input.columns == {"zip": "text", "price": "float", "liked": "int"}
-    rejected, rows = job(tmp_path, text, str(tmp_path / "log.csv"), "price")
-    assert (rejected, len(rows)) == ({}, 600)
-
-
 def test_objects_of_json(tmp_path):
     for part in range(2):
         lines = [

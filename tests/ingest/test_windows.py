@@ -57,15 +57,6 @@ class TestOrder:
         schedule, windows, done = self.finished(plan, order)
         assert [w.window for w in windows.in_order(iter(done))] == list(schedule.windows)
 
-    def test_a_window_comes_once_with_all_its_pieces_in_their_places(self):
-        plan = plan_of(*[10] * 8, shuffle=False)
-        _schedule, windows, done = self.finished(
-            plan, [3, 1, 2, 0, *range(4, len(plan.schedule(0).reads))]
-        )
-        for window in windows.in_order(iter(done)):
-            rows = [(p.decoded.task.read.group, p.start, p.stop) for p in window.pieces]
-            assert rows == [(s.group, s.start, s.stop) for s in window.window.slices]
-
     def test_an_error_comes_in_its_windows_turn(self):
         plan = plan_of(*[10] * 40)
         _, windows, done = self.finished(plan, range(len(plan.schedule(0).reads)))

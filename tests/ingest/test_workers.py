@@ -99,14 +99,6 @@ def test_what_the_function_does_not_return_stays_as_it_left_it():
     }
 
 
-def test_a_function_may_return_nothing():
-    with WorkerProcess(NAME + "nothing_returned") as worker:
-        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5]
-        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5], (
-            "on the item alone, not on what was left of the last"
-        )
-
-
 def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
     with WorkerProcess(NAME + "double") as worker:
         kept = [worker.call({"a": np.full(1000, i)})["a"][::2] for i in range(5)]
@@ -120,11 +112,6 @@ def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
         assert worker.shared_bytes < held, "regions that lie about are used again and given back"
         last = worker.call(A)["a"]
     assert (last == A["a"] * 2).all(), "also after close"
-
-
-def test_a_worker_starts_light():
-    with WorkerProcess(NAME + "modules") as worker:
-        assert {n for n, there in worker.call({}).items() if there} == {"numpy"}
 
 
 # ---- errors
@@ -245,16 +232,6 @@ def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene)
             worker.call({"first": np.zeros(3)})
         assert worker.pid is None
         assert list(worker.call(A)) == ["a"]
-
-
-def test_three_deaths_name_the_item_the_signal_and_the_stack(scene):
-    with WorkerProcess(NAME + "crash") as worker:
-        with raises(WorkerCrashed, "part-1 row group 2", "3 times", "SIGSEGV") as caught:
-            worker.call(A, "part-1 row group 2")
-        assert "in crash" in caught.value.stack
-        assert scene.attempts == 3
-        with pytest.raises(WorkerCrashed):
-            worker.call(A)
 
 
 def test_a_worker_that_hangs_is_ended_and_its_stack_told(scene):

@@ -21,7 +21,6 @@ from benchmarks.small_table import small_table
 from sluice.common.settings import parse
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
@@ -321,25 +320,6 @@ def test_a_store_that_a_worker_does_not_see_is_named_with_the_file(serve, named,
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(copy)))
     with raises(SourceError, "worker 127.0.0.1", gone.name, "No such file"):
         hashes(table, workers=named(server))
-
-
-def test_row_groups_that_no_worker_can_read_are_quarantined_like_those_of_this_process(
-    serve, named, tmp_path
-):
-    own = small_table(tmp_path / "t", rows=5000, files=3, row_group_rows=256)
-    path = Path(own.files_of("train")[1].path)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 0xFF
-    path.write_bytes(data)
-    errors = {
-        name: Errors(on_error="quarantine", quarantine=tmp_path / f"{name}.jsonl")
-        for name in ("here", "there")
-    }
-    server = serve(lambda job: UnitMaker(job, FeatureTable.open(own.uri)))
-    here = hashes(own, 1, reader="arrow", errors=errors["here"])
-    there = hashes(own, 1, reader="arrow", errors=errors["there"], workers=named(server))
-    same(here, there)
-    assert any((values[2] == 0).any() for values in here[1]), "rows were quarantined"
 
 
 def test_the_manifest_starts_a_worker_as_the_command_line_has_it(repo):
