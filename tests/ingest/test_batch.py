@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import weakref
 
 import numpy as np
@@ -183,24 +182,3 @@ def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_
     for form in (batch.as_dict, batch.numpy, batch.pandas):
         with raises(LoadingError, "'weight'", "rename"):
             form()
-
-
-@pytest.mark.parametrize(
-    ("form", "missing", "facts"),
-    [
-        ("kjt", "torchrec", ("torchrec", "sluice-recsys[trainer]")),
-        ("pandas", "pandas", ("pip install pandas",)),
-    ],
-)
-def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, missing, facts):
-    own = builtins.__import__
-
-    def imported(name, *more):
-        if name.partition(".")[0] == missing:
-            raise ImportError(name)
-        return own(name, *more)
-
-    with _loader(files, as_=form) as loader:
-        monkeypatch.setattr(builtins, "__import__", imported)
-        with raises(LoadingError, *facts):
-            next(iter(loader))

@@ -58,12 +58,9 @@ def load(folder: Path, roles=None, **options) -> list:
 @pytest.mark.parametrize(
     ("column", "kind", "bad", "facts"),
     [
-        ("s", pa.int64(), 2**40, (2**40, "int32")),
         ("s", pa.int64(), -(2**31) - 1, ("-2147483649", "int32")),
-        ("s", pa.uint64(), 2**64 - 1, (2**64 - 1, "int32")),
         ("s", pa.uint64(), 2**63, (2**63, "int32")),
         ("s", pa.uint32(), 2**31, (2**31, "int32")),
-        ("d", pa.float64(), 1e300, ("1e+300", "float32")),
         ("d", pa.float64(), -1e39, ("-1e+39", "float32")),
         ("label", pa.float64(), 1e300, ("1e+300",)),
     ],
@@ -76,15 +73,11 @@ def test_a_value_that_would_become_another_is_named(tmp_path, column, kind, bad,
 @pytest.mark.parametrize(
     ("role", "kind", "value"),
     [
-        ("sparse", pa.float32(), 1.5),
         ("sparse", pa.float64(), 1.0),
-        ("sparse", pa.float16(), 2.0),
         ("sparse", pa.timestamp("us"), datetime.datetime(2024, 1, 1)),
-        ("sparse", pa.date32(), datetime.date(2024, 1, 1)),
         ("sparse", pa.string(), "a"),
         ("sparse", pa.decimal128(9, 2), decimal.Decimal(1)),
         ("dense", pa.list_(pa.float32()), [1.0]),
-        ("dense", pa.string(), "1"),
         ("label", pa.string(), "1"),
         ("dense", pa.dictionary(pa.int32(), pa.string()), "a"),
         ("id_list", pa.list_(pa.float32()), [1.5]),
@@ -105,9 +98,7 @@ def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, ro
         (np.array([0.0, 1.5]), 1, (1.5, "whole")),
         (np.array([np.nan]), 0, ("nan", "whole")),
         (np.array([1.0, 2.0**31]), 1, (2.0**31, "int32")),
-        (np.array([3.0, -1.0]), 1, (-1.0, "int32")),
         (np.array([3, -1], np.int32), 1, (-1, "int32")),
-        (np.array([0, np.inf], np.float32), 1, ("inf", "int32")),
         (np.array(["x"], object), 0, ("'x'", "number")),
     ],
 )
@@ -214,27 +205,21 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
     written(tmp_path, "good.parquet")
     written(tmp_path, "text.parquet", s=pa.array(["x"] * ROWS))
     written(tmp_path, "wide.parquet", s=pa.array(np.arange(ROWS), pa.int64()))
-    pq.write_table(
-        pa.table({"label": np.zeros(ROWS), "d": np.ones(ROWS, np.float32)}),
-        tmp_path / "less.parquet",
-        row_group_size=100,
-    )
-    files = [
-        DataFile(
-            path=str(tmp_path / f"{name}.parquet"),
-            rows=ROWS,
-            bytes=0,
-            row_group_rows=(100, 100, 100, 20),
-        )
-        for name in ("good", "text", "wide", "less")
-    ]
-    groups = RowGroupReader(files, ("label", "d", "s"))
-    for number, facts in (
-        (1, ("text.parquet", "row group 1", "'s'", "string", "good.parquet", "int32")),
-        (3, ("less.parquet", "row group 1", "'s'", "d, label")),
+    less = pq.read_table(tmp_path / "good.parquet").drop_columns("s")
+    pq.write_table(less, tmp_path / "less.parquet", row_group_size=100)
+    names = ("good", "text", "wide", "less")
+    paths = [str(tmp_path / f"{name}.parquet") for name in names]
+    how = {"rows": ROWS, "bytes": 0, "row_group_rows": (100, 100, 100, 20)}
+    groups = RowGroupReader([DataFile(path=path, **how) for path in paths], ("label", "d", "s"))
+
+    def read(file):
+        return groups.read(Read(file, 1, 100, (WindowPart(0, 0, 0, 100),)))
+
+    with raises(
+        SourceError, "text.parquet", "row group 1", "'s'", "string", "good.parquet", "int32"
     ):
-        with raises(SourceError, *facts):
-            groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),)))
-    for number in (0, 2):
-        assert groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),))).num_rows == 100
+        read(1)
+    with raises(SourceError, "less.parquet", "row group 1", "'s'", "d, label"):
+        read(3)
+    assert read(0).num_rows == read(2).num_rows == 100
     groups.close()

@@ -219,23 +219,3 @@ def test_half_written_files_of_a_cache(tidy, tmp_path, capsys):
     with FileCache(tmp_path, 10**6, "dead") as cache:
         assert cache.get("x") == b"kept"
     assert said(capsys, "--cache", str(tmp_path / "none"))[0] == 0
-
-
-def test_half_written_footers_of_a_table(tidy, tmp_path, capsys):
-    parquet(tmp_path / "a.parquet")
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    dead, alive = (tmp_path / f".sluice-footers.json.{pid}" for pid in (gone.pid, os.getpid()))
-    for path in (
-        dead,
-        alive,
-        tmp_path / ".sluice-footers.json",
-        tmp_path / ".sluice-footers.json.mine",
-    ):
-        path.write_text("{")
-    code, result, _ = said(capsys, str(tmp_path))
-    assert code == 1
-    assert dead.name in result["problems"][0]
-    assert said(capsys, str(tmp_path), "--clean")[0] == 0
-    assert not dead.exists()
-    assert len(list(tmp_path.glob(".sluice*"))) == 3, "nothing else was removed"

@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.spec.spec import Spec
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.quarantine import QuarantineError
 from tests.dlrm import clicks_table
 from tests.raises import raises
@@ -63,18 +60,6 @@ def test_it_is_an_error_that_names_column_and_value(tmp_path, where, value):
             "float32",
             "clip",
         ),
-    ):
-        list(loader)
-
-
-def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_path):
-    pq.write_table(RAW, tmp_path / "a.parquet")
-    text = text_of(CHAINS["two"]).replace('"json"', '"parquet"')
-    text = text.replace("[table]", "[table]\nsplit = {train = 1}")
-    files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
-    with (
-        BatchLoader(files, batch_size=80, read_ahead_epochs=1) as loader,
-        raises(ColumnError, "a.parquet", "row group 0", "'x'", "1e+40", "float32", "clip"),
     ):
         list(loader)
 

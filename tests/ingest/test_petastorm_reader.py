@@ -3,7 +3,6 @@ transforms work as in Petastorm."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -297,32 +296,6 @@ def test_a_predicate_that_chooses_other_rows_each_time_is_an_error(clicks):
     options = PetastormOptions(predicate=in_lambda(["row"], first_time))
     with raises(SourceError, "row group", "60 rows", 120, "predicate"):
         loaded(clicks, petastorm=options)
-
-
-@pytest.mark.parametrize(("column", "together"), [("text", False), ("row", True)])
-def test_counting_a_predicates_rows_takes_no_more_memory_than_reading_a_row_group(
-    tmp_path, monkeypatch, column, together
-):
-    """Nearly all bytes are in the text. Its row groups are counted one after the other, those of `row` at once."""
-    rows = np.arange(800)
-    columns = {"label": rows % 2, "row": rows, "text": [f"{n:0100000}" for n in rows]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=100)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    both = threading.Barrier(2)
-
-    def kept(values):
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(1.0)
-        return values == values.iloc[0]
-
-    options = PetastormOptions(predicate=in_lambda([column], kept))
-    roles = {"label": "label", "sparse": "row"}
-    with open_loader(tmp_path, batch_size=8, roles=roles, petastorm=options) as loader:
-        assert both.broken is not together
-        assert loader.plan.rows == 8
-        filtered = loader.minimum_memory
-    with BatchLoader(tmp_path, batch_size=8, roles=roles) as loader:
-        assert together or filtered - loader.minimum_memory > 2 * 100 * 100_000
 
 
 class Chosen(RowGroupSelectorBase):

@@ -556,13 +556,3 @@ def test_an_embedding_has_a_row_for_the_id_that_stands_for_a_missing_one(tmp_pat
     ) as loader:
         assert max(int(batch.values.max()) for batch in loader) == 300
         assert loader.cardinalities == {"item": 301}
-
-
-def test_what_stands_for_a_missing_label_of_a_comparison_is_0_or_1(tmp_path, capsys):
-    path = write_nullable(tmp_path, y=pa.array([1, None] * 1_000))
-    with raises(ColumnError, "'y'", "0.5", "0 or 1"):
-        BatchLoader(path, roles="label=y >= 1;dense=x", batch_size=500, fill={"y": 0.5})
-    for roles in ("label=y >= 1;dense=x", "label=y;dense=x"):
-        with BatchLoader(path, roles=roles, batch_size=500, fill={"y": 0}) as loader:
-            assert sum(float(batch.label.sum()) for batch in loader) == 1_000
-    assert "learns nothing" not in capsys.readouterr().err, "half of the labels are filled"

@@ -243,21 +243,6 @@ def test_memory_holds_back_early_work_but_never_the_next_item(make):
     assert governor.held_back > 0
 
 
-def test_time_is_shared_out_between_work_and_waits():
-    clock = Clock()
-    tally = StageCounters("work", clock)
-    tally.change(waiting=2)
-    clock.now = 3.0
-    tally.change(waiting=-1, busy=1)
-    clock.now = 5.0
-    tally.change(blocked=True)
-    clock.now = 9.0
-    tally.change(blocked=False)
-    clock.now = 10.0
-    stats = tally.stats(2, "thread", 0, 0)
-    assert (stats.wait_input_s, stats.wait_output_s, stats.busy_s) == (2 * 3 + 2 + 1, 4, 7)
-
-
 def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make):
     """The worker pulls, and holds the pull until there is room, which only the one who asks makes."""
     pool = make(range(3), lambda n: n, limit_bytes=0)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.dlrm.session.defaults import defaults
 from sluice.ingest.row_order import RowsPlan
 from tests.open_loader import open_loader
 
@@ -116,10 +115,3 @@ def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_f
     for ranks in fits:
         shares = [plan.share_of(rank, ranks) for rank in range(ranks)]
         assert sum(share.rows for share in shares) == batch_size
-
-
-@pytest.mark.parametrize("rows", [12_800, 100_000, 247_000, 1_640_000, 10**8])
-def test_the_batch_that_is_chosen_fits_every_power_of_two_of_ranks(rows):
-    batch = defaults(rows)["batch_size"]
-    plan = RowsPlan(groups=((rows,),), batch_size=batch)
-    assert all(plan.can_share(2**power) for power in range(7))

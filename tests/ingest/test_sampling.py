@@ -65,20 +65,16 @@ def test_each_item_comes_as_often_as_its_rounded_share(seed):
         assert math.floor(share - 1e-9) <= drawn[item] <= math.ceil(share + 1e-9)
 
 
-def test_draws_are_the_same_for_ever():
-    assert drawn_rows(np.array([1.0, 0.0, 3.0, 0.5, 0.0]), 2**63).tolist() == [0, 2, 2, 2, 3]
-    plan = RowsPlan(
-        groups=((40, 30), (30,)), chances=((400.0, 0.0), (300.0,)), batch_size=20, streams=2, seed=5
-    )
-    windows = [
-        (s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices
-    ]
-    assert plan.digest != RowsPlan(groups=plan.groups, batch_size=20, streams=2, seed=5).digest
-    assert sum(stop - start for _, _, start, stop in windows) == plan.used == 100
-    assert {(file, group) for file, group, _, _ in windows} == {(0, 0), (1, 0)}
-    assert windows == [
-        (s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices
-    ]
+def test_draws_are_the_same_for_ever_and_differ_from_each_other():
+    weights = np.array([1.0, 0.0, 3.0, 0.5, 0.0])
+    assert drawn_rows(weights, 2**63).tolist() == [0, 2, 2, 2, 3]
+    how = {"groups": ((40, 30), (30,)), "batch_size": 20, "streams": 2, "seed": 5}
+    plan = RowsPlan(**how, chances=((400.0, 0.0), (300.0,)))
+    slices = [one for window in plan.windows(1, (0, 1)) for one in window.slices]
+    assert plan.digest != RowsPlan(**how).digest
+    assert sum(one.stop - one.start for one in slices) == plan.used == 100
+    assert {(one.file, one.group) for one in slices} == {(0, 0), (1, 0)}
+    assert slices == [one for window in plan.windows(1, (0, 1)) for one in window.slices]
 
 
 def test_a_row_comes_in_proportion_to_its_weight(clicks):
@@ -146,20 +142,16 @@ def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
 )
 def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, facts):
     rows = np.arange(240)
-    pq.write_table(
-        pa.table(
-            {
-                "label": rows % 2,
-                "row": rows,
-                "chance": np.ones(240),
-                "minus": -1.0 + rows,
-                "empty": pa.array([None] + [1.0] * 239),
-                "text": ["x"] * 240,
-                "zero": np.zeros(240),
-            }
-        ),
-        tmp_path / "part-0.parquet",
-    )
+    columns = {
+        "label": rows % 2,
+        "row": rows,
+        "chance": np.ones(240),
+        "minus": -1.0 + rows,
+        "empty": pa.array([None] + [1.0] * 239),
+        "text": ["x"] * 240,
+        "zero": np.zeros(240),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "part-0.parquet")
     options = {
         "sample": "chance",
         "batch_size": 120,

@@ -95,10 +95,6 @@ def files_of_row_groups(folder, count, groups=1):
     ]
 
 
-def read_labels(groups, number):
-    return groups.read(Read(number, 0, 8, (WindowPart(0, 0, 0, 8),)))["label"].to_pylist()
-
-
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("fault", ["cut short", "damaged page"])
 def test_the_traceback_of_damage_is_short_and_ends_with_its_message(tmp_path, reader, fault):

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -71,16 +70,3 @@ def test_an_id_below_0_is_refused_with_its_row_also_from_a_packed_copy(
         ):
             loader.pack()
             list(loader)
-
-
-@pytest.mark.parametrize("kind", [*ONE_ID, *BAGS], ids=str)
-def test_ids_from_0_up_come_unchanged(tmp_path, kind):
-    ids = np.arange(ROWS) % 100
-    roles = write(tmp_path, kind, ids, statistics=True)
-    expected = column(pa.list_(pa.int64()) if kind in BAGS else pa.int64(), ids).to_pylist()
-    found = []
-    with BatchLoader(str(tmp_path / "a.parquet"), roles=roles, batch_size=BATCH) as loader:
-        for batch in loader:
-            ends = np.cumsum(batch.lengths.numpy())[:-1]
-            found += [part.tolist() for part in np.split(batch.values.numpy(), ends)]
-    assert sorted(found) == sorted(row if kind in BAGS else [row] for row in expected)

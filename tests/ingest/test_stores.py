@@ -146,29 +146,6 @@ def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
     assert clock.time > store.stats()["bytes"] / 2**20 + done.stalls * 0.7
 
 
-def test_threads_share_a_store(folder, tmp_path):
-    with FileCache(tmp_path, 2**30, "table") as cache:
-        store = RemoteFiles.at(
-            f"latency://{folder}?error_rate=0.3",
-            clock=FakeClock(),
-            cache=cache,
-            retry=RetryPolicy(attempts=50, deadline_s=10_000),
-        )
-        whole = []
-        threads = [
-            threading.Thread(target=lambda: whole.append(read(store).equals(TABLE)))
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert whole == [True] * 8
-        counts = store.stats()
-        assert counts["retries"] == store.disturbed.errors > 0
-        assert counts["cache_hits"] + counts["cache_misses"] == counts["reads"] == 8 * (GROUPS + 1)
-
-
 def test_a_stall_holds_reads_until_it_is_over(folder):
     clock = FakeClock()
     store = RemoteFiles.at(f"latency://{folder}", clock=clock)

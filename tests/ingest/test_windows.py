@@ -159,32 +159,6 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
     assert 0 < came.placed < came.others
 
 
-def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
-    random, turns = Random(5), set()
-    with open_loader(table, batch_size=80, epochs=4, window_rows=100) as loader:
-        expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
-        order = loader.order_hash
-    small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
-    with open_loader(
-        table,
-        batch_size=80,
-        epochs=4,
-        knobs=Knobs(**small),
-        window_rows=100,
-    ) as loader:
-        found = []
-        for _ in range(4):
-            for batch in loader:
-                found.append((batch.step, batch.checksum, float(batch.dense.sum())))
-                fused = JOINED if random.random() < 0.5 else frozenset()
-                workers = {"read": random.randint(1, 4), "shuffle": random.randint(1, 3)}
-                loader.apply(Knobs(workers=workers, fused=fused, **small))
-                turns.add(fused)
-        assert found == expected
-        assert loader.order_hash == order
-    assert len(turns) == 2
-
-
 def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monkeypatch):
     """An epoch is broken off while a reader is in the middle of a row group: the next run has begun when it places."""
     monkeypatch.setattr(pipeline_file, "STOP_WAIT_S", 0.0)

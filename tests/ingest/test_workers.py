@@ -154,12 +154,6 @@ def test_what_cannot_cross_is_named():
         worker.call({"words": np.array(["a", None], object)})
 
 
-@pytest.mark.parametrize("name", ["double", "__main__:f", "a:b:c", "a:f()"])
-def test_a_function_must_be_named_in_full(name):
-    with raises(ValueError, f"'{name}'", "module:function"):
-        WorkerProcess(name)
-
-
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
     with (
         WorkerProcess(NAME + "nothing") as worker,

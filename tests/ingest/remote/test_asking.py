@@ -33,7 +33,6 @@ from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
 from sluice.ingest.remote.worker import main as worker_main
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
-from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.remote.conftest import TOKEN, job_and_units
 from tests.open_loader import open_loader
@@ -301,26 +300,6 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
             alone.get(unit)
     assert alone.counts["retries"] > 0
     assert others.why_none_answers.startswith("worker 127.0.0.1:")
-
-
-def test_closing_releases_a_waiting_reader(serve, job, unit, open_job):
-    held = serve(open_job, Held)
-    asker, _ = asking(job, held)
-    found = []
-
-    def get():
-        try:
-            asker.get(unit)
-        except Closed as error:
-            found.append(error)
-
-    thread = threading.Thread(target=get)
-    thread.start()
-    assert held.asked.wait(60)
-    asker.close()
-    thread.join(60)
-    assert len(found) == 1
-    held.may_answer.set()
 
 
 def test_only_who_has_the_token_is_let_in(worker, job, unit):
