@@ -514,21 +514,3 @@ class TestRows:
 
 def table_column(files, name, rows):
     return files.column(name, rows).astype("f4")
-
-
-def test_a_burden_costs_work_and_changes_nothing(table):
-    """Also where the function writes into what it gets."""
-    calls = []
-
-    def function(columns):
-        calls.append(1)
-        columns["I1"] += 1.0
-
-    made = []
-    for burden in (1, 3):
-        calls.clear()
-        with loading(table, function, Knobs()) as loader:
-            loader.burden(burden)
-            made.append([contents(batch) for batch in loader])
-        assert len(calls) >= burden * len(made[-1])
-    assert made[0] == made[1]

@@ -80,20 +80,3 @@ def test_what_is_no_bag_is_refused(array, facts):
     with raises(BagError, *facts) as refused:
         shuffle_bags({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
     assert (refused.value.column, refused.value.piece) == ("x", 1)
-
-
-@pytest.mark.parametrize("lengths", [[1] * 9, [2, 0, 1_000_000, 0, 3, 4, 29, 0, 400], [0] * 9])
-def test_bags_of_any_size_come_out_of_several_pieces_without_a_change(lengths):
-    """One huge bag, empty ones and missing ones, in pieces of one, two and several rows."""
-    random = np.random.default_rng(0)
-    bags = [random.integers(-(2**31), 2**31, n).astype("<i4") for n in lengths]
-    stored = [bag.tobytes() if len(bag) else None for bag in bags]
-    arrays = [
-        pa.array(stored[:1], pa.binary()),
-        pa.array(stored[1:3], pa.large_binary()),
-        pa.array(stored[3:], pa.binary()),
-    ]
-    order = random.permutation(9).astype(np.uint64)
-    made = shuffle_bags({"x": arrays}, order, Buffers())["x"]
-    assert np.array_equal(made.ids(0, 9), np.concatenate([bags[row] for row in order]))
-    assert made.nbytes < 2 * sum(bag.nbytes for bag in bags) + 200

@@ -90,20 +90,13 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
 
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
+    ticks = itertools.count()  # a second passes at each look
     with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
-        ticks = itertools.count()  # a second passes at each look
         found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
     with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
-        expected = []
-        for _ in range(3):
-            deque(loader, maxlen=0)
-            expected.append(loader.order_hash)
+        expected = [(list(loader), loader.order_hash)[1] for _ in range(3)]
     assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
-    assert (found.began, found.waits[0], found.rows_per_s()) == (
-        0.0,
-        1.0,
-        12_000 / found.marks[-1][0],
-    )
+    assert (found.began, found.waits[0]) == (0.0, 1.0)
 
 
 def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(
@@ -227,36 +220,25 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ("bench {table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
-        ("bench latency://{table}", ("?latency_ms=50",)),
-        ("bench latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
-        ("bench nowhere", ("nowhere",)),
-        ("bnech", ("'bnech'", "'bench'")),
-        ("bench {table} --batch-size 80 --knobs raed=2", ("'raed'", "'read'")),
-        ("bench {table} --batch-size 80 --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, read,")),
-        (
-            "bench {table} --batch-size 80 --knobs prefech_bytes=2MiB",
-            ("'prefech_bytes'", "'prefetch_bytes'"),
-        ),
-        (
-            "bench {table} --batch-size 80 --save-knobs {table}/no/best.toml",
-            ("best.toml", "knobs", "No such file"),
-        ),
-        (
-            "bench {table} --batch-size 80 --save-knobs {table}",
-            ("knobs", "Is a directory"),
-        ),
-        ("bench {table} --udf nothing", ("--udf", "module:function")),
-        ("bench {table} --seconds 0", ("--seconds", 0.0)),
-        ("bench {table} --roles label", ("roles", "plain Parquet")),
-        ("bench {table} --roles label=label", ("roles", "plain Parquet")),
-        ("bench {table} --batch-size 4000000", ("batch_size 4000000",)),
-        ("bench {table} --batch-size 80 --memory-limit 1MiB", ("memory limit 1 MiB",)),
+        ("{table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
+        ("latency://{table}", ("?latency_ms=50",)),
+        ("latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
+        ("{table} --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, read,")),
+        ("{table} --save-knobs {table}/no/best.toml", ("best.toml", "knobs", "No such file")),
+        ("{table} --save-knobs {table}", ("knobs", "Is a directory")),
+        ("{table} --udf nothing", ("--udf", "module:function")),
+        ("{table} --seconds 0", ("--seconds", 0.0)),
+        ("{table} --roles label=label", ("roles", "plain Parquet")),
+        ("{table} --batch-size 4000000", ("batch_size 4000000",)),
+        ("{table} --memory-limit 1MiB", ("memory limit 1 MiB",)),
     ],
 )
 def test_wrong_usage_is_an_error_for_people(table, arguments, facts):
+    words = (
+        f"bench {arguments} --batch-size 80" if "-size" not in arguments else f"bench {arguments}"
+    )
     with raises(UsageError, *facts):
-        main(arguments.format(table=table.uri).split())
+        main(words.format(table=table.uri).split())
 
 
 TYPOS = """

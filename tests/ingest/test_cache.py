@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -127,20 +126,6 @@ def test_another_data_set_is_evicted_only_when_it_is_not_read(tmp_path):
         scan(new, range(4))
         assert scan(new, range(4)) == 1
         assert on_disk(tmp_path) == limit
-
-
-def test_the_data_set_that_was_opened_longest_ago_goes_first(tmp_path):
-    for at, name in ((100, "a"), (50, "b")):
-        with FileCache(tmp_path, 4 * ON_DISK, name) as cache:
-            scan(cache, range(2))
-            home = cache._home
-        os.utime(home / "users", (at, at))
-    with FileCache(tmp_path, 4 * ON_DISK, "c") as cache:
-        cache.put("x", payload(0))
-    with FileCache(tmp_path, 4 * ON_DISK, "a") as cache:
-        assert cache.get("range 0") is not None
-    with FileCache(tmp_path, 4 * ON_DISK, "b") as cache:
-        assert cache.get("range 0") is None
 
 
 def test_it_deletes_only_its_own_files(tmp_path):

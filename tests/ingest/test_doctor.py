@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
 
 from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.columns import ColumnError
@@ -73,17 +72,6 @@ def test_plain_files_without_checksums_are_named_and_no_problem(tidy, tmp_path, 
     assert (code, result["problems"]) == (0, [])
     assert_names(text, "– checksums", "2 of 4", "2 files", "plain.parquet", "– columns", "--label")
     assert "✓ checksums" in said(capsys, str(tmp_path / "g*.parquet"))[2]
-
-
-@pytest.mark.parametrize("column", ["label", "a"], ids=["roles guessed", "no label found"])
-def test_a_table_of_another_program_is_named_with_its_version(tidy, tmp_path, capsys, column):
-    for _ in range(3):
-        rows = pa.table({column: [0, 1], "x": [0.5, 1.5]})
-        write_deltalake(tmp_path / "events", rows, mode="append")
-    text = said(capsys, str(tmp_path / "events"))[2]
-    assert_names(text, "Delta table of another program, version 2: 3 Parquet files")
-    older = said(capsys, f"{tmp_path / 'events'}@v1")[2]
-    assert_names(older, "Delta table of another program, version 1: 2 Parquet files")
 
 
 def test_a_file_of_a_table_without_checksums_is_a_problem(tidy, tmp_path, table, capsys):

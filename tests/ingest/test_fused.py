@@ -98,20 +98,6 @@ def test_the_workers_of_the_stage_before_do_the_work_and_give_it_back(table):
         assert loader.snapshot().stage("b").workers == 3
 
 
-def test_batches_count_for_each_stage_that_they_pass(table):
-    def counts(knobs):
-        with loading(table, (plus, twice, minus), knobs) as loader:
-            list(loader)
-            stages = loader.snapshot().stages
-        return [(s.items, s.rows, s.bytes) for s in stages if s.name in "abc"]
-
-    runs = [counts(Knobs()), counts(Knobs(fused=["b"])), counts(Knobs(fused=["b", "c"]))]
-    for run in runs:  # how many a run is cut into follows the time that they take
-        assert len({items for items, _, _ in run}) == 1
-        assert run[0][0] > 0
-    assert len({tuple(stage[1:] for stage in run) for run in runs}) == 1
-
-
 def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(
     table, monkeypatch
 ):
@@ -201,13 +187,3 @@ class TestPool:
         assert found == [n if n in done else -n for n in range(1, 2000)]
         pool.join(WAIT_S)
         assert pool.gone
-
-    def test_an_error_of_the_stage_before_comes_in_its_place(self):
-        def items():
-            yield from (1, 2)
-            raise OSError("no more")
-
-        pool = self._pool(items(), lambda n: True, 0)
-        assert [next(pool), next(pool)] == [1, 2]
-        with raises(OSError, "no more"):
-            next(pool)

@@ -345,14 +345,6 @@ def test_the_first_reader_makes_it_and_the_next_one_reads_no_parquet(
     assert capsys.readouterr().err == ""
 
 
-def test_a_copy_goes_with_the_file_wherever_that_is_moved(files, tmp_path):
-    how = PackedCopy(folder=str(tmp_path / "copies"))
-    read_all(reader(files, how))
-    moved = tmp_path / "elsewhere"
-    shutil.move(files[0].parent, moved)
-    assert read_all(reader([moved / path.name for path in files], how))["packed_hits"] == 6
-
-
 def test_other_columns_have_a_copy_of_their_own(files):
     read_all(reader(files, PackedCopy()))
     assert read_all(reader(files, PackedCopy(), columns=("s",)))["packed_hits"] == 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.petastorm_folders import _included, compat
+from tests.petastorm_folders import compat
 from tests.petastorm_own import ROOT, Result, Suite
 
 pytestmark = pytest.mark.slow
@@ -64,23 +64,6 @@ def test_petastorms_public_reader_runs_on_this_arrow(tmp_path):
     assert found["chosen"] == every[10:20]
     assert [i for i, _ in found["one"]] == [i for i, _ in every[10:20]]
     assert 0 < len(found["half"]) < 30
-
-
-@pytest.mark.parametrize(
-    ("filters", "kept"),
-    [
-        (None, True),
-        ([("day", "=", 2)], True),
-        ([("day", "!=", 2)], False),
-        ([("day", "in", [2, 3])], True),
-        ([("day", "not in", {2})], False),
-        ([[("day", "<", 2)], [("name", "==", "x")]], True),
-        ([("day", ">=", 2), ("name", "=", "y")], False),
-        ([("elsewhere", "=", 0)], True),
-    ],
-)
-def test_filters_go_by_the_names_of_folders(filters, kept):
-    assert _included({"day": "2", "name": "x"}, filters) is kept
 
 
 def test_some_of_petastorms_own_tests_pass(tmp_path):

@@ -188,22 +188,6 @@ def test_fields_are_removed_and_selected_without_a_function(clicks):
         loaded(clicks, transforms=[TransformSpec(removed_fields=["number"])])
 
 
-def test_a_feature_tables_columns_keep_their_roles(table):
-    def function(frame):
-        frame["I1"] = frame["I1"] + 100
-        frame["extra"] = frame["I1"] - 50
-        return frame.drop(columns="I2")
-
-    edits = [("I1", np.float32, (), False), ("extra", np.float32, (), False)]
-    spec = TransformSpec(function, edit_fields=edits, removed_fields=["I2"])
-    plain, _ = loaded(table, roles=None)
-    found, _ = loaded(table, roles=None, transforms=[spec])
-    assert set(plain) - set(found) == {"I2"}
-    assert set(found) - set(plain) == {"extra"}
-    assert np.allclose(found["I1"], plain["I1"] + 100)
-    assert np.allclose(found["extra"], plain["I1"] + 50)
-
-
 @pytest.mark.parametrize(
     ("function", "edits", "facts"),
     [

@@ -151,16 +151,39 @@ def test_what_waits_is_bounded_in_bytes(make):
     assert next(taken) == limit + workers + 1
 
 
-def test_an_error_comes_in_its_place(make):
+def test_an_error_comes_in_its_place_and_what_was_taken_after_it_behind_it(make):
+    done = threading.Event()
+
     def work(n):
-        if n == 3:
-            raise ValueError("three")
+        if n == 1:
+            assert done.wait(WAIT_S)
+            raise ValueError("one")
+        if n == 2:
+            done.set()
         return n
 
-    pool = make(range(10), work, workers=4, limit_bytes=10)
-    assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
-    with raises(ValueError, "three"):
+    pool = make(range(10), work, workers=2, limit_bytes=10)
+    assert next(pool) == 0
+    with raises(ValueError, "one"):
         next(pool)
+    assert next(pool) == 2
+
+
+def test_work_that_enlarges_its_items_reserves_as_much_as_it_makes_of_the_next():
+    reserved, governor = [], Governor(1000, 0)
+    pool = Pool(
+        StageCounters("work"),
+        iter(range(3)),
+        lambda _stint: lambda _item, charge: reserved.append(charge.bytes),
+        workers=1,
+        limit_bytes=1,
+        governor=governor,
+        size=lambda _: 5,
+        measure=lambda _: (1, 20),
+    )
+    assert list(pool) == [None] * 3
+    pool.join(WAIT_S)
+    assert reserved == [5, 20, 20]
 
 
 def test_an_error_of_the_input_comes_after_what_was_taken(make):

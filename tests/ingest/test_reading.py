@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import threading
 from collections import deque
 from pathlib import Path
 
@@ -70,14 +69,6 @@ def test_a_table_in_s3_is_read_as_a_local_one(table, bucket, reader):
     assert store["retries"] == 0
 
 
-def test_a_third_of_all_requests_refused(table, bucket, server):
-    server.refuse(0.3)
-    order, store = order_of(bucket, files=FileOpener(retry=PATIENT))
-    assert order == order_of(table)[0]
-    assert server.refused > 1
-    assert store["retries"] >= server.refused
-
-
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
     loader = open_loader(
         bucket,
@@ -103,28 +94,6 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
         min(sum(getattr(d, what) for d in disturbed) for what in ("errors", "shorts", "stalls")) > 0
     )
     assert store["retries"] >= sum(d.errors for d in disturbed)
-
-
-def test_close_ends_the_wait_for_a_store(table):
-    files = FileOpener(disturbed="latency_ms=0")
-    loader = open_loader(table, batch_size=80, files=files)
-    stalled = files.disturbances()[0]
-    stalled.stall(3600)
-    failed = []
-
-    def consume():
-        try:
-            next(iter(loader))
-        except ValueError as error:
-            failed.append(error)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    twin.eventually(lambda: stalled.stalls > 0)
-    loader.close()
-    assert loader._pipeline.gone
-    consumer.join(60)
-    assert failed
 
 
 GROUP = 2

@@ -210,16 +210,3 @@ def test_a_state_of_another_order_is_refused_with_the_difference(change, facts):
 def test_plans_that_cannot_be_are_refused(values, facts):
     with raises(PlanError, *facts):
         RowsPlan(**{"groups": TABLES["uneven"], "batch_size": 8, **values})
-
-
-@pytest.mark.parametrize(
-    ("rank", "ranks", "facts"),
-    [
-        (0, 3, ("3 ranks", "8 rows", "8 streams", "1, 2, 4, 8 ranks")),
-        (2, 2, ("rank 2", "0 to 1")),
-        (0, 0, ("0 ranks",)),
-    ],
-)
-def test_ranks_that_do_not_divide_the_streams_are_refused(rank, ranks, facts):
-    with raises(PlanError, *facts):
-        RowsPlan(groups=TABLES["even"], batch_size=8).schedule(0, rank, ranks)

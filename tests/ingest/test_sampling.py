@@ -73,6 +73,7 @@ def test_draws_are_the_same_for_ever_and_differ_from_each_other():
     slices = [one for window in plan.windows(1, (0, 1)) for one in window.slices]
     assert plan.digest != RowsPlan(**how).digest
     assert sum(one.stop - one.start for one in slices) == plan.used == 100
+    assert len({one.draw for one in slices}) > 2, "a row group that comes again has other rows"
     assert {(one.file, one.group) for one in slices} == {(0, 0), (1, 0)}
     assert slices == [one for window in plan.windows(1, (0, 1)) for one in window.slices]
 

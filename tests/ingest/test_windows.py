@@ -15,7 +15,8 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.row_order import Position, RowsPlan
 from sluice.ingest.stages import completed_windows as windows_file
-from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
+from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
 from tests.ingest import twin
 from tests.open_loader import open_loader
@@ -68,6 +69,26 @@ class TestOrder:
         assert len(came) == broken
 
 
+def test_a_window_that_cannot_be_placed_gives_its_memory_back():
+    def gather(window, charge):
+        raise ColumnError("this one")
+
+    schedule, governor = plan_of(16).schedule(0), Governor(2**40, 0)
+    clock = WorkerClock(StageCounters("read"), governor.lock)
+    worker = ReadWorker(
+        lambda task, charge: Decoded(task, Rows(), charge),
+        CompletedWindows(),
+        gather,
+        clock=clock,
+        shuffle=StageCounters("shuffle"),
+        charge_window=lambda _: governor.admit(100, True),
+    )
+    clock.begin()
+    done = worker(ReadTask(schedule, schedule.reads[0]), governor.admit(Rows.nbytes, True))
+    assert {str(error) for _, error in done.windows} == {"this one"}
+    assert governor.charged == Rows.nbytes
+
+
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_each_planned_row_group_once(table, fused):
     came = []
@@ -112,27 +133,6 @@ def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypat
     assert came.placed > came.others  # some may be complete long before they are due
     assert stages["shuffle"].items == came.placed + came.others
     assert stages["shuffle"].rows == stages["batch"].rows
-
-
-def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_own(
-    table, monkeypatch
-):
-    came = Counted(monkeypatch)
-    monkeypatch.setattr(Pipeline, "_charge_to_gather", lambda *_: None)
-    with open_loader(
-        table,
-        batch_size=80,
-        knobs=Knobs(workers={"read": 2}, fused=JOINED),
-        window_rows=100,
-    ) as loader:
-        rows = sum(batch.rows for batch in loader)
-        joined = loader.order_hash
-    assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
-    with open_loader(
-        table, batch_size=80, knobs=Knobs(workers={"read": 1}), window_rows=100
-    ) as loader:
-        assert sum(batch.rows for batch in loader) == rows
-        assert loader.order_hash == joined
 
 
 def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, monkeypatch):

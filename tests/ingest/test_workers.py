@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -202,22 +201,6 @@ def test_every_item_killed_once_arrives_once(scene):
         thread.join()
     assert sorted(results) == [2 * item for item in range(12)]
     assert budget.used == 12
-
-
-def test_what_a_worker_sent_before_it_died_counts():
-    child = Child(NAME + "double", time.monotonic)
-    try:
-        sent = select.poll()
-        sent.register(child._sock, select.POLLIN)
-        assert sent.poll(60_000)
-        watched = os.pidfd_open(child.process.pid)
-        child.kill()
-        assert_gone([watched])
-        assert child.receive(10)["kind"] == "ready"
-        with raises(Died, "SIGKILL"):
-            child.receive(10)
-    finally:
-        child.close()
 
 
 def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene):

@@ -134,10 +134,6 @@ def write_in_place(columns):
     return {"a": columns["b"], "b": columns["a"], "backwards": columns["untouched"][::-1]}
 
 
-def nothing_returned(columns):
-    columns["a"] += 1
-
-
 def take_memory(columns):
     return {"out": np.ones(int(columns["bytes"][0]), np.uint8)[:8].copy()}
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,9 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
         found += map(contents, loader)
         assert loader.remote["units"] > 0
     same(([], found), ([], expected))
+    with open_loader(table, **how, knobs=Knobs(backend={"read": "thread"})) as loader:
+        same(([], list(map(contents, loader))), ([], expected))
+        assert loader.remote["units"] == 0
 
 
 def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_workers(
@@ -136,19 +139,16 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
     job, maker, units = asked
     sent = RemoteJob.of(json.loads(job.json))
     assert sent == job
-    other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
+    other = UnitMaker(sent, FeatureTable.open(table.uri))
 
     def make(one):
-        sums.append([checksum(one.rows(unit), job, unit) for unit in units])
+        return [checksum(one.rows(unit), job, unit) for unit in units]
 
-    threads = [threading.Thread(target=make, args=(one,)) for one in (maker, maker, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        first, second, third = threads.map(make, (maker, maker, other))
     other.close()
-    assert sums[0] == sums[1] == sums[2]
-    assert len(set(sums[0])) > 1
+    assert first == second == third
+    assert len(set(first)) > 1
     assert sum(unit.rows for unit in units) == 4000 // 160 * 160
 
 
@@ -292,18 +292,9 @@ def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_worke
 
 def test_errors_of_a_column_and_of_a_missing_file_name_worker_and_file(serve, named, tmp_path):
     paths = [str(tmp_path / f"part-{n}.parquet") for n in range(2)]
-    for n, path in enumerate(paths):
-        pq.write_table(
-            pa.table(
-                {
-                    "label": pa.array([0, 1] * 200, pa.int8()),
-                    "x": pa.array([1.0, None if n else 2.0] * 200),
-                }
-            ),
-            path,
-            row_group_size=100,
-            write_statistics=False,
-        )
+    for path, x in zip(paths, (2.0, None), strict=True):
+        table = pa.table({"label": pa.array([0, 1] * 200, pa.int8()), "x": [1.0, x] * 200})
+        pq.write_table(table, path, row_group_size=100, write_statistics=False)
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
     server = serve(partial(open_maker, paths, NOTHING))
     with raises(ColumnError, "worker 127.0.0.1", "part-1.parquet", "'x'", "50 empty"):
