@@ -15,8 +15,8 @@ from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
+from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import Said, run
-from tests.etl.other_shapes import synthesize_shape
 from tests.optional_folders import OPTIONAL
 from tests.raises import assert_names
 
@@ -25,7 +25,7 @@ AVAZU = Path(__file__).resolve().parents[2] / "features/avazu.toml"
 
 @pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
 def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path):
-    synthesize_shape("avazu", tmp_path / "days.csv", rows=1500, seed=2)
+    draw_rows(tmp_path / "days.csv", AVAZU.read_text(), rows=1500)
     with open(tmp_path / "days.csv") as days, open(tmp_path / "hour.csv", "w") as hour:
         hour.writelines(islice(days, 41))  # a header, and rows in the order of time
     said = Said()

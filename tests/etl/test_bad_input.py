@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
@@ -73,15 +72,11 @@ def test_a_parquet_file_that_lacks_a_column_is_named_or_filled_if_the_spec_says_
         assert prices(out) == [("a", 2.5), ("b", -1.0)]
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
 @pytest.mark.parametrize("kind", [pa.float64(), pa.null()])
-def test_a_column_all_null_in_one_parquet_file_is_no_more_than_missing(
-    spark, tmp_path, engine, kind
-):
+def test_a_column_all_null_in_one_parquet_file_is_no_more_than_missing(spark, tmp_path, kind):
     """Also where its writer could not know its type."""
     files = table("b", price=pa.nulls(1, kind)), table("a")
-    session = spark if engine == "spark" else None
-    run(session, tmp_path / "t", parts(tmp_path / "in", *files), text=PARQUET)
+    run(spark, tmp_path / "t", parts(tmp_path / "in", *files), text=PARQUET)
     assert prices(tmp_path / "t") == [("a", 2.5), ("b", -1.0)]
 
 
@@ -135,31 +130,6 @@ def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
         r"file:.*/1\.csv: '1,(short|a,2,long)'",
     ):
         run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.1, mode="overwrite")
-
-
-def test_a_million_rows_in_one_file_and_ten_in_another(spark, tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    words = np.array([f"0\tw{i}\n" for i in range(1000)])
-    (folder / "large.tsv").write_text("".join(np.tile(words, 1000).tolist()))
-    (folder / "small.tsv").write_text("1\tten\n" * 10)  # lines that come twice are two rows
-    text = write_spec(
-        "click:int item:text",
-        column("item", "sparse", "categorify, min_count = 5"),
-        form="tsv",
-        table="file_rows = 300_000\nrow_group_rows = 100_000\nsplit = {all = 1.0}",
-    )
-    result = run(spark, tmp_path / "t", folder, text=text)
-    assert (result.rows_in, result.rows_out, result.files) == (1_000_010, 1_000_010, 4)
-    made = FeatureTable.open(tmp_path / "t")
-    assert made.state()["item/0"].num_rows == 1001
-    assert (
-        sum(
-            pq.read_table(f.path, columns=["click"], partitioning=None)["click"].to_numpy().sum()
-            for f in made.files
-        )
-        == 10
-    )
 
 
 @contextmanager

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -14,23 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
 
-from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
-from sluice.common.stores import StoreError
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.commit import CommitConflict
-from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.profile import DriftError
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
-from tests.etl.tables import batch_of, column, lines_in, write_rows, write_spec
+from tests.etl.tables import batch_of, column, lines_in, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -194,39 +185,6 @@ def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(
     assert other.fingerprint == made.fingerprint
 
 
-def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path):
-    run(spark, tmp_path / "t", raw)
-    lines = raw.read_text().splitlines(keepends=True)
-    (tmp_path / "more.tsv").write_text(
-        "".join(lines[:500]).replace("\n", "\r\n")
-    )  # and with other line ends
-    result = run(spark, tmp_path / "t", tmp_path / "more.tsv", mode="append")
-    table = FeatureTable.open(tmp_path / "t")
-    assert (result.version, table.rows, table.record.state, table.record.parent) == (
-        1,
-        ROWS + 500,
-        made.record.state,
-        made.record.state,
-    )
-    assert set(content(table)) == set(content(made))
-    assert table.fields == made.fields
-    state = table.state()
-    assert state is not None
-    assert state["C7/0"].num_rows == 50
-    assert state["C1/0"]["count"].to_pylist() == sorted(
-        state["C1/0"]["count"].to_pylist(), reverse=True
-    )
-    assert (
-        next(f for f in table.fields if f.name == "C1").cardinality
-        == 2 + 4 + state["C1/0"].num_rows
-    )
-
-
-def test_there_must_be_a_table_to_append_to(spark, made, raw):
-    with raises(CommitError, f"{made.uri}-new:", "append", "--mode create"):
-        run(spark, made.uri + "-new", raw, mode="append")
-
-
 @pytest.fixture
 def broken(raw, tmp_path) -> Path:
     lines = raw.read_text().splitlines()[:1000]
@@ -263,101 +221,3 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
     assert kept == {place: place.read_text() for place in kept}
     (tmp_path / "rejects" / "notes.md").unlink()
     assert spark is None or check_rejects(spark, str(tmp_path / "rejects")) is None
-
-
-def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
-    with raises(InputError, "3 of 1,000", "--max-rejects 0.002", "broken.tsv", "line 6"):
-        run(spark, tmp_path / "t", broken, max_rejects=0.002)
-    assert not list((tmp_path / "t").rglob("*.parquet"))
-    assert not (tmp_path / "t" / "_delta_log").exists()
-    aside = tmp_path / "t" / "_sluice" / "rejects"
-    assert len(list(aside.iterdir())) == 1
-    assert list(aside.rglob("*.json"))
-    (aside / "mine.json").touch()
-    done = run(
-        spark, tmp_path / "t", broken
-    )  # it makes the table, and removes what the refused one left
-    job = FeatureTable.open(tmp_path / "t", done.version).record.job
-    assert sorted(path.name for path in aside.iterdir()) == sorted([job, "mine.json"])
-
-
-def test_a_job_that_is_refused_for_something_else_leaves_no_rejects(spark, made, broken, tmp_path):
-    shutil.copytree(made.uri, tmp_path / "t")
-    text = TEXT + "\n[drift]\nnulls = {refuse = 0.0}\n"
-    with pytest.raises(DriftError):
-        run(spark, tmp_path / "t", broken, text=text, mode="overwrite", update_state=True)
-    assert not list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
-
-
-def test_input_that_is_not_there_or_empty_is_named(spark, tmp_path):
-    with raises(InputError, "no-such-*.tsv:", "no file"):
-        run(spark, tmp_path / "t", tmp_path / "no-such-*.tsv")
-    (tmp_path / "empty.tsv").touch()
-    with raises(InputError, "empty.tsv:", "no rows"):
-        run(spark, tmp_path / "t", tmp_path / "empty.tsv")
-    assert not (tmp_path / "t" / "_delta_log").exists()
-
-
-@pytest.mark.parametrize("form", ["csv", "json", "parquet", "delta"])
-def test_other_formats_make_the_same_table(spark, made, raw, tmp_path, form):
-    lines = [line.split("\t") for line in raw.read_text().splitlines()]
-    path = tmp_path / f"clicks.{form}"
-    if form == "csv":
-        with gzip.open(
-            f"{path}.gz", "wt"
-        ) as file:  # compressed, with a header, and quotes where none are needed
-            file.write(",".join(COLUMNS) + "\n")
-            file.writelines(
-                ",".join([*line[:10], line[10] and f'"{line[10]}"']) + "\n" for line in lines
-            )
-    elif form == "json":
-        rows = [
-            {n: v if n[0] == "C" else int(v) for n, v in zip(COLUMNS, line, strict=True) if v}
-            for line in lines
-        ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        columns = [[line[i] or None for line in lines] for i in range(len(COLUMNS))]
-        table = pa.table(
-            [
-                pa.array(values).cast(pa.int32() if name[0] != "C" else pa.string())
-                for name, values in zip(COLUMNS, columns, strict=True)
-            ],
-            list(COLUMNS),
-        )
-        (write_deltalake(path, table) if form == "delta" else write_rows(path, table))
-    head = "\nheader = true" if form == "csv" else ""
-    text = TEXT.replace('format = "tsv"', f'format = "{form}"{head}')
-    run(spark, tmp_path / "t", tmp_path / (path.name + ("" if form == "delta" else "*")), text=text)
-    assert content(FeatureTable.open(tmp_path / "t")) == content(made)
-
-
-def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
-    small_table(tmp_path / "t", rows=300)
-    job = jobs.job_of(tmp_path / "t", raw, text=TEXT, mode="overwrite")
-    overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
-    with raises(CommitConflict, tmp_path / "t", "version 1", "version 0"):
-        jobs.on(spark, job)
-    assert FeatureTable.open(tmp_path / "t").files == overtaking.files
-
-
-def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
-    spark, raw, tmp_path, monkeypatch
-):
-    old = small_table(tmp_path / "t", rows=300)
-
-    def full(*_args, **_options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("sluice.etl.jobs.job_run.Profile.joined", full)
-    with raises(OSError, "No space left"):
-        run(spark, tmp_path / "t", raw, mode="overwrite")
-    table = FeatureTable.open(tmp_path / "t")
-    assert (table.version, table.files) == (0, old.files)
-    assert table.check() == []
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with raises(StoreError, tmp_path / "file" / "t", "Not a directory"):
-        jobs.job_of(tmp_path / "file" / "t", raw, text=TEXT)

@@ -75,27 +75,6 @@ def test_columns_together_have_the_values_that_each_has_alone(rows, columns, fea
         np.testing.assert_array_equal(together[name], values, strict=True, err_msg=name)
 
 
-def test_operators_are_applied_once_to_a_group(columns, features, monkeypatch):
-    applied = []
-    step_of = features_module.step_of
-
-    def counted(column, op, *others):
-        applied.append((column, op.name))
-        return step_of(column, op, *others)
-
-    monkeypatch.setattr(features_module, "step_of", counted)
-    features.inputs({name: v for name, v in columns.items() if name[0] != "F"} | floats_as_whole())
-    assert applied == [
-        *(("I1", name) for name in ("fill", "clip", "log")),
-        ("C1", "categorify"),
-        ("H1", "hash"),
-    ]
-
-
-def floats_as_whole() -> dict[str, pa.Array]:
-    return {f"F{n}": pa.array([None] * 50, pa.int64()) for n in (1, 2)}
-
-
 def test_an_error_names_the_column_that_fails(columns, features):
     columns["C3"] = pa.array([b"\xff"] * 50, pa.binary())
     columns["I2"] = pa.array(["x"] * 50, pa.string())

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
 from tests.etl.jobs import build_table, run, words_of
 from tests.etl.tables import column, write_rows, write_spec
-
-pytestmark = pytest.mark.spark
 
 
 def spec(*columns: str) -> str:
@@ -16,7 +13,7 @@ def spec(*columns: str) -> str:
     return write_spec("click:int a:text b:text c:text", *made)
 
 
-def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
+def test_what_both_specs_learn_alike_keeps_its_ids(tmp_path):
     def write(name: str, **columns: str):
         write_rows(
             tmp_path / name,
@@ -29,14 +26,14 @@ def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
 
     first = write("1.parquet", a="xxxyyz", b="pppqqr", c="uuuuuu")
     second = write("2.parquet", a="zzzzzw", b="rrrrrs", c="vvvvuu")
-    run(spark, tmp_path / "t", first, text=spec("a", "b"))
+    run(None, tmp_path / "t", first, text=spec("a", "b"))
     assert (values("a"), values("b")) == (["x", "y", "z"], ["p", "q", "r"])
     table = build_table(
-        spark, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite", update_state=True
+        None, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite", update_state=True
     )
     assert [f.name for f in table.fields] == ["click", "a", "c"]
     assert values("a") == ["x", "y", "z", "w"]  # as before, though z is the most frequent now
     assert values("c") == ["v", "u"]
     assert "b/0" not in table.state().tables
-    run(spark, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite")
+    run(None, tmp_path / "t", second, text=spec("a", "c"), mode="overwrite")
     assert values("a") == ["z", "w"]  # without it, all is learned anew

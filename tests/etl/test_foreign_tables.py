@@ -131,7 +131,7 @@ def test_a_feature_table_is_read_by_its_folder_and_not_by_its_files(tmp_path):
         ParquetFiles.open(folder)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_holds_a_file_of_it(
     tmp_path, seed
 ):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.spec.row_identity import Identity, KeyColumn, SplitMoved
+from sluice.etl.spec.row_identity import Identity, SplitMoved
 from sluice.etl.spec.row_split import hash_of, row_keys, whole_rows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -217,21 +216,6 @@ def test_nothing_that_changes_shows_test_rows_to_a_learner(case):
     assert under_rule(Spec.parse(later), after, accept=False)[0].rule.columns == spec.rule.columns
 
 
-def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
-    """What accepting means: the test above can fail."""
-    begun, parent = Spec.parse(FIRST), record(Spec.parse(FIRST), NOISE)
-    spec, before = under_rule(Spec.parse(text(*COLUMNS, table="seed = 1")), parent, accept=True)
-    splits = split_of(begun, NOISE), split_of(spec, NOISE)
-    found = trained_on(
-        SplitRows.of([parent]).trained,
-        SplitRows.of([record(spec, NOISE, version=1, before=before)]),
-    )
-    truth = float((splits[0][splits[1] == 1] == 0).mean())
-    assert found.shares["test"] == pytest.approx(truth, abs=0.05)
-    assert not found.exact
-    assert_names(found.text, "about", f"{100 * found.shares['test']:.3g} %", "'test'")
-
-
 REFUSED = [
     (
         text(*COLUMNS[:3], "visitor:text", *COLUMNS[4:]),
@@ -286,38 +270,6 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
         trained_on(
             SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)])
         )
-
-
-def test_a_record_keeps_rule_and_sketches():
-    spec = Spec.parse(
-        text("label:int", ("visitor:text", "user"), "hour:int", table='key = "visitor"')
-    )
-    kept = record(
-        spec, {"label": pa.array([0, 1]), "visitor": pa.array(["a", "b"]), "hour": pa.array([1, 2])}
-    )
-    again = JobRecord.from_json(json.loads(json.dumps(kept.to_json())))
-    assert again == kept
-    census = SplitRows.of([kept]).trained
-    assert (
-        SplitRows.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
-    )
-
-
-@pytest.mark.parametrize(
-    ("values", "facts"),
-    [
-        ({"columns": ()}, ("at least one",)),
-        ({"columns": (KeyColumn.of("a", "int"), KeyColumn.of("a", "text"))}, ("twice", "a, a")),
-        ({"columns": (KeyColumn.of("a", "int"),), "recognised": ()}, ("at least one",)),
-    ],
-)
-def test_an_identity_that_cannot_be_is_refused(values, facts):
-    with raises(ValueError, *facts):
-        Identity(**{"seed": 0, "recognised": (KeyColumn.of("a", "int"),), **values})
-    with raises(ValueError, "'a'", "'number'"):
-        KeyColumn.of("a", "number")
-    with raises(ValueError, "'a'", "int", "text"):
-        dataclasses.replace(KeyColumn.of("a", "int"), first_type="text")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from tests.etl.jobs import Said, rows_of, run
 from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names
 
-pytestmark = pytest.mark.spark
-
 ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 
@@ -53,20 +51,18 @@ def ids(table: FeatureTable, split: str) -> set[float]:
     return {row["id"] for row in rows_of(table, split)}
 
 
-def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(
-    spark, tmp_path, forks
-):
+def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(tmp_path, forks):
     out, said = tmp_path / "t", Said()
     rows = noise()
     write_rows(tmp_path / "first.parquet", rows)
     write_rows(tmp_path / "more.parquet", rows.append_column("more", pa.array(np.arange(ROWS) % 7)))
-    run(spark, out, tmp_path / "first.parquet", text=spec(*COLUMNS))
+    run(None, out, tmp_path / "first.parquet", text=spec(*COLUMNS))
     wider = spec(
         "more:int",
         *COLUMNS[::-1],
         more=column("more", "dense", "fill"),
     )
-    run(spark, out, tmp_path / "more.parquet", text=wider, mode="overwrite", said=said)
+    run(None, out, tmp_path / "more.parquet", text=wider, mode="overwrite", said=said)
     tables = [FeatureTable.open(out, version) for version in (0, 1)]
     for split in ("train", "test"):
         assert ids(tables[0], split) == ids(tables[1], split)
@@ -100,17 +96,17 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
             "more", pa.array([n % 7 for n in range(600)])
         ),
     )
-    run(spark, out, tmp_path / "again.parquet", text=wider, mode="append", said=said)
+    run(None, out, tmp_path / "again.parquet", text=wider, mode="append", said=said)
     assert_names(said.text, "warning:", 500, "600 rows")
     recut = wider.replace("train = 0.6, test = 0.4", "train = 0.3, test = 0.7")
     with pytest.raises(
         SplitMoved, match=r"^4\d(\.\d)? % of the rows of split 'test' lay in 'train' in version 2"
     ):
-        run(spark, out, tmp_path / "more.parquet", text=recut, mode="overwrite")
+        run(None, out, tmp_path / "more.parquet", text=recut, mode="overwrite")
     assert FeatureTable.open(out).version == 2
     assert len(list((out / "data").iterdir())) == 3  # and nothing of it is left
     run(
-        spark,
+        None,
         out,
         tmp_path / "more.parquet",
         text=recut,
@@ -127,27 +123,3 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     assert (
         start.start_point(options.parse([*resume, "--split-moved", "accept"])).config.version == 3
     )
-
-
-def test_rows_of_one_key_lie_alike_however_the_input_was_cut(spark, tmp_path):
-    """A key that many rows share: what is in front is decided by all that a row holds."""
-    rows, text = (
-        noise(rows=900),
-        spec(*COLUMNS, table='key = "user"').replace("size = 4000", "size = 50"),
-    )
-    rows = rows.set_column(2, "user", pa.array([f"u{n % 30}" for n in range(900)]))
-    made = []
-    for number, parts in enumerate(([rows], [rows.slice(500), rows.slice(0, 500)])):
-        folder = tmp_path / f"in-{number}"
-        folder.mkdir()
-        for place, part in enumerate(parts):
-            write_rows(folder / f"{place}.parquet", part)
-        run(spark, tmp_path / f"t-{number}", folder, text=text)
-        made.append(FeatureTable.open(tmp_path / f"t-{number}"))
-    assert rows_of(made[0]) == rows_of(made[1])
-    split_of_user = {
-        user: {split for split in ("train", "test") for row in of[split] if row["id"] % 30 == user}
-        for of in [{split: rows_of(made[0], split) for split in ("train", "test")}]
-        for user in range(30)
-    }
-    assert all(len(splits) == 1 for splits in split_of_user.values())

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
@@ -133,24 +132,6 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
         "train",
         "validation",
     ], err
-    for stage in ("starting Spark", "fitting", "writing 3,000 rows", "checking"):
-        assert f"{stage}: done" in err
-    summary = {words[0]: words[1] for line in err.splitlines() if len(words := line.split()) == 2}
-    assert (summary["read"], summary["rejected"], summary["written"]) == ("3,000", "0", "3,000")
-    assert summary["train"] == f"{table.rows_of('train'):,}"
-
-
-def test_a_job_killed_before_its_commit_leaves_the_old_version(repo, raw, tmp_path):
-    old = small_table(tmp_path / "t", rows=300)
-    with submitted(
-        repo, "--input", raw, "--output", tmp_path / "t", "--mode", "overwrite"
-    ) as process:
-        wait_for(process, "writing")
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_PATIENCE_S)
-    table = FeatureTable.open(tmp_path / "t")
-    assert (table.version, table.files) == (0, old.files)
-    assert all("orphan" in problem for problem in table.check())
 
 
 def test_an_interrupted_job_exits_130_and_publishes_nothing(repo, raw, tmp_path):

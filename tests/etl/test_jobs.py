@@ -1,13 +1,12 @@
-"""What jobs do with rows, splits and fitted states, on real Spark; each against a slow twin or a count by hand."""
+"""What jobs do with rows, splits and fitted states; each against a slow twin or a count by hand.
+
+What both engines do alike (local/test_engines.py) is tried on the local one."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import uuid
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,6 @@ from sluice.etl.apply.features import in_training
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spark.explain import explain
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
@@ -33,8 +31,6 @@ from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
 from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names, raises
-
-pytestmark = pytest.mark.spark
 
 COLUMNS = {
     "click": pa.int64(),
@@ -64,6 +60,7 @@ def raw(tmp_path_factory):
     return path, columns_of(pq.read_table(path))
 
 
+@pytest.mark.spark
 def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
     text = (
         HEAD
@@ -113,48 +110,12 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
     assert {row["value"]: row["count"] for row in state["seen/0"].to_pylist()} == counts
 
 
-def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
-    """RowCounts by what a function of the user's leaves behind in each pass."""
-    passes = tmp_path / "passes"
-    passes.mkdir()
-    write_rows(
-        tmp_path / "rows.parquet",
-        click=[0, 1, 0, 1],
-        user=[str(passes)] * 4,
-        item=["a", "b", "a", "c"],
-        at=[0.0] * 4,
-        price=[1.0] * 4,
-    )
-    head = HEAD + "[table]\nsplit = {all = 1.0}\n"
-    text = (
-        head
-        + ITEM
-        + "".join(
-            column(f"item{n}", "sparse", f"categorify, min_count = {n}, oov = 2", "item")
-            for n in (2, 3, 4)
-        )
-        + column(
-            "user",
-            "sparse",
-            'python, function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"; categorify',
-        )
-    )
-    assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
-    state, counted = fitted(spark, tmp_path, tmp_path / "rows.parquet", text)
-    assert counted.rows == 4
-    assert [state[f"item{n}/0"].num_rows for n in (2, 3, 4)] == [1, 0, 0]
-    assert len(list(passes.iterdir())) == 1
-
-
-@pytest.mark.parametrize("rules", ["", '[dedup]\nby = ["at"]\n'])
-def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
-    spark, raw, tmp_path, rules
-):
+@pytest.mark.spark
+def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, raw, tmp_path):
     """The input is gone by then."""
     shutil.copy(raw[0], tmp_path / "rows.parquet")
     text = (
         HEAD
-        + rules
         + ITEM
         + COUNTED
         + column(
@@ -180,6 +141,7 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
     assert len(held()) < before
 
 
+@pytest.mark.spark
 def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_path, monkeypatch):
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
@@ -226,26 +188,11 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
     return table
 
 
+@pytest.mark.spark
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
     with raises(InputError, "rows.parquet:", "50 values", "min_count"):
         fitted(spark, tmp_path, raw[0], HEAD + COUNTED)
-
-
-def test_every_window_has_a_partition(repo):
-    """Without one, Spark would bring all rows to one task."""
-    windows = [
-        found
-        for path in (repo / "etl").rglob("*.py")
-        for found in re.findall(r"Window\s*\.\s*(\w+)", path.read_text())
-    ]
-    assert windows.count("partitionBy") >= 5
-    assert set(windows) == {"partitionBy", "unboundedPreceding", "currentRow"}
-
-
-def noted(values: pa.Array) -> pa.Array:
-    Path(values[0].as_py(), uuid.uuid4().hex).touch()
-    return values
 
 
 def _spark_jobs(spark) -> int:
@@ -256,7 +203,7 @@ def _spark_jobs(spark) -> int:
     return spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
 
 
-def test_rows_are_filtered_sampled_and_weighted(spark, raw, tmp_path):
+def test_rows_are_filtered_sampled_and_weighted(raw, tmp_path):
     text = (
         HEAD
         + ITEM
@@ -279,7 +226,7 @@ split_by = "user"
 split = {a = 0.5, b = 0.5}
 """
     )
-    result = run(spark, tmp_path / "t", raw[0], text=text)
+    result = run(None, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     got = rows_of(table)
     alike(got, in_one_process(text, table, raw[1]))
@@ -297,9 +244,9 @@ split = {a = 0.5, b = 0.5}
     assert not users[0] & users[1]
 
 
-def test_splits_by_a_column(spark, raw, tmp_path):
+def test_splits_by_a_column(raw, tmp_path):
     text = HEAD + KEPT + ITEM + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
-    result = run(spark, tmp_path / "t", raw[0], text=text)
+    result = run(None, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     users = raw[1]["user"].to_pylist()
     assert result.splits == {
@@ -308,7 +255,7 @@ def test_splits_by_a_column(spark, raw, tmp_path):
     assert all(r["user"] == split for split in table.splits for r in rows_of(table, split))
 
 
-def test_drawn_negatives_and_time_order(spark, raw, tmp_path):
+def test_drawn_negatives_and_time_order(raw, tmp_path):
     text = (
         HEAD
         + KEPT
@@ -325,7 +272,7 @@ row_group_rows = 100
 split = {all = 1.0}
 """
     )
-    result = run(spark, tmp_path / "t", raw[0], text=text)
+    result = run(None, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     positive = sum(raw[1]["click"].to_pylist())
     assert (result.rows_in, result.rows_out) == (900, 900 + 2 * positive)
@@ -341,7 +288,7 @@ split = {all = 1.0}
         assert not liked or all(r["item"] != liked[0]["item"] for r in rows if not r["click"])
 
 
-def test_files_lie_in_folders_by_a_columns_value(spark, raw, tmp_path, monkeypatch):
+def test_files_lie_in_folders_by_a_columns_value(raw, tmp_path, monkeypatch):
     """As any Delta reader, ours and the loader's see it."""
     text = (
         HEAD
@@ -363,7 +310,7 @@ file_rows = 20
     write_rows(tmp_path / "rows.parquet", odd)
     out = tmp_path / "t"
     for mode in ("create", "append"):
-        run(spark, out, tmp_path / "rows.parquet", text=text, mode=mode)
+        run(None, out, tmp_path / "rows.parquet", text=text, mode=mode)
     table = FeatureTable.open(out)
     assert table.check() == []
     assert table.rows == 600
@@ -377,76 +324,19 @@ file_rows = 20
     whole = DeltaTable(out).to_pyarrow_table(filters=[("partition", "=", names[0])])
     assert whole["user"].to_pylist().count(None) == 0
     assert len(whole) == 150
-    keys = [list(pq.read_table(f.path, partitioning=None)["at"].to_pylist()) for f in table.files]
-    again = run(spark, tmp_path / "again", tmp_path / "rows.parquet", text=text)
-    assert [
-        list(pq.read_table(f.path, partitioning=None)["at"].to_pylist())
-        for f in FeatureTable.open(tmp_path / "again").files
-    ] == keys[: again.files]
     with BatchLoader(table, split="a", batch_size=64, order=Order(last="pad")) as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
     monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
     with raises(InputError, "column 'user'", "120 partitions", 8, "table.partition"):
         run(
-            spark,
+            None,
             tmp_path / "many",
             raw[0],
             text=text.replace('partition = "item"', 'partition = "user"'),
         )
     for mode in ("append", "overwrite"):
         with raises(CommitError, out, "partitions", "--output"):
-            run(spark, out, raw[0], text=text.replace('partition = "item"\n', ""), mode=mode)
-
-
-def test_joins_by_key_and_as_of_a_time(spark, raw, tmp_path):
-    users = pa.table(
-        {"user": [f"u{i}" for i in range(0, 60, 2)] + ["u0", None], "age": [*range(30), 99, 7]}
-    )
-    prices = pa.table(
-        {
-            "item": ["i1", "i1", "i3", None],
-            "since": [1e6 + 600, 1e6 + 6000, 0.0, 0.0],
-            "level": [1.0, 2.0, 3.0, 4.0],
-        }
-    )
-    write_rows(tmp_path / "users.parquet", users)
-    write_rows(tmp_path / "prices.parquet", prices)
-    text = (
-        HEAD
-        + f"""
-[[join]]
-path = "{tmp_path}/users.parquet"
-on = "user"
-columns = ["age:int"]
-[[join]]
-path = "{tmp_path}/prices.parquet"
-on = "item"
-columns = ["level:float"]
-time = "at"
-their_time = "since"
-"""
-        + KEPT
-        + ITEM
-        + column("age", "dense", "fill, value = -1")
-        + column("level", "dense", "fill, value = 0")
-    )
-    table = build_table(spark, tmp_path / "t", raw[0], text=text)
-    ages = {f"u{2 * i}": float(i) for i in range(30)} | {"u0": 99.0}
-    want = []
-    for user, item, at in zip(
-        *(raw[1][n].to_pylist() for n in ("user", "item", "at")), strict=True
-    ):
-        level = (
-            (2.0 if at >= 1e6 + 6000 else 1.0 if at >= 1e6 + 600 else 0.0)
-            if item == "i1"
-            else 3.0
-            if item == "i3"
-            else 0.0
-        )
-        want.append((user, at, ages.get(user, -1.0), level))
-    assert sorted((r["user"], r["at"], r["age"], r["level"]) for r in rows_of(table)) == sorted(
-        want
-    )
+            run(None, out, raw[0], text=text.replace('partition = "item"\n', ""), mode=mode)
 
 
 def write(path, *items):
@@ -463,7 +353,7 @@ def write(path, *items):
     return path
 
 
-def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
+def test_a_state_is_kept_added_to_and_never_mixed(tmp_path):
     text = (
         HEAD + "[table]\nsplit = {all = 1.0}\n[drift]\nunseen = {warn = 0.2, refuse = 0.9}\n" + ITEM
     )
@@ -471,28 +361,28 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     more = write(tmp_path / "2.parquet", *"dddadccb")
     strangers = write(tmp_path / "3.parquet", *"xyzxyzxyzxyz")
     out = tmp_path / "t"
-    run(spark, out, first, text=text)
+    run(None, out, first, text=text)
 
     def ids():
         return {word: n for n, word in enumerate(words_of(FeatureTable.open(out), "item/0"), 4)}
 
     assert ids() == {"a": 4, "b": 5, "c": 6}
     said = Said()
-    run(spark, out, more, text=text, mode="append", said=said)
+    run(None, out, more, text=text, mode="append", said=said)
     assert ids() == {"a": 4, "b": 5, "c": 6}
     assert_names(said.text, "warning:", "drift:", "unseen", "'item'", 0.5)
     with pytest.raises(
         DriftError, match=r"unseen of column 'item' is 1 .*drift\.unseen\.refuse = 0\.9; nothing"
     ):
-        run(spark, out, strangers, text=text, mode="append")
-    run(spark, out, more, text=text, mode="append", update_state=True)
+        run(None, out, strangers, text=text, mode="append")
+    run(None, out, more, text=text, mode="append", update_state=True)
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
     table = FeatureTable.open(out)
     assert (table.version, table.rows) == (2, 6 + 8 + 8)
     assert {f.name: f.cardinality for f in table.fields}["item"] == 8
     assert table.check() == []  # ids of older files are within the newer cardinality
     run(
-        spark,
+        None,
         out,
         strangers,
         text=text.replace("refuse = 0.9", "refuse = 2"),
@@ -508,25 +398,22 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     old = Counter(r["item"] for r in rows_of(FeatureTable.open(out, 0)))
     assert old == {4: 3, 5: 2, 6: 1}
     with raises(StateError, "item/0", "'min_count': 1", "'min_count': 2"):
-        run(spark, out, more, text=text.replace("oov = 2", "oov = 2, min_count = 2"), mode="append")
+        run(None, out, more, text=text.replace("oov = 2", "oov = 2, min_count = 2"), mode="append")
     with raises(StateError, "in this spec", "--update-state"):
         run(
-            spark,
+            None,
             out,
             more,
             text=text.replace('"item"', '"what"\nfrom = "item"'),
             mode="overwrite",
             reuse_state=True,
         )
-    lines, about = explain(job_of(out, more, text=text, mode="append"))
-    assert about["fitted"] == []
-    assert_names(lines[0], "version 4", "version 3")
-    assert any("version 3" in line and "learned" in line for line in lines)
 
 
 # Bad input. The rest of the issue's rows are in test_parse (lines) and test_build (files).
 
 
+@pytest.mark.spark
 def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path):
     text = HEAD + ITEM
     table = pq.read_table(raw[0])
@@ -550,6 +437,7 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
 CSV = write_spec("click:int item:text", ITEM, form="csv", head="header = true\n")
 
 
+@pytest.mark.spark
 def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.csv").write_bytes(
@@ -567,6 +455,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
         run(spark, tmp_path / "t", tmp_path / "in", text=CSV, mode="overwrite")
 
 
+@pytest.mark.spark
 def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path):
     from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.spark.errors import clearly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -13,15 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.etl.apply.features import Features
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.fit import _count_rows
-from sluice.etl.spark.vocabulary.join import KnownPlaces, VocabularyJoins
+from sluice.etl.spark.vocabulary.join import KnownPlaces
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
+from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
@@ -78,11 +76,19 @@ def raw(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(spark, raw, tmp_path_factory) -> tuple[FeatureTable, FeatureTable, str]:
-    """The same job with room for all, and with next to none; what the second said."""
-    folder, said = tmp_path_factory.mktemp("tables"), Said()
-    run(spark, folder / "all", raw, text=TEXT)
-    result = run(spark, folder / "none", raw, text=TEXT, worker_bytes=TINY, said=said)
+    """The same job on the local engine with room for all, and on Spark with next to none; what the second said."""
+    folder, said, counted = tmp_path_factory.mktemp("tables"), Said(), []
+    run(None, folder / "all", raw, text=TEXT)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "sluice.etl.spark.fit._count_rows",
+            lambda raw, level, state: counted.append(level) or _count_rows(raw, level, state),
+        )
+        result = run(spark, folder / "none", raw, text=TEXT, worker_bytes=TINY, said=said)
+    assert counted == [0, 1]  # one pass for each level
     assert result.ways == {"few/0": JOIN, "joint/i": JOIN, "seen/0": HELD}
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+    assert not list(folder.rglob("places"))  # what the tasks requested is removed
     return FeatureTable.open(folder / "all"), FeatureTable.open(folder / "none"), said.text
 
 
@@ -111,22 +117,6 @@ def test_a_state_has_one_name_wherever_its_tables_lie(made):
     assert len(states[1].stored["joint/i"].parts) > 1
 
 
-def test_a_task_requests_each_value_once_for_all_columns(made):
-    state, spec = made[1].state(), Spec.parse(TEXT)
-    joins = VocabularyJoins.of(spec, ["few/0", "joint/i"])
-    features = Features(spec, joins.for_workers(state))
-    columns = {
-        "item": pa.array(["i1", None, "i1", "stranger"]),
-        "click": pa.array([0] * 4),
-        "tags": pa.array([["i2", None, "i1", "i9"], [], None, ["i2"]]),
-    }
-    found = joins.hash_values(features, columns, {})
-    items, tags = (hash_texts(pa.array(texts)) for texts in (["i1", "stranger"], ["i2", "i1"]))
-    # `tags` keeps the first three elements of a list.
-    assert [one.tolist() for one in found["joint/i"]] == [items.tolist(), tags.tolist()]
-    assert [one.tolist() for one in found["few/0"]] == [items.tolist()]
-
-
 def test_a_value_that_was_not_requested_is_an_error():
     """An id that nobody looked up must not be taken for that of an unknown value."""
     hashes = hash_texts(pa.array(["a", "b", "c", None]))
@@ -134,19 +124,6 @@ def test_a_value_that_was_not_requested_is_an_error():
     assert known.places(hashes[[1, 0, 3]]).tolist() == [-1, 7, -1]
     with raises(RuntimeError, "other rows than before"):
         known.places(hashes)
-
-
-def test_values_are_counted_once(spark, raw, tmp_path, monkeypatch):
-    counted = []
-    monkeypatch.setattr(
-        "sluice.etl.spark.fit._count_rows",
-        lambda raw, level, state: counted.append(level) or _count_rows(raw, level, state),
-    )
-    run(spark, tmp_path / "t", raw, text=TEXT, worker_bytes=TINY)
-    assert counted == [0, 1]  # one pass for each level
-    assert not spark.sparkContext._jsc.getPersistentRDDs()
-    # What the tasks requested is removed.
-    assert not list(tmp_path.rglob("places"))
 
 
 def test_rows_that_met_others_are_joined_like_those_of_one_machine(spark, tmp_path):
@@ -210,9 +187,9 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     more = tmp_path / "more.parquet"
     write_rows(more, rows(2, 260))
     states = []
-    for name, size, table in (("memory", 2**28, made[0]), ("files", TINY, made[1])):
+    for name, engine, table in (("memory", None, made[0]), ("files", spark, made[1])):
         out = shutil.copytree(table.uri, tmp_path / name)
-        run(spark, out, more, text=TEXT, worker_bytes=size, mode="append", update_state=True)
+        run(engine, out, more, text=TEXT, worker_bytes=TINY, mode="append", update_state=True)
         states.append(FeatureTable.open(out).state())
     old, (memory, files) = made[0].state(), states
     assert (
@@ -300,14 +277,3 @@ def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
     }
     assert choose_lookup(spec, state, 64 * 901_000)["joint/i"] == JOIN
     assert driver_limit(2**28) == 2**21
-
-
-def test_a_digest_does_not_depend_on_batches():
-    table = pa.table({"value": [f"v{i}" for i in range(2000)], "count": list(range(2000))})
-    whole = digest_of(table.schema, table.to_batches())
-    assert digest_of(table.schema, table.to_batches(max_chunksize=7)) == whole
-    assert digest_of(table.schema, table.slice(1).to_batches()) != whole
-    changed = dataclasses.replace(
-        FittedState(tables={"a": table}), tables={"a": table.slice(0, 1999)}
-    )
-    assert changed.hash != FittedState(tables={"a": table}).hash

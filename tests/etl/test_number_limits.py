@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from sluice.etl.apply.failure import FeatureError
 from sluice.etl.jobs.job_run import Result, TooManyRejects
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
 from sluice.etl.spec.input_values import converted
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
-from tests.raises import raises
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,139 +55,6 @@ def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float
 # ---- drawn chains against plain arithmetic
 
 
-ODD = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    1e-300,
-    5e-324,
-    1e15,
-    3.4028234663852886e38,
-    3.4028235677973362e38,
-    3.4028235677973366e38,
-    3.5e38,
-    -1e39,
-    1e300,
-    -1e300,
-    1.7976931348623157e308,
-    -1.7976931348623157e308,
-    math.inf,
-    -math.inf,
-    math.nan,
-]
-VALUES = st.none() | st.sampled_from(ODD) | st.floats(allow_nan=False) | st.floats(-1e3, 1e3)
-
-
-def filled(x: float, value: float) -> float:
-    return x if math.isfinite(x) else value
-
-
-def power_of(x: float, power: float) -> float:
-    logs = np.log(np.maximum(x, 1e-6))
-    return float(logs if power == 0 else np.expm1(power * logs) / power)
-
-
-PLAIN = {
-    "fill, value = -3": lambda x: filled(x, -3.0),
-    "clip, low = -1e38": lambda x: float(np.maximum(x, -1e38)),
-    "clip, high = 1e301": lambda x: float(np.minimum(x, 1e301)),
-    "scale, by = 1e-30": lambda x: float(np.float64(x) / 1e-30),
-    "scale, by = -1e200": lambda x: float(np.float64(x) / -1e200),
-    "log": lambda x: float(np.log(np.maximum(x + 1.0, 1e-6))),
-    "boxcox, power = 5": lambda x: power_of(x, 5.0),
-    "boxcox, power = 0": lambda x: power_of(x, 0.0),
-    "logit": lambda x: float(np.log(kept := np.clip(x, 1e-6, 1 - 1e-6)) - np.log1p(-kept)),
-    "missing": lambda x: float(not math.isfinite(x)),
-}
-STANDARD = "standardise"
-CHAINS = (
-    st.tuples(
-        st.lists(st.sampled_from([*PLAIN, STANDARD]), max_size=3),
-        st.lists(st.sampled_from([*PLAIN, STANDARD]), max_size=2),
-    )
-    .map(lambda both: [*both[0], "fill, value = -3", *both[1]])
-    .filter(lambda chain: chain.count(STANDARD) <= 3)
-)
-
-
-def standardised(values: list[float]) -> list[float]:
-    good = [Fraction(x) for x in values if math.isfinite(x)]
-    mean = sum(good, Fraction()) / max(1, len(good))
-    variance = sum(((x - mean) ** 2 for x in good), Fraction()) / max(1, len(good))
-    # The root of a number beyond any float is that of a smaller one, scaled by a power of two.
-    half = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
-    spread = math.ldexp(math.sqrt(variance / Fraction(4) ** half), half)
-    with np.errstate(all="ignore"):
-        return [float((np.float64(x) - np.float64(float(mean))) / (spread or 1.0)) for x in values]
-
-
-def through(chain: list[str], values: list[float]) -> list[float]:
-    with np.errstate(all="ignore"):
-        for op in chain:
-            values = standardised(values) if op == STANDARD else [PLAIN[op](x) for x in values]
-    return values
-
-
-def fits(x: float) -> bool:
-    with np.errstate(over="ignore"):
-        return bool(np.isfinite(np.float32(x)))
-
-
-@settings(
-    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
-@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12), CHAINS, CHAINS)
-def test_each_number_is_that_of_float64_rounded_once_or_its_row_is_rejected(
-    tmp_path_factory, values, one, other
-):
-    folder = tmp_path_factory.mktemp("drawn")
-    write(folder / "rows.csv", [(a, b, "w") for a, b in values])
-    text = (
-        HEAD % ("csv", "", "")
-        + column("x", "dense", "; ".join(one), "a")
-        + column("y", "dense", "; ".join(other), "b")
-    )
-    numbers = [
-        [math.nan if v is None else v for v in column] for column in zip(*values, strict=True)
-    ]
-    chains = {"x": (one, numbers[0]), "y": (other, numbers[1])}
-    # What learns nothing is known when rows are parsed: operators do not learn from these rows.
-    kept = list(range(len(values)))
-    for chain, numbers_of in chains.values():
-        if STANDARD not in chain:
-            kept = [
-                n
-                for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True)
-                if fits(x)
-            ]
-    want: dict[int, dict[str, float]] = {n: {} for n in kept}
-    for name, (chain, numbers_of) in chains.items():
-        for n, x in zip(kept, through(chain, [numbers_of[n] for n in kept]), strict=True):
-            want[n][name] = x
-    want = {n: row for n, row in want.items() if all(map(fits, row.values()))}
-    if not want:
-        with raises(TooManyRejects, f"{len(values)} of {len(values)} rows"):
-            run(None, folder / "t", folder / "rows.csv", text=text, max_rejects=1.0)
-        return
-    result = run(None, folder / "t", folder / "rows.csv", text=text, max_rejects=1.0)
-    found = settled(result, folder / "t", len(values))
-    assert found.keys() == want.keys()
-    for n, row in want.items():
-        for name, x in row.items():
-            assert np.float32(x).tobytes() == np.float32(found[n][name]).tobytes(), (n, name, x)
-    lines = rejects_of(FeatureTable.open(folder / "t"))
-    assert sorted(row["line"] - 1 for row in lines) == [
-        n for n in range(len(values)) if n not in want
-    ]
-    for row in lines:
-        assert row["reason"] in (
-            "x: NaN, or too large for float32",
-            "y: NaN, or too large for float32",
-        )
-        assert row["raw"] == (folder / "rows.csv").read_text().splitlines()[row["line"] - 1]
-
-
 # ---- both engines
 
 
@@ -234,7 +93,7 @@ ROWS = [
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("form", ["csv", "parquet", "place"])
+@pytest.mark.parametrize("form", ["parquet", "place"])
 def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path, form):
     """Rows that show at once, and rows that show once operators have learned; with their lines where there are any."""
     more = 'header = true\nplace = "place"' if form == "place" else ""
@@ -346,8 +205,7 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
     assert "5" in words
 
 
-def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
-    """A drawn row that cannot be published is left out; an append applies what was learned, and rejects by that."""
+def test_an_append_applies_what_was_learned_and_rejects_by_that(tmp_path):
     write(tmp_path / "first", [(1.0, float(n % 3), "abc"[n % 3]) for n in range(300)])
     write(tmp_path / "second", [(1.0, 1e30 if n == 7 else 1.0, "a") for n in range(300)])
     late = column("x", "dense", "fill; standardise; scale, by = 1e-20", "b")
@@ -359,22 +217,6 @@ def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
         299,
         {"x: NaN, or too large for float32": 1},
     )
-    drawn = HEAD % ("csv", "", '[negatives]\ncolumn = "word"\n') + column(
-        "rate", "dense", "target, smoothing = 1; scale, by = 2e-39", "word"
-    )
-    lines = [
-        *(f"1,{n},,,b\n" for n in range(30)),
-        *(f"{int(n < 32)},{n},,,a\n" for n in range(30, 60)),
-    ]
-    (tmp_path / "third").write_text("".join(lines))
-    result = run(None, tmp_path / "u", tmp_path / "third", text=drawn, max_rejects=1.0)
-    assert (result.rows_in, result.rejected) == (60, {"rate: NaN, or too large for float32": 30})
-    rows = rows_of(tmp_path / "u")
-    # Those of word b are rejected, and so are rows of word b that are drawn for the two clicks of word a.
-    assert sorted(int(row["row"]) for row in rows) == list(range(60))
-    assert sum(row["label"] for row in rows) == 2
-    assert len(rows) == result.rows_out == 60
-    assert all(math.isfinite(row["rate"]) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -418,28 +260,4 @@ def test_spark_reads_texts_of_parquet_as_numbers_and_rejects_those_that_are_too_
         3: -1.0,
         5: 2.5,
         6: -1.0,
-    }
-
-
-def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_column(tmp_path):
-    """The pass that lists rejected rows has no such vocabulary."""
-    np.save(tmp_path / "v.npy", np.array([[1.0], [1.0], [1e39], [2.0]]))
-    vectors = f'lookup, width = 1, file = "{tmp_path}/v.npy"'
-    chain = ("categorify", vectors, 'bag, of = "sum"', "fill")
-    spec = Spec.parse(HEAD % ("csv", "", "") + column("x", "dense", "; ".join(chain), "word"))
-    joins = VocabularyJoins.of(spec, ["x/0"])
-    assert joins.names == ["x"]
-    joins.check_numbers({"x": pa.array([2.0, 1.0], pa.float32())})
-    with raises(FeatureError, "column 'x'"):
-        joins.check_numbers({"x": pa.array([2.0, math.inf], pa.float32())})
-
-
-@pytest.mark.parametrize("whole", [2**53 + 1, 2**63 - 1, -(2**63)])
-def test_a_whole_number_that_no_float_holds_exactly_is_stored_as_the_nearest(tmp_path, whole):
-    write_rows(tmp_path / "rows.parquet", label=[0, 1], row=[whole, 5])
-    text = HEAD.replace(', "a:float", "b:float", "word:text"', "") % ("parquet", "", "")
-    run(None, tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    assert {row["row"] for row in rows_of(tmp_path / "t")} == {
-        float(np.float32(whole)),
-        5.0,
     }

@@ -23,28 +23,8 @@ from sluice.etl.ops.hashing import (
 )
 from tests.etl.slow_hashes import hashed
 
-TEXTS = st.lists(
-    st.none()
-    | st.text(max_size=30)
-    | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"])
-)
 
-
-@pytest.mark.slow
-@given(
-    TEXTS,
-    st.integers(-(2**63), 2**63),
-    st.integers(0, 5),
-    st.sampled_from([pa.string(), pa.large_string()]),
-)
-def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
-    column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(
-        start
-    )  # a slice begins anywhere
-    assert hash_texts(column, salt).tolist() == [hashed(t, salt) for t in texts]
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_hashes_of_few_long_texts_among_many_short_ones_are_as_documented(seed):
     chance = random.Random(seed)
     longest = [chance.choice([0, 7, 9, 200, 70_000]) for _ in range(4)]
@@ -106,16 +86,6 @@ def test_equal_floats_have_equal_hashes():
     assert hashes[0] == hashes[1]
     assert hashes[2] == hashes[3]
     assert len(set(hashes.tolist())) == 3
-
-
-def test_a_hash_spreads_evenly():
-    hashes = hash_texts(pa.array([f"{i:08x}" for i in range(100_000)]))
-    for shift in (0, 32, 60):
-        share = (
-            np.bincount(((hashes >> np.uint64(shift)) & np.uint64(15)).astype(int), minlength=16)
-            / 100_000
-        )
-        assert np.abs(share - 1 / 16).max() < 0.004
 
 
 def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import struct
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import build_table, job_of, rows_of
 from tests.etl.slow_hashes import key_of, mixed
-from tests.etl.tables import auc, column, write_rows, write_spec
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
@@ -129,12 +128,6 @@ BEGUN = Twin(("user", "day", "row"))
 ID = 'key = "row"\n'
 LATER = {
     "nothing": (spec(*COLUMNS), BEGUN, {}),
-    "added": (
-        spec(*COLUMNS, "more:int").replace("[table]", 'optional = ["more"]\n[table]'),
-        BEGUN,
-        {},
-    ),
-    "added, before the label": (spec("more:int", *COLUMNS), BEGUN, {}),
     "reordered": (spec(*COLUMNS[::-1]), BEGUN, {}),
     "renamed": (
         spec(
@@ -153,7 +146,6 @@ LATER = {
         BEGUN,
         {},
     ),
-    "retyped": (spec(*COLUMNS[:2], ("day:text", "day"), COLUMNS[3]), BEGUN, {}),
     "another column made": (
         spec(
             *COLUMNS,
@@ -167,17 +159,7 @@ LATER = {
         dataclasses.replace(BEGUN, folds=3),
         {},
     ),
-    "more smoothing": (
-        spec(*COLUMNS, rate=(RATE % "").replace("smoothing = 2", "smoothing = 9")),
-        dataclasses.replace(BEGUN, smoothing=9.0),
-        {},
-    ),
     "a key named": (spec(*COLUMNS, table=ID + HASH), Twin(("row",)), {}),
-    "a key named, a column gone": (
-        spec(*COLUMNS[:2], COLUMNS[3], table=ID + HASH),
-        Twin(("row",)),
-        {},
-    ),
     "another seed": (
         spec(*COLUMNS, table="seed = 5\n" + HASH),
         dataclasses.replace(BEGUN, seed=5),
@@ -211,9 +193,8 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     later = [
         {**row, "click": row["click"] ^ (number % 7 == 0)} for number, row in enumerate(rows)
     ] + more
-    kinds = {**KINDS, "day": pa.string()} if case == "retyped" else KINDS
     options = {**options, **accepted, "mode": "overwrite"}
-    table = make(tmp_path, changed(later, text), text, kinds, **options)
+    table = make(tmp_path, changed(later, text), text, **options)
     assert holds(table) == twin.features(later, later)
 
 
@@ -332,27 +313,6 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
             make(tmp_path, drawn(400), spec(*COLUMNS), mode=mode, **options)
 
 
-def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(
-    tmp_path,
-):
-    """Rows of one kind once lay in one fold and split if clicked and in others if not, so each met the other half."""
-    draw = np.random.default_rng(4)
-    rows = [
-        {
-            "click": int(draw.integers(2)),
-            "user": f"u{draw.integers(60)}",
-            "day": int(draw.integers(10)),
-            "row": 0,
-        }
-        for _ in range(8000)
-    ]
-    table = make(tmp_path, rows, spec(*COLUMNS))
-    for split in ("train", "test"):
-        made = rows_of(table, split)
-        found = auc(*(np.array([row[name] for row in made]) for name in ("rate", "click")))
-        assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(made)))
-
-
 @pytest.mark.parametrize(
     ("ops", "refused"),
     [
@@ -394,94 +354,6 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
         rates[row["row"]].add(row["rate"])
     assert {number for number, found in rates.items() if len(found) > 1} == set()
     assert len(rates) > 200
-
-
-def learned_columns(past: bool) -> str:
-    """Columns of every operator that learns; of what lies in the past if that is asked for."""
-    more = ", past = true" if past else ""
-    return (
-        column("pair", "dense", f"concat; target, folds = 3{more}", ["user", "item"])
-        + column("chained", "dense", f"fill_mean; quantiles, buckets = 4; target{more}", "price")
-        + column("seen", "dense", f"count{more}; fill", "item")
-        + column("spent", "dense", f"group{more}; fill", ["item", "price"])
-        + (column("mean_before", "dense", "group, past = true; fill", ["user", "click"]) * past)
-        + column("user", "sparse", "categorify")
-        + column("price", "dense", "fill_median; min_max")
-    )
-
-
-WAYS = {
-    "made": [("create", {}, HASH)],
-    "a key named": [("create", {}, TIME), ("overwrite", {"update_state": True}, ID + TIME)],
-    "appended again": [("create", {}, HASH), ("append", {}, HASH)],
-    "updated": [
-        ("create", {}, HASH),
-        ("append", {"update_state": True}, HASH),
-        ("overwrite", {"update_state": True}, HASH),
-    ],
-    "applied again": [("create", {}, TIME), ("overwrite", {"reuse_state": True}, TIME)],
-}
-
-
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way, past):
-    """Rows of both splits. Those of the test change no row's features but their labels."""
-    draw = np.random.default_rng(9)
-    rows = [
-        {
-            "click": int(draw.integers(2)),
-            "user": f"u{draw.integers(12)}",
-            "day": int(draw.integers(10)),
-            "row": number,
-            "item": f"i{draw.integers(6)}",
-            "price": float(draw.integers(20)) if draw.random() < 0.9 else None,
-        }
-        for number in range(160)
-    ]
-
-    def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
-        kinds = {**KINDS, "price": pa.float64()}
-        for mode, options, by in WAYS[way]:
-            text = spec(
-                *COLUMNS,
-                "item:text",
-                "price:float",
-                table=by.replace(HASH, TIME) if past else by,
-                rate=RATE % (", past = true" if past else ""),
-                more=learned_columns(past),
-            )
-            table = make(tmp_path, rows, text, kinds, name, mode=mode, **options)
-        return {
-            split: {
-                number: {tuple(found.items()) for found in group}
-                for number, group in by_row(rows_of(table, split)).items()
-            }
-            for split in ("train", "test")
-        }
-
-    before = made("as-it-is", rows)
-    assert len(before["train"]) > 100
-    chosen = [*sorted(before["train"])[::50], *sorted(before["test"])[::20]]
-    for number in chosen:
-        flipped = [{**row, "click": row["click"] ^ (row["row"] == number)} for row in rows]
-        after = made(f"flipped-{number}", flipped)
-        split = "train" if number in before["train"] else "test"
-        assert after[split][number] == before[split][number]
-        if split == "test":
-            assert after == before
-        else:
-            assert after != before  # what others learn of it
-
-
-def by_row(found: list[dict]) -> dict[int, list[dict]]:
-    """Each row's features by its number, without its label."""
-    groups = defaultdict(list)
-    for row in found:
-        groups[int(row["row"])].append(
-            {name: value for name, value in row.items() if name != "click"}
-        )
-    return groups
 
 
 LABELS_USED = [

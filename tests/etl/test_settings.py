@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import OptionError, check, make, parse, read, replaced, setting
-from sluice.common.text_table import wrapped
-from tests.optional_folders import is_left_out
 from tests.raises import raises
 
 
@@ -155,56 +152,3 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
     assert not any(
         f"default: {nothing})" in text for nothing in ("None", "False", "True", "", "{}", "()")
     )
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        name
-        for name in (
-            "sluice.etl.job",
-            "sluice.tools.bench",
-            "sluice.tools.doctor",
-            "sluice.dlrm.train",
-            "sluice.dlrm.evaluate",
-            "sluice.dlrm.serve",
-            "sluice.dlrm.plan",
-            "examples.demo.__main__",
-            "examples.demo.schema_change",
-        )
-        if not is_left_out(f"{name.removeprefix('sluice.').replace('.', '/')}.py")
-    ],
-)
-def test_no_program_shows_a_default_that_says_nothing(program, capsys):
-    main = importlib.import_module(program).main
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert text.startswith("usage: ")
-    assert not any(
-        nothing in text
-        for nothing in ("default: None", "default: False", "default: ()", "==SUPPRESS==")
-    )
-
-
-def test_help_wraps_paragraphs_and_lists_and_leaves_commands():
-    text = "One sentence that is long.\nAnother.\n\n  word  a meaning that is long\n  sluice show --long-option\nend"
-    assert wrapped(text, 20).splitlines() == [
-        "One sentence that is",
-        "long. Another.",
-        "",
-        "  word  a meaning",
-        "        that is long",
-        "  sluice show --long-option",
-        "end",
-    ]
-
-
-@pytest.mark.parametrize(("columns", "width"), [("30", 30), (None, 80)])
-def test_help_takes_the_width_of_columns_or_eighty(monkeypatch, columns, width):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns:
-        monkeypatch.setenv("COLUMNS", columns)
-    lines = wrapped("word " * 100).splitlines()
-    assert width - len("word ") <= max(map(len, lines)) <= width

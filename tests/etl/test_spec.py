@@ -54,22 +54,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
     )
 
 
-def test_criteo_spec_is_good(repo):
-    spec = Spec.read(repo / "features" / "criteo.toml")
-    assert [c.name for c in spec.columns] == [
-        "label",
-        *(f"I{i}" for i in range(1, 14)),
-        *(f"C{i}" for i in range(1, 27)),
-    ]
-    assert {op.name for c in spec.columns for op in c.ops} == {
-        "fill",
-        "clip",
-        "log",
-        "categorify",
-        "hash",
-    }
-
-
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
     [

@@ -14,7 +14,6 @@ from sluice.etl.synth import raw_logs
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table_commands import FORMATS
-from tests.etl.tables import auc
 
 
 def share_null(rows, name):
@@ -51,18 +50,6 @@ def test_the_shape_is_that_of_real_logs():
     assert (rows.ranks["C9"] == 0).mean() == pytest.approx(0.89, abs=0.02)
 
 
-def test_later_days_bring_values_never_seen():
-    clicks = Clicks(5)
-    first, same, later = (
-        clicks.rows(0, 5000),
-        clicks.rows(5000, 5000),
-        clicks.rows(5000, 5000, day=1),
-    )
-    seen = first.codes("C7")
-    assert np.isin(later.codes("C7"), seen).mean() < np.isin(same.codes("C7"), seen).mean() - 0.05
-    assert np.isin(later.codes("C9"), first.codes("C9")).all()
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, form):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -91,20 +78,6 @@ def test_all_formats_say_the_same(tmp_path):
     assert [{k: v for k, v in row.items() if v is not None} for row in want] == objects
 
 
-def test_numbers_are_written_as_people_write_them():
-    values = np.array([0, 7, -2, 10, 9999, 10_000, 10_001, 1_618_112, 99_999_999])
-    assert [bytes(row[row != 0]).decode() for row in raw_logs._digits(values)] == [
-        str(v) for v in values
-    ]
-
-
-def test_days_are_files_of_one_stream(tmp_path):
-    result = synthesize(tmp_path / "days", rows=1000, seed=1, days=3)
-    lines = [(tmp_path / "days" / f"day_{d}.tsv").read_text().splitlines() for d in range(3)]
-    assert [len(part) for part in lines] == [333, 333, 334]
-    assert result["bytes"] == sum(f.stat().st_size for f in (tmp_path / "days").iterdir())
-
-
 def test_the_best_auc_is_the_expected_auc_of_the_true_probabilities():
     probability = np.random.default_rng(0).uniform(0.05, 0.9, 400)
     best = BestAUC()
@@ -115,34 +88,6 @@ def test_the_best_auc_is_the_expected_auc_of_the_true_probabilities():
     weight = np.outer(probability, 1 - probability)
     np.fill_diagonal(weight, 0)
     assert best.value == pytest.approx((wins * weight).sum() / weight.sum(), abs=2e-3)
-
-
-def test_a_model_without_crosses_misses_the_best_auc():
-    """The best additive model is bounded from above: by the additive part of the true logit, effect by effect."""
-    clicks = Clicks(1)
-    rows = clicks.rows(0, 60_000)
-    truth = np.log(rows.probability / (1 - rows.probability))
-    # Least squares on the one-hot columns that the planted model uses, straight to the true logit: no noise of labels.
-    residual = truth - truth.mean()
-    additive = np.zeros_like(residual)
-    features = [
-        np.digitize(rows.counts[n], np.quantile(rows.counts[n], np.linspace(0, 1, 30)[1:-1]))
-        for n in INTEGERS
-    ]
-    features = [
-        np.where(rows.nulls.get(n, False), 31, f) for n, f in zip(INTEGERS, features, strict=True)
-    ]
-    features += [
-        np.where(rows.nulls.get(n, False), 600, np.minimum(rows.ranks[n], 599)) for n in CATEGORIES
-    ]
-    for _ in range(6):
-        for feature in features:
-            step = np.bincount(feature, residual, 601) / np.maximum(
-                np.bincount(feature, minlength=601), 1
-            )
-            additive += step[feature]
-            residual -= step[feature]
-    assert auc(truth, rows.label) - auc(additive, rows.label) > 0.03
 
 
 def test_the_program_says_what_it_wrote(tmp_path, capsys):

@@ -70,28 +70,6 @@ def stored_by(lines: TaskLines | None) -> ParsedRows:
     return ParsedRows(Spec.parse(TEXT), 0, 2, None, lines)
 
 
-def test_rows_in_a_file_are_found_again_or_parsed_again(tmp_path, monkeypatch):
-    write_lines(tmp_path / "in")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
-    tasks = split_into_tasks(files_of([str(tmp_path / "in")]), 300)
-    rows = stored_by(TaskLines(lambda: tasks, (), located=False))
-    number = len(tasks) - 1
-    cells = list(parsed_rows._parse(rows, iter([pa.record_batch([[number]], ["id"])])))
-    assert [cell["rows"].null_count for cell in cells] == [1] * len(cells)
-    first = list(rows.read(iter(cells)))
-    assert sum(batch.num_rows for batch in first) > 0
-    assert len(list(disk.iterdir())) == 1
-    assert list(rows.read(iter(cells), last=True)) == first
-    assert list(disk.iterdir()) == []  # the last pass removes the file
-    for last in (False, True):  # as after the executor was lost
-        again = list(rows.read(iter(cells), last=last))
-        assert again == first
-        assert [batch.nbytes for batch in again] == [batch.nbytes for batch in first]
-        assert list(disk.iterdir()) == []
-
-
 def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
     write_lines(tmp_path / "in")
     disk = tmp_path / "disk"

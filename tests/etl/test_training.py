@@ -1,11 +1,9 @@
-"""What is fitted is fitted on the training split alone: on noise, no learned column says anything of the test."""
+"""What is fitted is fitted on the training split alone, and kept only while that stays so."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -17,177 +15,13 @@ from sluice.etl.apply.features import Features
 from sluice.etl.apply.learned_rows import saw_others, why_not
 from sluice.etl.jobs.job import Job
 from sluice.etl.show import describe_table
-from sluice.etl.spark.explain import explain
-from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
-from tests.etl.jobs import Said, alike, in_one_process, rows_of, run, words_of
-from tests.etl.tables import auc, column, write_rows, write_spec
+from tests.etl.jobs import Said, build_table, rows_of, run, words_of
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names, raises
-
-pytestmark = pytest.mark.spark
-
-BORDER = 1000.0
-HEAD = write_spec(
-    "click:int user:text spent:float noise:float at:float",
-    table='split_time = "at"\nsplit = {train = 0, test = 1000}\nrow_group_rows = 4096',
-)
-CHAINS = {  # each learned operator by itself, so that nothing but it could say anything
-    "user_rate": ("user", "target"),
-    "user_rate_before": ("user", "target, past = true"),
-    "seen": ("user", "count; fill"),
-    "seen_before": ("user", "count, past = true, past_step = 50; fill"),
-    "share": ("user", "count, share = true; fill"),
-    **{
-        f"{of}_spent": (["user", "spent"], f'group, of = "{of}"; fill')
-        for of in ("mean", "sum", "std", "count", "min", "max")
-    },
-    "clicks_of_user": (["user", "click"], "group, past = true; fill"),
-    "spent_before": (["user", "spent"], "group, past = true; fill"),
-    "mean_filled": ("noise", "fill_mean; standardise; min_max"),
-    "median_filled": ("noise", "fill_median"),
-}
-SPARSE = {
-    "user_id": ("user", "categorify"),
-    "joint_id": ("user", 'categorify, joint = "u"'),
-    "frequent_id": ("user", "categorify, min_count = 60, oov = 1"),
-    "noise_id": ("noise", "quantiles, buckets = 20"),
-}
-TEXT = HEAD + "".join(
-    column(name, role, ops, source)
-    for role, chains in (("dense", CHAINS), ("sparse", SPARSE))
-    for name, (source, ops) in chains.items()
-)
-
-
-def noise_by_time() -> dict[str, pa.Array]:
-    """Clicks that nobody can foretell from the time before: each user clicks, spends and comes at one rate until the
-    border and at another, of which the first says nothing, from then on."""
-    generator = np.random.default_rng(7)
-    parts = []
-    for number in range(320):
-        late, early, many = number & 1, number >> 1 & 1, number >> 2 & 1
-        for rate, count, first in ((early, (30, 60)[many], 0.0), (late, (45, 105)[late], BORDER)):
-            clicks = np.arange(count) < count * (0.2, 0.8)[rate]  # exactly so many
-            parts.append(
-                {
-                    "click": clicks.astype(np.int64),
-                    "user": np.full(count, f"u{number:03d}"),
-                    "spent": generator.random(count) * (1 + 3 * rate) + 5 * rate,
-                    "noise": generator.normal(size=count) * (1 + first),
-                    "late": np.full(count, first > 0),
-                    "at": first + generator.integers(0, 400, count).astype(float),
-                }
-            )
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    mixed = generator.permutation(len(whole["at"]))
-    assert whole["late"].sum() >= 20_000
-    return {
-        "click": pa.array(whole["click"][mixed]),
-        "user": pa.array(whole["user"][mixed]),
-        "spent": pa.array(whole["spent"][mixed]),
-        "at": pa.array(whole["at"][mixed]),
-        "noise": pa.array(whole["noise"][mixed], mask=generator.random(len(mixed)) < 0.1),
-    }
-
-
-def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Table]:
-    """Every fitted table, from these rows, all of them in one batch."""
-    found: dict[str, pa.Table] = {}
-    for learned in sorted(spec.fitted, key=lambda one: one.level):
-        features = Features(spec, FittedState(tables=found), ahead=False)
-        extras, counts = features.extras(columns, row_keys(columns, spec)), Counter[str]()
-        for user, number in learned.users:
-            values = features.run(user, user.ops[:number], columns, extras)
-            if learned.op.needs:
-                values = pa.StructArray.from_arrays(
-                    [values, *(extras[n] for n in learned.op.needs)], ["value", *learned.op.needs]
-                )
-            for name, count in zip(
-                *(part.to_pylist() for part in learned.op.count(values)), strict=True
-            ):
-                counts[name] += count
-        least = (
-            learned.op.least if learned.op.least > 1 else -math.inf
-        )  # parts of exact sums may be negative
-        kept = [(name, count) for name, count in counts.items() if count >= least]
-        found[learned.key] = learned.op.learn(
-            pa.table(
-                {
-                    "value": pa.array([n for n, _ in kept], pa.string()),
-                    "count": pa.array([c for _, c in kept], pa.int64()),
-                }
-            )
-        )
-    return found
-
-
-@pytest.fixture(scope="module")
-def made(spark, tmp_path_factory):
-    """The rows, and the table that a job makes of them."""
-    folder, columns = tmp_path_factory.mktemp("noise"), noise_by_time()
-    columns = {name: columns[name] for name in Spec.parse(TEXT).input.columns}
-    write_rows(folder / "rows.parquet", pa.table(columns))
-    run(spark, folder / "t", folder / "rows.parquet", text=TEXT)
-    return columns, FeatureTable.open(folder / "t")
-
-
-def test_no_learned_column_says_anything_of_the_test(made):
-    _, table = made
-    test = pa.Table.from_pylist(rows_of(table, "test"))
-    assert test.num_rows >= 20_000
-    clicks = test["click"].to_numpy()
-    found = {name: auc(test[name].to_numpy(), clicks) for name in (*CHAINS, *SPARSE)}
-    assert {name: value for name, value in found.items() if abs(value - 0.5) > 0.02} == {}
-    # In the rows that were learned from, they do say much.
-    train = pa.Table.from_pylist(rows_of(table, "train"))
-    assert (
-        min(
-            auc(train[name].to_numpy(), train["click"].to_numpy())
-            for name in ("user_rate", "mean_spent")
-        )
-        > 0.7
-    )
-
-
-def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_process(made):
-    columns, table = made
-    mask = pa.array(columns["at"].to_numpy() < BORDER)
-    state, spec = table.state(), Spec.parse(TEXT)
-    want = learned_by_hand(spec, {name: values.filter(mask) for name, values in columns.items()})
-    assert set(want) == set(state.tables) == {learned.key for learned in spec.fitted}
-    assert {key for key, kept in want.items() if not state[key].equals(kept)} == set()
-    alike(rows_of(table), in_one_process(TEXT, table, columns))
-
-
-def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(made):
-    columns, table = made
-    late = pa.array(columns["at"].to_numpy() >= BORDER)
-    served = Features(Spec.parse(TEXT), table.state()).inputs(
-        {n: values.filter(late) for n, values in columns.items()}
-    )
-    # A server narrows numbers to what a table holds.
-    held = {
-        name: one.cast(pa.float32()) if pa.types.is_float64(one.type) else one
-        for name, one in served.items()
-    }
-    alike(
-        [{name: row[name] for name in held} for row in rows_of(table, "test")],
-        pa.table(held).to_pylist(),
-    )
-
-
-def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(made):
-    table = made[1]
-    assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
-    assert_names(describe_table(table), "learned", "split 'train'")
-    job = Job(
-        spec=Spec.parse(TEXT), inputs=("rows",), store=TableStore(table.uri), mode="overwrite"
-    )
-    assert any("learned" in line and "split 'train'" in line for line in explain(job)[0])
-
 
 SMALL = write_spec(
     "click:int user:text at:float",
@@ -201,8 +35,30 @@ UNLABELLED = SMALL[: SMALL.index('[[column]]\nname = "rate"')]
 """Nothing is learned from labels."""
 
 
+def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(elsewhere, tmp_path):
+    text = SMALL + column("at", "dense", "fill") + column("seen", "dense", "count; fill", "user")
+    table = build_table(None, tmp_path / "t", elsewhere / "rows.parquet", text=text)
+    assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
+    assert_names(describe_table(table), "learned", "split 'train'")
+    columns = columns_of(pq.read_table(elsewhere / "rows.parquet"))
+    served = Features(Spec.parse(text), table.state()).inputs(columns)
+    every = pa.table(
+        {
+            name: one.cast(pa.float32()) if pa.types.is_float64(one.type) else one
+            for name, one in served.items()  # a server narrows numbers to what a table holds
+        }
+    ).to_pylist()
+    train, test = (
+        [{name: row[name] for name in served} for row in rows_of(table, split)]
+        for split in ("train", "test")
+    )
+    assert len(test) > 50
+    assert all(row in every for row in test)
+    assert not all(row in every for row in train)  # their own labels are left out
+
+
 @pytest.fixture(scope="module")
-def elsewhere(spark, tmp_path_factory):
+def elsewhere(tmp_path_factory):
     """A table whose state was learned from another split than `UNLABELLED` trains on; and rows to append."""
     folder, generator = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(1)
     for name, count in (("rows", 200), ("more", 50)):
@@ -213,7 +69,7 @@ def elsewhere(spark, tmp_path_factory):
             user=[f"u{n}" for n in generator.integers(0, 40, count)],
         )
     run(
-        spark,
+        None,
         folder / "t",
         folder / "rows.parquet",
         text=UNLABELLED.replace("{train =", "{first ="),
@@ -222,7 +78,7 @@ def elsewhere(spark, tmp_path_factory):
 
 
 def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
-    spark, elsewhere, tmp_path
+    elsewhere, tmp_path
 ):
     out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
     assert_names(describe_table(FeatureTable.open(out)), "learned", "split 'first'")
@@ -249,7 +105,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
             job(mode, refit=True, **options)
     said, before = Said(), FeatureTable.open(out).state()
     run(
-        spark,
+        None,
         out,
         elsewhere / "more.parquet",
         text=UNLABELLED,
@@ -261,7 +117,7 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
     after = FeatureTable.open(out)
     assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, "first")
     run(
-        spark,
+        None,
         out,
         elsewhere / "rows.parquet",
         text=UNLABELLED,
@@ -275,13 +131,13 @@ def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
 
 
 def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(
-    spark, elsewhere, tmp_path
+    elsewhere, tmp_path
 ):
     """A row of label 0 with the other values of one of the test would tell a learner of that one's label."""
     text = (
         SMALL + '[negatives]\ncolumn = "user"\neach = 3\n[[column]]\nname = "at"\nrole = "time"\n'
     )
-    run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
+    run(None, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     table, raw = FeatureTable.open(tmp_path / "t"), pq.read_table(elsewhere / "rows.parquet")
     times = {split: {row["at"] for row in rows_of(table, split)} for split in ("train", "test")}
     assert not times["train"] & times["test"]
@@ -295,12 +151,12 @@ def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_
     assert known < set(raw["user"].to_pylist())
 
 
-def test_a_training_split_without_rows_is_refused(spark, elsewhere, tmp_path):
+def test_a_training_split_without_rows_is_refused(elsewhere, tmp_path):
     text = SMALL.replace(
         "split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}'
     )
     with raises(InputError, "none of 200 rows", "'train'"):
-        run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
+        run(None, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     with pytest.raises(TableError):
         FeatureTable.open(tmp_path / "t")
 

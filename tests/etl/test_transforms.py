@@ -10,15 +10,14 @@ import pytest
 
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.chain import step
-from sluice.etl.ops.hashing import hash_rows, hash_texts
-from sluice.etl.ops.ids import Cross, Hash
-from sluice.etl.ops.lists import FirstX, Vectors
-from sluice.etl.ops.text import Ngram
+from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.ops.ids import Hash
+from sluice.etl.ops.lists import Vectors
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import column, struct_of, write_spec
+from tests.etl.tables import column, write_spec
 from tests.raises import raises
 
 HEAD = write_spec(
@@ -58,32 +57,6 @@ def test_hash_of_ids_and_bags_is_the_hash_of_their_texts():
     assert step(op, pa.array([7, 12, 7], pa.int32()), None, {}).to_pylist() == want
     bags = pa.array([[7, 12], [], [7]], pa.list_(pa.int32()))
     assert step(op, bags, None, {}).to_pylist() == [want[:2], [], [want[2]]]
-
-
-@pytest.mark.parametrize(("last", "want"), [(False, [[1, 2], [], [4]]), (True, [[2, 3], [], [4]])])
-def test_first_or_last_of_a_bag(last, want):
-    bags = pa.array([[1, 2, 3], [], [4]], pa.list_(pa.int32()))
-    assert step(FirstX(size=2, last=last), bags, None, {}).to_pylist() == want
-
-
-def test_ngrams_of_a_bag_of_ids_hashed_to_a_size():
-    bags = pa.array([[5, 6, 5], [7], []], pa.list_(pa.int32()))
-    grams = step(Ngram(size=2), bags, None, {})
-    assert grams.to_pylist() == [["5\x1f6", "6\x1f5"], [], []]
-    want = [int(h % 100) + 2 for h in hash_texts(pa.array(["5\x1f6", "6\x1f5"]))]
-    assert step(Hash(size=100), grams, None, {}).to_pylist() == [want, [], []]
-
-
-def test_a_cross_of_ids_hashes_them_in_order():
-    one, other = pa.array([1, 2, 1], pa.int32()), pa.array([3, 3, 3], pa.int32())
-    both = struct_of(a=one, b=other)
-    found = step(Cross(size=50), both, None, {}).to_pylist()
-    assert found == [int(h % 50) + 2 for h in hash_rows([one, other], 0)]
-    assert (
-        found[0]
-        == found[2]
-        != step(Cross(size=50), struct_of(a=other, b=one), None, {}).to_pylist()[0]
-    )
 
 
 def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):

@@ -146,7 +146,7 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
         rows(tmp_path / "b", "DD.01.2024 10:00", form=60),
     )
     table = tmp_path / "t"
-    run(spark, table, usual, text=TEXT)
+    run(None, table, usual, text=TEXT)
     assert FeatureTable.open(table).record.unread == {"hour": 0.0}
     with pytest.raises(
         DriftError,
@@ -154,23 +154,23 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
         r"'\d\d\.01\.2024 10:00'; in the version before it was 0\.0%; nothing was "
         r"published; .*--accept-nulls hour$",
     ):
-        run(spark, table, german, text=TEXT, mode="overwrite")
+        run(None, table, german, text=TEXT, mode="overwrite")
     assert FeatureTable.open(table).version == 0
     assert not [
         p for p in (table / "data").iterdir() if FeatureTable.open(table).record.job != p.name
     ]
     with raises(DriftError, "'price'", "10.0%", "missing"):
         run(
-            spark,
+            None,
             table,
             rows(tmp_path / "c", "2024-01-DD 10:00", prices=360),
             text=TEXT,
             mode="append",
         )
     both = TEXT.replace('"%Y-%m-%d %H:%M"', '["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M"]')
-    run(spark, table, german, text=both, mode="append")
+    run(None, table, german, text=both, mode="append")
     assert {row["hour"] for row in rows_of(table)} == {10.0}
-    run(spark, table, german, text=TEXT, mode="append", accept_nulls=("hour",))
+    run(None, table, german, text=TEXT, mode="append", accept_nulls=("hour",))
     changes = between(FeatureTable.open(table, 1), FeatureTable.open(table, 2))
     assert changes.lost == {"hour": (0.0, 0.15)}
     assert "the same columns" not in changes.text

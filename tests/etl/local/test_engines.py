@@ -17,8 +17,8 @@ from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
+from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import build_table, words_of
-from tests.etl.other_shapes import synthesize_shape
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
@@ -37,10 +37,10 @@ def test_all_shipped_specs_but_the_relational_one_are_compared():
     )
 
 
-def raw_of(name: str, folder: Path, seed: int) -> Path:
+def raw_of(name: str, text: str, folder: Path, seed: int) -> Path:
     path = folder / f"{name}-{seed}"
     if name in ("avazu", "wide"):
-        synthesize_shape(name, path, rows=60 if name == "wide" else 1000, seed=seed)
+        draw_rows(path, text, rows=60 if name == "wide" else 1000, seed=seed)
         return path
     synthesize(path, rows=1000, seed=seed)
     lines = path.read_text().splitlines()
@@ -106,19 +106,17 @@ def alike(one: FeatureTable, other: FeatureTable) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_mode_makes_the_same_table(spark, tmp_path, name):
+def test_every_spec_and_every_mode_make_the_same_table(spark, tmp_path, name):
     text = (FEATURES / f"{name}.toml").read_text()
     text = text.replace("F1..F900", "F1..F40").replace(
         "C1..C94", "C1..C6"
     )  # a thousand columns are a minute of Spark
-    first, second = (raw_of(name, tmp_path, seed) for seed in (1, 2))
-    updating = {"update_state": name in ("criteo", "avazu")}
-    steps = [
-        ("create", [first], {}),
-        ("append", [second], updating),
-        ("overwrite", [first, second], {"update_state": True}),
-    ]
-    if name == "criteo":  # once, as it is a create but for what it is on
+    first, second = (raw_of(name, text, tmp_path, seed) for seed in (1, 2))
+    steps = [("create", [first], {})]
+    if name in ("criteo", "avazu"):
+        steps.append(("append", [second], {"update_state": name == "avazu"}))
+    if name == "criteo":
+        steps.append(("overwrite", [first, second], {"update_state": True}))
         steps.append(("overwrite", [second], {"refit": True}))
     for mode, inputs, options in steps:
         both = made_by_both(spark, text, inputs, tmp_path, mode=mode, **options)
@@ -180,6 +178,8 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     both = made_by_both(spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path)
     alike(*both)
     assert len(both[0].files) > 2
+    if way != "order":
+        return
     # With next to no memory, vocabularies stay in files and are joined.
     joined = made(
         spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / "joined", worker_bytes=128
@@ -218,30 +218,20 @@ def test_a_fraction_is_no_int_to_both(spark, tmp_path):
     assert both[0].record.rows == 37
 
 
-def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
-    table = pa.table(
-        {
-            "click": [0, 1] * 20,
-            "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)],
-        }
-    )
-    write_rows(tmp_path / "rows.parquet", table)
-    text = write_spec(
-        "click:int device.os:text",
-        column("device.os", "sparse", "categorify"),
-        table="split = {train = 1}",
-    )
-    local = made(None, text, [tmp_path / "rows.parquet"], tmp_path / "local")
-    assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
-    with raises(InputError, "'device.os'"):  # a program says which engine can: etl.engines
-        made(spark, text, [tmp_path / "rows.parquet"], tmp_path / "spark")
+def test_names_with_dots_are_the_same_to_both_in_json(spark, tmp_path):
+    """Of Parquet, a program says which engine can: etl.engines."""
     lines = [
         json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}})
         for n in range(40)
     ]
     (tmp_path / "rows.json").write_text("\n".join(lines))
-    of_json = text.replace('"parquet"', '"json"')
-    both = made_by_both(spark, of_json, [tmp_path / "rows.json"], tmp_path / "json")
+    text = write_spec(
+        "click:int device.os:text",
+        column("device.os", "sparse", "categorify"),
+        form="json",
+        table="split = {train = 1}",
+    )
+    both = made_by_both(spark, text, [tmp_path / "rows.json"], tmp_path / "json")
     alike(*both)
     assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 

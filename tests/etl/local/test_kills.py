@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import sys
 import pytest
 
 import tests.etl.test_build as build
-from benchmarks.small_table import small_table
-from sluice.etl.table.table import FeatureTable
 from tests.etl.tables import column, write_spec
 
 pytestmark = pytest.mark.slow
@@ -29,62 +26,6 @@ _SPEC = write_spec(
     form="tsv",
     table="row_group_rows = 64\nsplit = {train = 1.0}",
 )
-_KILLED = """
-import json, os, random, signal, sys, threading, time
-from pathlib import Path
-from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.job_run import run_job
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.local.engine import LocalEngine
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-text, raw, folder, count = Path(sys.argv[1]).read_text(), sys.argv[2], sys.argv[3], int(sys.argv[4])
-def job(table):
-    made = Job(spec=Spec.parse(text), inputs=(raw,), store=TableStore(table), mode="overwrite")
-    run_job(made, LocalEngine(made, JobProgress(open(os.devnull, "w")), threads=2))
-def child(table):
-    child = os.fork()
-    if not child:
-        try:
-            job(table)
-        finally:
-            os._exit(0)
-    return child
-start = time.monotonic()
-os.waitpid(child(f"{folder}/whole"), 0)
-took, draw, ended = time.monotonic() - start, random.Random(5), []
-for number in range(count):
-    begun, share = child(f"{folder}/{number}"), 0.8 + 0.4 * draw.random() if number % 2 else draw.random()
-    threading.Event().wait(took * share)
-    os.kill(begun, signal.SIGKILL)
-    ended.append(os.waitstatus_to_exitcode(os.waitpid(begun, 0)[1]))
-    if not ended[-1] and share < 1:  # the machine is faster by now
-        took *= share
-print(json.dumps(ended))
-"""
-
-
-def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(tmp_path, repo):
-    (tmp_path / "spec.toml").write_text(_SPEC)
-    raw = tmp_path / "rows.tsv"
-    raw.write_text("".join(f"{n % 2}\t{n}\t{n % 17}\n" for n in range(400)))
-    small_table(tmp_path / "old", rows=30, files=1, splits={"train": 1.0})
-    for name in ("whole", *range(30)):
-        shutil.copytree(tmp_path / "old", tmp_path / "tables" / str(name))
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, tmp_path / "spec.toml", raw, tmp_path / "tables", "30"],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=True,
-    )
-    codes = json.loads(done.stdout)
-    assert codes.count(-signal.SIGKILL) >= 10
-    for number in range(30):
-        table = FeatureTable.open(tmp_path / "tables" / str(number))
-        assert [problem for problem in table.check() if "orphan" not in problem] == []
-        assert (table.version, table.rows) in ((0, 30), (1, 400))
 
 
 def test_an_interrupt_leaves_nothing(raw, tmp_path, repo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import tests.etl.test_bad_input as bad_input
 import tests.etl.test_build as build
 import tests.etl.test_log_as_it_comes as log
+from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
 from sluice.etl.apply.spool import Spool
 from sluice.etl.engines import EngineError, choose
@@ -35,6 +37,7 @@ from sluice.etl.read.pieces import pieces_of
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState
+from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
@@ -381,3 +384,65 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     assert not waiting.is_alive()
     with pytest.raises(JobEnded):
         list(threads.map(work, [1]))
+
+
+def test_too_many_rejects_refuse_the_job_and_publish_nothing(broken, tmp_path):
+    with raises(InputError, "3 of 1,000", "--max-rejects 0.002", "broken.tsv", "line 6"):
+        build.run(None, tmp_path / "t", broken, max_rejects=0.002)
+    assert not list((tmp_path / "t").rglob("*.parquet"))
+    assert not (tmp_path / "t" / "_delta_log").exists()
+    aside = tmp_path / "t" / "_sluice" / "rejects"
+    assert len(list(aside.iterdir())) == 1
+    assert list(aside.rglob("*.json"))
+    (aside / "mine.json").touch()
+    done = build.run(
+        None, tmp_path / "t", broken
+    )  # it makes the table, and removes what the refused one left
+    job = FeatureTable.open(tmp_path / "t", done.version).record.job
+    assert sorted(path.name for path in aside.iterdir()) == sorted([job, "mine.json"])
+
+
+def test_a_job_that_is_refused_for_something_else_leaves_no_rejects(made, broken, tmp_path):
+    shutil.copytree(made.uri, tmp_path / "t")
+    text = build.TEXT + "\n[drift]\nnulls = {refuse = 0.0}\n"
+    with pytest.raises(DriftError):
+        build.run(None, tmp_path / "t", broken, text=text, mode="overwrite", update_state=True)
+    assert not list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_other_formats_make_the_same_table(made, raw, tmp_path, form):
+    lines = [line.split("\t") for line in raw.read_text().splitlines()]
+    path = tmp_path / f"clicks.{form}"
+    if form == "csv":
+        with gzip.open(
+            f"{path}.gz", "wt"
+        ) as file:  # compressed, with a header, and quotes where none are needed
+            file.write(",".join(build.COLUMNS) + "\n")
+            file.writelines(
+                ",".join([*line[:10], line[10] and f'"{line[10]}"']) + "\n" for line in lines
+            )
+    else:
+        rows = [
+            {n: v if n[0] == "C" else int(v) for n, v in zip(build.COLUMNS, line, strict=True) if v}
+            for line in lines
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    head = "\nheader = true" if form == "csv" else ""
+    text = build.TEXT.replace('format = "tsv"', f'format = "{form}"{head}')
+    build.run(None, tmp_path / "t", tmp_path / f"{path.name}*", text=text)
+    assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
+
+
+def test_a_failure_while_writing_leaves_the_old_version_and_no_files(raw, tmp_path, monkeypatch):
+    old = small_table(tmp_path / "t", rows=300)
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sluice.etl.jobs.job_run.Profile.joined", full)
+    with raises(OSError, "No space left"):
+        build.run(None, tmp_path / "t", raw, mode="overwrite")
+    table = FeatureTable.open(tmp_path / "t")
+    assert (table.version, table.files) == (0, old.files)
+    assert table.check() == []
