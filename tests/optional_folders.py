@@ -44,7 +44,6 @@ OPTIONAL = {
             "tests/etl/test_large.py",
             "tests/etl/test_number_limits.py",
             "tests/etl/test_one_value.py",
-            "tests/etl/test_oracle.py",
             "tests/frozen",
             "tests/fuzz",
         ),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -111,11 +110,3 @@ def lines_in(folder: Path) -> list[dict[str, Any]]:
         for part in folder.glob("*.json")
         for line in part.read_bytes().splitlines()
     ]
-
-
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The share of pairs that stand in the right order. Equal scores count half."""
-    _, place = np.unique(scores, return_inverse=True)
-    ones, others = (np.bincount(place, labels == label) for label in (1, 0))
-    below = np.cumsum(others) - others
-    return float((ones * (below + others / 2)).sum() / (ones.sum() * others.sum()))

@@ -13,7 +13,6 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from tests.etl.jobs import job_of
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
@@ -100,13 +99,6 @@ def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(
     first.unlink()
     with raises(InputError, "/in/b.gz:", "first 10 rows", "row 1", "click"):
         refuse(tmp_path)
-
-
-def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, first):
-    first.write_text("1\t2\n")
-    job = job_of(tmp_path / "t", first.parent, first, text=TEXT % ("tsv", ""))
-    with raises(InputError, "/in/b.tsv:", "twice"):
-        refuse_by_first_rows(job, {})
 
 
 def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(tmp_path, first):

@@ -98,27 +98,16 @@ KEYED = 'key = ["id"]'
 
 CASES = {
     "added": (FIRST, text(*COLUMNS, "more:float"), now(NOISE, more=MORE)),
-    "added, before all others": (FIRST, text("more:float", *COLUMNS), now(NOISE, more=MORE)),
     "reordered": (FIRST, text(*COLUMNS[::-1]), NOISE),
     "renamed": (
         FIRST,
         text(*COLUMNS[:3], ("visitor:text", "user"), *COLUMNS[4:]),
         now(NOISE, rename={"user": "visitor"}),
     ),
-    "two names changed for each other": (
-        FIRST,
-        text("label:int", ("hour:int", "id"), *COLUMNS[2:4], ("id:int", "hour"), "tags:texts"),
-        now(NOISE, id=NOISE["hour"], hour=NOISE["id"]),
-    ),
     "int to text": (
         FIRST,
         text("label:int", ("id:text", "id"), *COLUMNS[2:]),
         now(NOISE, id=AS_TEXT),
-    ),
-    "int to float": (
-        FIRST,
-        text("label:int", ("id:float", "id"), *COLUMNS[2:]),
-        now(NOISE, id=NOISE["id"].cast(pa.float64())),
     ),
     "float to text, renamed": (
         FIRST,
@@ -134,11 +123,6 @@ CASES = {
         text(*COLUMNS, table=KEYED),
         text(*COLUMNS),
         now(NOISE, price=MORE),
-    ),
-    "key renamed": (
-        text(*COLUMNS, table=KEYED),
-        text("label:int", ("row:int", "id"), *COLUMNS[2:], table='key = "row"'),
-        now(NOISE, rename={"id": "row"}),
     ),
     "split_by, retyped": (
         text(*COLUMNS, table='key = "id"\nsplit_by = "hour"'),

@@ -247,17 +247,6 @@ def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_sta
     assert all(table.state()[key] == made[1].state()[key] for key in made[1].state().stored)
 
 
-def test_a_job_that_is_refused_leaves_no_files(spark, tmp_path):
-    table = rows(1, 200)
-    write_rows(
-        tmp_path / "rows.parquet", table.set_column(0, "click", pa.array([7] * 30 + [1] * 670))
-    )
-    one_level = TEXT[: TEXT.index('[[column]]\nname = "tags"')]
-    with raises(ValueError, "--max-rejects"):
-        run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=one_level, worker_bytes=TINY)
-    assert not list(Path(tmp_path / "t").rglob("*.parquet"))
-
-
 def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
     spec = Spec.parse(TEXT)
     tables = {

@@ -45,18 +45,6 @@ def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():
     assert last.endswith(" s\n")
 
 
-def test_elsewhere_a_long_stage_says_every_few_seconds_how_far_it_is():
-    out = Terminal("fitting 5 of 9")
-    out.isatty = lambda: False
-    progress = JobProgress(out, every_s=0.001)
-    progress.follow(lambda: "5 of 9")
-    with progress.stage("fitting"):
-        assert out.seen.wait(60)
-    begun, between, *_ = out.text.splitlines()
-    assert (begun, between) == ("fitting …", "fitting 5 of 9 0 s")
-    assert "\x1b" not in out.text
-
-
 def test_elsewhere_a_stage_is_two_lines_and_one_that_fails_is_not_said_to_be_done():
     out = Said()
     with JobProgress(out).stage("fitting"):

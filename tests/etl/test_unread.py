@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +9,7 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
-from sluice.etl.apply.counts import CountsOfRows, RowCounts
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.unreadable import lost, unread
 from sluice.etl.jobs.job import Job
 from sluice.etl.spark.read_input import why_unsorted
@@ -71,23 +68,6 @@ def test_only_values_that_are_there_and_cannot_be_read_are_counted():
     assert [
         (name, count) for name, count, _ in unread(Features(lists, FittedState()), columns)
     ] == [("hour", 1)]
-
-
-@pytest.mark.parametrize("name", ["hour", "ho\x1fur", "hour=x\x1fy", '["hour"', "\t", ","])
-def test_an_unreadable_value_is_shown_whatever_its_columns_name_holds(name):
-    """Failed before, for a name with the character that stood between a name and its value."""
-    spec = Spec.parse(TEXT.replace('name = "hour"', f"name = {json.dumps(name)}"))
-    values = ["2024-01-31 10:00", "31.01\x1f2024"]
-    columns = {
-        "click": pa.array([0, 0]),
-        "at": pa.array(values),
-        "price": pa.array([1.0, 2.0]),
-    }
-    counts = CountsOfRows(spec, 0, Features(spec, FittedState()))
-    parsed = Parsed(columns=columns, rows=2, rejected=[])
-    counted = RowCounts.of(pa.Table.from_batches(list(counts.count_parsed(parsed))))
-    assert counted.unread.keys() == {name}
-    assert counted.examples == {name: values[1]}
 
 
 def test_texts_that_sort_as_times_do():

@@ -43,7 +43,7 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
 from tests.etl.tables import column, write_rows, write_spec
-from tests.raises import assert_names, raises
+from tests.raises import raises
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page
 LEFT_OUT = {
@@ -266,20 +266,6 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
     )
     with raises(InputError, "rows.parquet:", "'item'", "binary", "text", "--engine spark"):
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
-
-
-def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
-    write_rows(
-        tmp_path / "rows.parquet",
-        click=[0, 1],
-        at=[1, 2],
-        price=[1.0, 2.0],
-        item=["a", "b"],
-        day=["", "x"],
-    )
-    said = Said()
-    jobs.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", said=said)
-    assert_names(said.text, "input columns day")
 
 
 @pytest.mark.parametrize("digits", [15, 30])
