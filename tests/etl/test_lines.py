@@ -166,7 +166,7 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         empty += sum(line.rstrip(b"\r") == b"" for line in lines)
         kept += [value or "" for value in found.columns["C"].to_pylist()]
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "4096")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "16384")
     try:
         made = run(
             spark,
