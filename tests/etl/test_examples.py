@@ -38,9 +38,6 @@ def test_sessions(spark, repo, tmp_path):
     alike(rows_of(table), in_one_process(text, table, columns))
     field = {one.name: one for one in table.fields}["clicked"]
     assert field.bag[::2] == (0, max(len(row["clicked"]) for row in rows))
-    # A user's rows lie in one split.
-    users = [{row["user"] for row in rows_of(table, split)} for split in table.splits]
-    assert not users[0] & users[1]
 
 
 def test_a_thousand_columns(repo, tmp_path):
