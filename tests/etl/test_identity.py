@@ -200,6 +200,21 @@ def test_nothing_that_changes_shows_test_rows_to_a_learner(case):
     assert under_rule(Spec.parse(later), after, accept=False)[0].rule.columns == spec.rule.columns
 
 
+def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
+    """What accepting means: the test above can fail."""
+    begun, parent = Spec.parse(FIRST), record(Spec.parse(FIRST), NOISE)
+    spec, before = under_rule(Spec.parse(text(*COLUMNS, table="seed = 1")), parent, accept=True)
+    splits = split_of(begun, NOISE), split_of(spec, NOISE)
+    found = trained_on(
+        SplitRows.of([parent]).trained,
+        SplitRows.of([record(spec, NOISE, version=1, before=before)]),
+    )
+    truth = float((splits[0][splits[1] == 1] == 0).mean())
+    assert found.shares["test"] == pytest.approx(truth, abs=0.05)
+    assert not found.exact
+    assert_names(found.text, "about", f"{100 * found.shares['test']:.3g} %", "'test'")
+
+
 REFUSED = [
     (
         text(*COLUMNS[:3], "visitor:text", *COLUMNS[4:]),
@@ -409,3 +424,11 @@ def test_rows_that_are_appended_again_are_counted():
     again, exact = count_repeated_rows(table, SplitRows.of([record(spec, columns)]), 9000)
     assert (again, exact) == (pytest.approx(8500, rel=0.02), False)
     assert count_repeated_rows(SplitRows.of([record(spec, part, sketched=False)]), table, 5) is None
+
+
+def test_rows_of_one_key_at_other_times_are_no_repetition():
+    columns, spec = noise(100), Spec.parse(text(*COLUMNS, table=f"{KEYED}\n{BY_TIME}"))
+    later = now(columns, hour=pa.array([hour + 5000 for hour in columns["hour"].to_pylist()]))
+    first, second = (SplitRows.of([record(spec, rows)]) for rows in (columns, later))
+    assert count_repeated_rows(first, second, 100) == (0, True)
+    assert count_repeated_rows(first, first, 100) == (100, True)

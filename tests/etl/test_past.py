@@ -153,16 +153,3 @@ def test_what_cannot_be_is_refused_when_the_spec_is_read():
         Spec.parse(text % (timed, ", past_step = -1"))
     with raises(OperatorError, "past_step = 5", "past = true"):
         Count(past_step=5.0)
-
-
-def test_a_spec_that_asks_for_no_past_is_described_as_it_was():
-    """So that tables go on with their fitted states."""
-    assert Count().described == {"op": "count", "share": False}
-    assert Target(folds=3).described == {"op": "target", "folds": 3, "smoothing": 20.0}
-    assert Group(of="std").described == {"op": "group", "of": "std"}
-    assert Count(past=True).described == {
-        "op": "count",
-        "share": False,
-        "past": True,
-        "past_step": 0.0,
-    }

@@ -110,14 +110,6 @@ def test_who_reads_no_further_gets_no_traceback(body, repo):
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.parquet", "b.parquet"):
-        (tmp_path / name).touch()
-    assert "quotes" in refused("ingest.__main__", "doctor a.parquet b.parquet", capsys)
-    assert "quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
-
-
 def refused(program, words, capsys) -> str:
     """The one line in which a program refuses its command line."""
     with pytest.raises((UsageError, SystemExit)) as ended:

@@ -59,11 +59,6 @@ def test_a_table_tells_its_fields_files_and_splits(table):
     assert table.check() == []
 
 
-def test_an_unknown_split_names_those_there_are(table):
-    with raises(TableError, "'tset'", "train"):
-        table.files_of("tset")
-
-
 @pytest.mark.parametrize("command", ["show", "check"])
 def test_a_version_may_be_in_the_name(command, table, capsys):
     newest = table.version
@@ -116,11 +111,6 @@ def test_a_file_that_another_program_added_to_a_feature_table_is_named(table):
     (root / "_delta_log" / f"{1:020}.json").write_text(json.dumps({"add": add}))
     with raises(TableError, f"{name}:", "job record"):
         FeatureTable.open(root)
-
-
-def test_a_version_that_is_not_there_yet_names_the_newest(table):
-    with raises(TableError, "version 7", 0):
-        FeatureTable.open(table.uri, 7)
 
 
 def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
