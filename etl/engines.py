@@ -44,10 +44,11 @@ def choose(
     why = _only_spark(spec)
     if asked == "local" and why is not None:
         place = os.path.relpath(Path(__file__).resolve().parent.parent)
+        others = re.sub("(^|\0)--engine(=|\0)local", "", "\0".join(arguments)).strip("\0")
         raise EngineError(
             f"--engine local: {why}; run: spark-submit --properties-file "
             f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
-            f"{shlex.join(_without_engine(arguments))}"
+            f"{shlex.join(others.split(chr(0)))}"
         )
     if asked is None and not submitted:
         why = why or _cluster(environment)
@@ -84,11 +85,6 @@ def _only_spark(spec: Spec) -> str | None:
 
     why: str | None = only_spark(spec)
     return why
-
-
-def _without_engine(arguments: list[str]) -> list[str]:
-    text = "\0".join(arguments)
-    return re.sub("(^|\0)--engine(=|\0)local", "", text).strip("\0").split("\0")
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:

@@ -248,9 +248,6 @@ class Pipeline:
                 )
             )
 
-    def _read_backend(self) -> str:
-        return self.knobs.backend.get(READ.name, "thread")
-
     def _note_remote_memory(self, change: int) -> None:
         """Charges memory that remote workers on this host take (`change` above 0) or give back (below 0)."""
         with self._lock:
@@ -284,7 +281,8 @@ class Pipeline:
         limit = self._specs[stage].buffer_limit
         if limit == "window":
             # Windows of all streams may become complete at the same time.
-            return len(self._streams) * self._largest_block_bytes
+            parts = self._parts
+            return len(self._streams) * parts.plan.widest * parts.columns.window_row_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
         if limit == "series":
@@ -352,7 +350,11 @@ class Pipeline:
                 READ.name,
                 tasks,
                 lambda clock: ReadWorker(
-                    read_where_set(make_work(), parts.remote, self._read_backend),
+                    read_where_set(
+                        make_work(),
+                        parts.remote,
+                        lambda: self.knobs.backend.get(READ.name, "thread"),
+                    ),
                     windows,
                     gatherer(),
                     clock=clock,
@@ -626,10 +628,6 @@ class Pipeline:
     @property
     def _streams(self) -> tuple[int, ...]:
         return self._parts.plan.streams_of(self._parts.share.reader, self._parts.share.readers)
-
-    @property
-    def _largest_block_bytes(self) -> int:
-        return self._parts.plan.widest * self._parts.columns.window_row_bytes
 
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""

@@ -441,14 +441,14 @@ class RowsPlan:
             key=lambda w: (w.first, w.stream),
         )
         if not windows and step < self.steps:
-            windows = [Window(streams[0], 0, done, (self._empty_slice(),))]
+            file, group = next(
+                (f, g)
+                for f, counts in enumerate(self.groups)
+                for g, rows in enumerate(counts)
+                if rows
+            )
+            windows = [Window(streams[0], 0, done, (Slice(file, group, 0, 0),))]
         return EpochSchedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
-
-    def _empty_slice(self) -> Slice:
-        file, group = next(
-            (f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows
-        )
-        return Slice(file, group, 0, 0)
 
     def _reads(self, windows: list[Window]) -> list[Read]:
         """Plans one read for all parts of a row group that are needed at about the same time."""

@@ -92,6 +92,9 @@ def _print(text: str) -> None:
 
 def main() -> None:
     """Runs the verb's program as if it had been called by its own name."""
+    from sluice.common.program import print_utf8
+
+    print_utf8()
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
         from sluice.common.extras import DISTRIBUTION

@@ -14,10 +14,6 @@ from typing import Any
 _NO_SUCH_THING = (errno.EINVAL, errno.ENOTSUP)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
 class CheckpointDisk:
     """The operations on a real file system."""
 
@@ -28,7 +24,9 @@ class CheckpointDisk:
     def write(self, path: Path, parts: Iterable[Any]) -> None:
         """Writes a file of these bytes. When this returns, the bytes are on the disk, but perhaps not the file's name.
         Each part is valid until the next one is asked for. Raises OSError if the path is a link."""
-        with open(path, "wb", opener=_no_link) as file:
+        with open(
+            path, "wb", opener=lambda p, flags: os.open(p, flags | os.O_NOFOLLOW, 0o666)
+        ) as file:
             for part in parts:
                 file.write(part)
             file.flush()

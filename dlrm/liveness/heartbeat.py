@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from sluice.dlrm.liveness.activity import Activity, Beat, Verdict, verdict
+from sluice.dlrm.liveness.activity import Activity, Beat, verdict
 from sluice.dlrm.liveness.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
 
@@ -120,9 +120,11 @@ class Heartbeat:
     def step(self) -> None:
         """Reports what this rank is doing; then judges, if it is one of the judges, and acts on the verdict."""
         self._report()
-        judgement = self._judge() if self._rank < _JUDGES else None
-        if judgement is not None and not self._store.check([_VERDICT_KEY]):
-            self._store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
+        if self._rank < _JUDGES:
+            heard = {rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()}
+            judgement = verdict(heard)
+            if judgement is not None and not self._store.check([_VERDICT_KEY]):
+                self._store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
         if self._store.check([_VERDICT_KEY]):
             self._end(json.loads(self._store.get(_VERDICT_KEY)))
 
@@ -131,11 +133,6 @@ class Heartbeat:
         beat = asdict(self._activity.beat(os.getpid(), os.getppid(), _HOST))
         self._store.set(
             _beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number})
-        )
-
-    def _judge(self) -> Verdict | None:
-        return verdict(
-            {rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()}
         )
 
     def _listen(self) -> Mapping[int, tuple[bytes, float]]:

@@ -172,14 +172,9 @@ class InterestEvolution(nn.Module):
         return attention_gru(self.enter(states), weights, self.keep.weight, self.keep.bias)
 
 
-def _is_real_step(lengths: Tensor, steps: Tensor) -> Tensor:
-    """Returns whether each step is within its sample's length: [B, T]."""
-    return torch.ones_like(steps[..., 0]).cumsum(1) <= lengths.unsqueeze(1)
-
-
 def attention(states: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
     """Returns the softmax of ⟨state, query⟩ over a history's real steps: [B, T]. An empty history gets zeros."""
-    real = _is_real_step(lengths, states)
+    real = torch.ones_like(states[..., 0]).cumsum(1) <= lengths.unsqueeze(1)
     scores = torch.einsum("btw,bw->bt", states, query)
     # A large finite number, because minus infinity would make the weights of an empty history and all gradients NaN.
     return scores.masked_fill(~real, torch.finfo(torch.float32).min / 2).softmax(1) * real

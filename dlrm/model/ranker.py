@@ -51,12 +51,13 @@ class TableLayout:
             )
         inputs = tower_of(config.kind).inputs
         reads = "history" in inputs
+        of_history = [kind for kind in MODELS if "history" in tower_of(kind).inputs]
         if (bool(config.history), bool(config.target)) != (reads, reads):
             raise ConfigError(
                 f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
                 "the item in question"
                 if reads
-                else f"--history and --target are of --model {' and '.join(_history_models())} alone, not of "
+                else f"--history and --target are of --model {' and '.join(of_history)} alone, not of "
                 f"{config.kind}"
             )
         self.history = _find_column(config.history, "history", columns) if config.history else None
@@ -170,11 +171,6 @@ class TableLayout:
             rows_of(items[exists], *self._items),
             exists.flatten().to(lengths.dtype),
         )
-
-
-def _history_models() -> list[str]:
-    """Returns the models that read a history."""
-    return [kind for kind in MODELS if "history" in tower_of(kind).inputs]
 
 
 def _find_column(name: str, what: str, columns: Sequence[Table]) -> Table:

@@ -25,22 +25,19 @@ def column_groups(columns: Iterable[ColumnSpec]) -> list[list[ColumnSpec]]:
     groups: list[tuple[Any, list[ColumnSpec]]] = []
     for column in columns:
         key = (column.role, column.type, column.raw, column.online, column.ops)
-        fitting = (group for other, group in groups if other == key and _is_joinable(column))
+        is_joinable = len(column.sources) == 1 and not any(
+            op.needs
+            or isinstance(op, Python)
+            or (isinstance(op, Fitted) and not isinstance(op, Categorify))
+            for op in column.ops
+        )
+        fitting = (group for other, group in groups if other == key and is_joinable)
         group = next(fitting, None)
         if group is None:
             groups.append((key, [column]))
         else:
             group.append(column)
     return [group for _, group in groups]
-
-
-def _is_joinable(column: ColumnSpec) -> bool:
-    return len(column.sources) == 1 and not any(
-        op.needs
-        or isinstance(op, Python)
-        or (isinstance(op, Fitted) and not isinstance(op, Categorify))
-        for op in column.ops
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,10 @@ class CountsOfRows:
     def count_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
         """Counts the rows that `selected` kept."""
         spec = self._spec
-        yield _counts(_KEPT_KEY, ["rows"], [_with_drawn(spec, columns)])
-        if not len(columns[spec.label]):
+        label, negatives = columns[spec.label], spec.rows.negatives
+        drawn = negatives.each * (pc.sum(label).as_py() or 0) if negatives else 0
+        yield _counts(_KEPT_KEY, ["rows"], [len(label) + int(drawn)])
+        if not len(label):
             return
         if spec.table.partition:
             keys = row_keys(columns, spec) if keys is None else keys
@@ -216,12 +218,6 @@ def _training(
         return columns, keys
     mask = pa.array(there)
     return {name: values.filter(mask) for name, values in columns.items()}, keys[there]
-
-
-def _with_drawn(spec: Spec, columns: dict[str, pa.Array]) -> int:
-    label = columns[spec.label]
-    drawn = spec.rows.negatives.each * (pc.sum(label).as_py() or 0) if spec.rows.negatives else 0
-    return len(label) + int(drawn)
 
 
 def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:

@@ -90,15 +90,13 @@ class Serving:
         for history in self.spec.rows.histories:
             lists = self.tails[history.name].of([completed[history.by]], "value")
             completed[history.name] = (
-                _lagged(lists, history, completed) if history.lag else _filled(lists)
+                _lagged(lists, history, completed)
+                if history.lag
+                else pc.fill_null(
+                    lists.cast(kind := pa.list_(lists.type.value_type)), pa.scalar([], kind)
+                )
             )
         return completed
-
-
-def _filled(lists: pa.Array) -> pa.Array:
-    """Returns an empty history in place of null, where a key has none."""
-    kind = pa.list_(lists.type.value_type)
-    return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
 
 
 def _lagged(lists: pa.Array, history: HistorySpec, columns: Mapping[str, pa.Array]) -> pa.Array:

@@ -119,7 +119,11 @@ class Overlap(Operator):
         if len(fields) != 2 or not all(pa.types.is_list(f.type) for f in fields):
             raise OperatorError("overlap takes two columns of lists")
         count = len(column)
-        sides = [_distinct(f) for f in fields]
+        sides = []
+        for values, lengths in map(flat, fields):
+            rows = np.repeat(np.arange(count, dtype=np.uint64), lengths)
+            pairs = np.column_stack([rows, hash_texts(as_text(values))])
+            sides.append(np.unique(pairs, axis=0))
         every, *each = (
             np.bincount(pairs[:, 0].astype(np.int64), minlength=count)
             for pairs in (np.unique(np.concatenate(sides), axis=0), *sides)
@@ -258,10 +262,3 @@ class Vectors(Operator):
             )
         found = np.asarray(self.matrix[ids], np.float64)
         return relisted(pa.array(found.reshape(-1)), np.full(len(ids), self.width))
-
-
-def _distinct(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """Returns (row, hash) for the different elements of each list."""
-    values, lengths = flat(column)
-    rows = np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
-    return np.unique(np.column_stack([rows, hash_texts(as_text(values))]), axis=0)

@@ -198,7 +198,16 @@ SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
 
 def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str, str]) -> RowRules:
     """Reads the sections on rows. Adds the columns of joins and histories to `kinds`, for the [[column]] entries."""
-    dedup = _read_dedup(read_section(raw, "dedup"), kinds) if "dedup" in raw else None
+    dedup = None
+    if "dedup" in raw:
+        section = read_section(raw, "dedup")
+        check_keys(section, ("by", "order", "keep"), "dedup")
+        order = "order" in section or None
+        dedup = Dedup(
+            by=read_column_names(section, "by", kinds, "dedup"),
+            order=order and read_column_name(section, "order", kinds, "dedup", ONE_VALUE),
+            keep=read_choice(section, "keep", ("first", "last"), "last", "dedup"),
+        )
     joins = tuple(
         _read_join(entry, path, kinds, types) for path, entry in read_sections(raw, "join")
     )
@@ -214,15 +223,6 @@ def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str,
         filters=filters,
         sample=_read_sample(raw),
         negatives=_read_negatives(raw, kinds),
-    )
-
-
-def _read_dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
-    check_keys(raw, ("by", "order", "keep"), "dedup")
-    return Dedup(
-        by=read_column_names(raw, "by", kinds, "dedup"),
-        order=read_column_name(raw, "order", kinds, "dedup", ONE_VALUE) if "order" in raw else None,
-        keep=read_choice(raw, "keep", ("first", "last"), "last", "dedup"),
     )
 
 

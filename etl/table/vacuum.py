@@ -164,15 +164,10 @@ def _remove(store: TableStore, paths: list[str], forget: Callable[[str, str], ob
                 raise
             kept.add(path)
         else:
-            _remove_empty_folders(store, path)
+            above = path.rpartition("/")[0]
+            while above not in _WRITTEN and store.remove_if_empty(above):
+                above = above.rpartition("/")[0]
     return kept
-
-
-def _remove_empty_folders(store: TableStore, path: str) -> None:
-    """Removes the folders that a removed file leaves empty."""
-    above = path.rpartition("/")[0]
-    while above not in _WRITTEN and store.remove_if_empty(above):
-        above = above.rpartition("/")[0]
 
 
 def _is_old(store: TableStore, path: str, now: float, grace_s: float) -> bool:

@@ -469,7 +469,10 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
         # Where days and months can be exchanged, the times of a log are close together.
         best = min(
             (one for one in (best, _swap(best)) if one in read),
-            key=lambda one: (read[one].null_count, _span(read[one])),
+            key=lambda one: (
+                read[one].null_count,
+                pc.subtract(pc.max(read[one]), pc.min(read[one])).as_py() or 0,
+            ),
         )
         if read[best].null_count == len(left):
             break
@@ -484,11 +487,6 @@ def _swap(form: str) -> str:
         if form.startswith(day):
             return form.replace(day, other)
     return ""
-
-
-def _span(seconds: pa.Array) -> float:
-    """Returns the seconds between the first and the last of these times."""
-    return float(pc.subtract(pc.max(seconds), pc.min(seconds)).as_py() or 0)
 
 
 def _fits(facts: ColumnFacts) -> bool:

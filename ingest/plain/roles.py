@@ -115,20 +115,17 @@ def recipes_of(
         role = role_of.setdefault(name, "sparse")
         if role not in ("sparse", "id_list"):
             raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
+    lists = ("list<", "large_list<", "fixed_size_list<")
     return tuple(
         Recipe.stored(
             name,
-            "id_list" if role == "sparse" and _is_list(types[name]) else role,
+            "id_list" if role == "sparse" and types[name].startswith(lists) else role,
             types[name],
             sizes.get(name),
             labels.get(name, ()) if role == "label" else (),
         )
         for name, role in role_of.items()
     ), sizes
-
-
-def _is_list(kind: str) -> bool:
-    return kind.startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def _asked(

@@ -239,12 +239,11 @@ def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
         else:
             found += [text] if os.path.isfile(text) else sorted(glob.glob(text, recursive=True))
     found = [path for path in found if os.path.isfile(path) and os.path.getsize(path)]
-    return [] if any(_is_parquet(path) for path in found) else found
-
-
-def _is_parquet(path: str) -> bool:
-    with open(path, "rb") as file:
-        return path.endswith(".parquet") or file.read(4) == b"PAR1"
+    for path in found:
+        with open(path, "rb") as file:
+            if path.endswith(".parquet") or file.read(4) == b"PAR1":
+                return []
+    return found
 
 
 def _read_ends(path: str) -> tuple[bytes, bytes, bool]:

@@ -53,12 +53,10 @@ class FileOpener:
 
     def stats(self) -> dict[str, int]:
         """Counts reads, bytes, retries and cache hits over all stores."""
-        found: Counter[str] = Counter()
+        counts = Counter[str]()
         for store in self._all():
-            found.update(
-                {name: count for name, count in store.stats().items() if not self._cached(name)}
-            )
-        return dict(found) | (self._cache.stats() if self._cache else {})
+            counts.update(store.stats())
+        return dict(counts) | (self._cache.stats() if self._cache else {})
 
     def disturbances(self) -> list[FaultyFileSystem]:
         """Returns the handles for injected faults, one for each store opened so far."""
@@ -77,9 +75,6 @@ class FileOpener:
             store.close()
         if self._cache is not None:
             self._cache.close()
-
-    def _cached(self, name: str) -> bool:
-        return self._cache is not None and name in self._cache.stats()
 
     def _all(self) -> list[RemoteFiles]:
         with self._lock:

@@ -620,12 +620,11 @@ class RowGroupReader:
         read = dict[int, tuple[int, ...]]()
         if unknown:
             with ThreadPoolExecutor(16, "sluice-footers") as pool:
-                read = dict(zip(unknown, pool.map(self._footer_counts, unknown), strict=True))
+                for number, footer in zip(unknown, pool.map(self._footer, unknown), strict=True):
+                    read[number] = tuple(
+                        footer.row_group(n).num_rows for n in range(footer.num_row_groups)
+                    )
         return tuple(file.row_group_rows or read[n] for n, file in enumerate(self.files))
-
-    def _footer_counts(self, file: int) -> tuple[int, ...]:
-        footer = self._footer(file)
-        return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
         """Returns the schema of these columns in the first file. An optional column that the file lacks has the spec's

@@ -140,11 +140,15 @@ class UserHistories:
 
     def check(self, schema: pa.Schema, path: str) -> None:
         """Raises HistoryError if users or times have a type that cannot be compared exactly."""
-        for name, is_right, wanted in (
-            (self.by, _is_user, "whole numbers or texts"),
-            (self.time, _is_time, "numbers, dates or timestamps"),
+        t = pa.types
+        users = (t.is_integer, t.is_string, t.is_large_string)
+        times = (t.is_integer, t.is_floating, t.is_temporal)
+        for name, checks, wanted in (
+            (self.by, users, "whole numbers or texts"),
+            (self.time, times, "numbers, dates or timestamps"),
         ):
-            if not is_right(kind := schema.field(name).type):
+            kind = schema.field(name).type
+            if not any(check(kind) for check in checks):
                 raise HistoryError(
                     f"{path}: column {name!r} holds {kind}. A history takes {wanted} there"
                 )
@@ -424,15 +428,3 @@ def _count(flags: pa.Array) -> int:
 
 def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
-
-
-def _is_user(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    )
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
-    )

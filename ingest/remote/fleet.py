@@ -283,7 +283,9 @@ class StartedFleet(Fleet):
         began = self._clock()
         try:
             with self.lock:
-                self._wait_before_start()
+                if self._failed and not self._local:  # earlier workers could not start
+                    wait_s = min(_REST_MOST_S, 2.0**self._failed)
+                    self.changed.wait_for(lambda: self.closed, wait_s)
                 job = asdict(self._job) if self._reads else None
             with self._start({**self._given, "token": token, "job": job}) as process:
                 with self.lock:
@@ -319,12 +321,6 @@ class StartedFleet(Fleet):
         if worker is not None:
             worker.connection.close()
             self.charge(-worker.bytes)
-
-    def _wait_before_start(self) -> None:
-        """Waits before the next start if earlier workers could not start. Local workers do not wait. Call it with the
-        lock held."""
-        if self._failed and not self._local:
-            self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0**self._failed))
 
     def _note_end(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:

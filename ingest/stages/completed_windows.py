@@ -96,13 +96,10 @@ class CompletedWindows:
                 while due in waiting:
                     due += 1
                     self._due = schedule, due
-                    yield _without_error(waiting.pop(due - 1))
-
-
-def _without_error(window: CompleteWindow) -> Gathering | Block:
-    if isinstance(window, BaseException):
-        raise window
-    return window
+                    window = waiting.pop(due - 1)
+                    if isinstance(window, BaseException):
+                        raise window
+                    yield window
 
 
 def _first(schedule: EpochSchedule, number: int) -> int:

@@ -160,13 +160,13 @@ class RowQuarantine:
         if not self._lost_groups and not self._bad_rows:
             return []
         return [
-            n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)
+            n
+            for n, origin in enumerate(self._origins.batch(epoch, step))
+            if origin is not None
+            and (
+                origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
+            )
         ]
-
-    def _is_lost(self, origin: Origin | None) -> bool:
-        return origin is not None and (
-            origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
-        )
 
 
 def weights_of(series: BatchSeries, number: int, columns: Columns) -> npt.NDArray[Any]:

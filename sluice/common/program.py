@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -25,8 +26,7 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
-
-
+_NAMES = sys.getfilesystemencoding()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -39,6 +39,13 @@ def say(text: str) -> None:
         raise
     except OSError:
         pass
+
+
+def print_utf8() -> None:
+    """Makes this program print UTF-8 in every locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str | None:
@@ -87,6 +94,9 @@ def _run(
     argv: list[str],
 ) -> NoReturn:
     try:
+        print_utf8()
+        for word in argv:  # Arrow and stores take all names for UTF-8
+            word.encode("utf-8" if _NAMES == "utf-8" else "ascii")
         with _interrupts_answered():
             result = main(argv)
         if result is not None:
@@ -104,6 +114,12 @@ def _run(
     except Exception as error:
         if missing := advice(error, main.__module__.rpartition(".")[2]):
             say(f"error: {missing}")
+            _leave(USAGE)
+        if isinstance(error, UnicodeEncodeError) and error.encoding in ("ascii", "utf-8", _NAMES):
+            say(
+                f"error: {error.object!r}: this name is not UTF-8, or this locale ({_NAMES}) does not read it; set "
+                "PYTHONUTF8=1, and rename the file if that does not help"
+            )
             _leave(USAGE)
         if isinstance(error, UsageError):
             say(f"error: {error}")

@@ -109,7 +109,8 @@ class ParsedRows:
             places = compute_places(batch, self.before, seen) if self.before else None
             parsed = parser.parse(batch, places)
             if self.spec.rows.relational:
-                yield parsed, _to_batch(self.spec, parsed)
+                stored = {name: parsed.columns[name] for name in self.spec.input.with_place}
+                yield parsed, pa.record_batch(stored)
                 continue
             columns, keys = selected(self.spec, parsed)
             keys = row_keys(columns, self.spec) if keys is None else keys
@@ -230,9 +231,3 @@ def compute_places(
         )
         seen[part] += 1
     return np.array(found, float) / total
-
-
-def _to_batch(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
-    return pa.record_batch(
-        [parsed.columns[name] for name in spec.input.with_place], list(spec.input.with_place)
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.etl.apply.parse import Batches
-from sluice.etl.read.pieces import FileRange, Piece, pieces_of_ranges
+from sluice.etl.read.pieces import FileRange, pieces_of_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,12 @@ class TaskLines:
         """Yields the lines of a task. A batch is valid until the next one is requested."""
         for piece in pieces_of_ranges(self.ranges()[number]):
             for batch in piece.batches(self.headers):
-                yield _locate(piece, batch) if self.located else batch
+                if not self.located:
+                    yield batch
+                    continue
+                names = pa.repeat(piece.file.name_in_rejects, batch.num_rows)
+                numbers = pa.repeat(piece.number, batch.num_rows)
+                yield pa.record_batch([batch["line"], names, numbers], ["line", "_file", "_from"])
 
     def of_all(self, tasks: Batches) -> Batches:
         """Yields the lines of all tasks that are numbered in a column `id`."""
@@ -38,10 +43,3 @@ class TaskLines:
 def work_on_lines(lines: TaskLines, work: Callable[[Batches], Batches], tasks: Batches) -> Batches:
     """Calls a function on the lines of tasks. Runs in a worker."""
     yield from work(lines.of_all(tasks))
-
-
-def _locate(piece: Piece, lines: pa.RecordBatch) -> pa.RecordBatch:
-    """Adds the file and the number of the piece to each line."""
-    names = pa.repeat(piece.file.name_in_rejects, lines.num_rows)
-    numbers = pa.repeat(piece.number, lines.num_rows)
-    return pa.record_batch([lines["line"], names, numbers], ["line", "_file", "_from"])
