@@ -130,19 +130,14 @@ def _bars(bins: Mapping[str, int]) -> str:
     if not names:
         return ""
     most, width = max(bins.values()), max(3, min(12, 240 // len(names)))
-    bars = "".join(
-        _bar(i * width, bins[name] / most, width, f"{name}: {bins[name]:,}")
-        for i, name in enumerate(names)
-    )
+    bars = ""
+    for number, name in enumerate(names):
+        tall = max(1, round(30 * bins[name] / most))
+        bars += (
+            f'<rect x="{number * width}" y="{32 - tall}" width="{width - 1}" height="{tall}" fill="#4878a8">'
+            f"<title>{html.escape(name)}: {bins[name]:,}</title></rect>"
+        )
     return f'<svg width="{width * len(names)}" height="32" role="img" aria-label="distribution">{bars}</svg>'
-
-
-def _bar(x: int, height: float, width: int, title: str) -> str:
-    tall = max(1, round(30 * height))
-    return (
-        f'<rect x="{x}" y="{32 - tall}" width="{width - 1}" height="{tall}" fill="#4878a8">'
-        f"<title>{html.escape(title)}</title></rect>"
-    )
 
 
 def _place(name: str) -> tuple[int, float]:

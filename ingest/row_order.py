@@ -386,7 +386,11 @@ class RowsPlan:
         number = first = rows = 0
         in_window: list[Slice] = []
         for one in slices:
-            for piece in _split_slice(one, self._window_limit(number)):
+            # A slice above the limit is cut into equal pieces.
+            count = -(-one.rows // self._window_limit(number))
+            cuts = [one.start + one.rows * n // count for n in range(count + 1)]
+            for start, stop in itertools.pairwise(cuts):
+                piece = Slice(one.file, one.group, start, stop, one.draw)
                 if in_window and rows + piece.rows > self._window_limit(number):
                     yield Window(stream, number, first, tuple(in_window))
                     number += 1
@@ -527,13 +531,6 @@ class RowsPlan:
             "row_groups": sum(len(counts) for counts in self.groups),
             "plan": self.digest,
         }
-
-
-def _split_slice(one: Slice, most: int) -> Iterator[Slice]:
-    """Yields the slice, or equal pieces of it with at most `most` rows, in order."""
-    count = -(-one.rows // most)
-    cuts = [one.start + one.rows * n // count for n in range(count + 1)]
-    return (Slice(one.file, one.group, a, b, one.draw) for a, b in itertools.pairwise(cuts))
 
 
 def _draw_number(seed: int, epoch: int, number: int) -> int:

@@ -28,8 +28,13 @@ def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -
     """Returns a text for each of the named files that differs from what was written."""
     found = []
     for name in names:
+        now = 0
         try:
-            now = _checksum(folder / name)
+            with open(folder / name, "rb") as file:
+                # The system reads from the disk, and not from its cache.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while chunk := file.read(_CHUNK):
+                    now = zlib.crc32(chunk, now)
         except OSError as error:
             found.append(f"{name} cannot be read ({error.strerror})")
         else:
@@ -38,13 +43,3 @@ def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -
                     f"{name} is not as it was written (CRC-32 {now:08x} instead of {sums[name]:08x})"
                 )
     return found
-
-
-def _checksum(path: Path) -> int:
-    """Returns a file's checksum. Asks the system to read from the disk and not from its cache."""
-    value = 0
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while chunk := file.read(_CHUNK):
-            value = zlib.crc32(chunk, value)
-    return value

@@ -49,17 +49,18 @@ class RankExit:
             if self.first if speak is None else speak:
                 print(json.dumps({"error": text}), flush=True)
             tell_torchrun(text)
-        cleaning = threading.Thread(target=self._clean_up, name="sluice-ending", daemon=True)
+
+        def clean_up() -> None:
+            for cleanup in reversed(self.cleanups):
+                with suppress(Exception):
+                    cleanup()
+
+        cleaning = threading.Thread(target=clean_up, name="sluice-ending", daemon=True)
         cleaning.start()
         cleaning.join(_GRACE_S)
         with suppress(OSError):
             sys.stderr.flush()
         self._leave(_FAILED)
-
-    def _clean_up(self) -> None:
-        for cleanup in reversed(self.cleanups):
-            with suppress(Exception):
-                cleanup()
 
 
 def tell_torchrun(text: str) -> None:

@@ -506,23 +506,19 @@ def _read_table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table
     called with the number of rows so far."""
     batches = []
     rows = 0
-    with pa.ipc.open_stream(_reject_compressed(body)) as stream:
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        # A stream may grow when it is read, by compression or by dictionaries.
+        if message.type not in ("schema", "record batch"):
+            raise Refusal(415, "Arrow columns must not be dictionary-encoded")
+        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
+            raise Refusal(415, "Arrow batches must not be compressed")
+    with pa.ipc.open_stream(body) as stream:
         for batch in stream:
             rows += batch.num_rows
             check_row_count(rows)
             batch.validate(full=True)
             batches.append(batch)
         return pa.Table.from_batches(batches, stream.schema)
-
-
-def _reject_compressed(body: bytes) -> bytes:
-    """Returns the stream. Raises Refusal if it may grow when it is read, by compression or by dictionaries."""
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-        if message.type not in ("schema", "record batch"):
-            raise Refusal(415, "Arrow columns must not be dictionary-encoded")
-        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
-            raise Refusal(415, "Arrow batches must not be compressed")
-    return body
 
 
 def _is_compressed(message: bytes) -> bool:

@@ -114,7 +114,16 @@ class CountsOfRows:
     def count_parsed(self, parsed: Parsed) -> Batches:
         """Counts all rows of a batch, before any is left out. Only the first pass does this."""
         yield from counts_of_parsed(self._spec, parsed)
-        yield from _of_unread(self._features, parsed)
+        missed = list(unread(self._features, parsed.columns))
+        if missed:
+            names, counts, examples = zip(*missed, strict=True)
+            yield _counts(_UNREAD_KEY, names, counts)
+            shown = [
+                json.dumps(pair)
+                for pair in zip(names, examples, strict=True)
+                if pair[1] is not None
+            ]
+            yield _counts(_EXAMPLE_KEY, shown, [1] * len(shown))
 
     def count_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
         """Counts the rows that `selected` kept."""
@@ -173,15 +182,6 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
     if parsed.rejected:
         reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)
         yield _counts(_REJECT_KEY, reasons.tolist(), times)
-
-
-def _of_unread(features: Features, parsed: Parsed) -> Batches:
-    if found := list(unread(features, parsed.columns)):
-        yield _counts(_UNREAD_KEY, [name for name, _, _ in found], [count for _, count, _ in found])
-        examples = [
-            json.dumps([name, example]) for name, _, example in found if example is not None
-        ]
-        yield _counts(_EXAMPLE_KEY, examples, [1] * len(examples))
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -43,19 +43,15 @@ def step_of(
                 return True
             return False
 
-        place, what = _failing_value(fails, len(values)), " ".join(str(error).split())
-        at = "" if place is None else f" at {str(values[place].as_py())[:_SHOWN]!r}"
+        # The operator may fail at one value by itself, or only on several together.
+        start, count = 0, len(values)
+        while count > 1:
+            half = count // 2
+            start, count = (start, half) if fails(start, half) else (start + half, count - half)
+        alone = count and fails(start, 1)
+        at = f" at {str(values[start].as_py())[:_SHOWN]!r}" if alone else ""
+        what = " ".join(str(error).split())
         raise FeatureError(
             f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
             f"{type(error).__name__}{f': {what}' if what else ''}"
         ) from error
-
-
-def _failing_value(fails: Callable[[int, int], bool], count: int) -> int | None:
-    """Returns the number of a value at which the operator fails by itself. None: it fails only on several values
-    together."""
-    start = 0
-    while count > 1:
-        half = count // 2
-        start, count = (start, half) if fails(start, half) else (start + half, count - half)
-    return start if count and fails(start, 1) else None

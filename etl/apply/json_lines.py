@@ -280,16 +280,11 @@ def fits(value: Any, kind: str) -> bool:
     if not isinstance(value, (int, float)):
         return False
     if kind == "float":
-        return _is_float(value)
+        try:
+            return not math.isinf(value)
+        except OverflowError:  # a whole number whose nearest float is infinite
+            return False
     return isinstance(value, int) and -(2**63) <= value < 2**63
-
-
-def _is_float(number: float) -> bool:
-    """Returns whether the nearest float of a number is finite, or NaN, which is a missing number."""
-    try:
-        return not math.isinf(number)
-    except OverflowError:  # a whole number
-        return False
 
 
 def _is_whole(text: str) -> bool:

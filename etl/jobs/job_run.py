@@ -110,7 +110,10 @@ class _JobRun:
             self._remove_files()
             raise
         if job.base.version is None:
-            self._remove_earlier_rejects()
+            # This job has corrected the mistakes of those that were refused.
+            jobs = {path.split("/")[2] for path in self.store.files(_REJECTS)} - {job.name}
+            for name in filter(re.compile(JOB).fullmatch, jobs):
+                self.store.remove(f"{_REJECTS}/{name}")
         return Result(
             rows_in=made.counted.parsed + sum(made.counted.rejected.values()),
             rows_out=record.rows,
@@ -179,12 +182,6 @@ class _JobRun:
     def _remove_files(self) -> None:
         self.store.remove(folder_of(self.job.name))
         self.store.remove(folder_of_tails(self.job.name))
-
-    def _remove_earlier_rejects(self) -> None:
-        """Removes the rejects of refused jobs. The job that makes the table has corrected their mistakes."""
-        jobs = {path.split("/")[2] for path in self.store.files(_REJECTS)} - {self.job.name}
-        for job in filter(re.compile(JOB).fullmatch, jobs):
-            self.store.remove(f"{_REJECTS}/{job}")
 
     def _check_input(self, counted: RowCounts) -> None:
         """Writes the rejected rows, and refuses an input with too many of them, or without the rows that it needs."""

@@ -3,7 +3,7 @@ needs Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -50,15 +50,6 @@ class LocalInput:
         self._files = list(self._located)
         self._groups: list[RowGroups] = []
 
-    def _add_partitions(self, stored: Sequence[pa.Schema]) -> None:
-        """Adds the columns that the names of folders have and the spec names."""
-        kinds = self._source.read_as
-        texts = [name for name, kind in kinds.items() if kind == "text"]
-        found = partitions_of([file.path for file in self._files], texts)
-        for file, schema, one in zip(self._files, stored, found, strict=True):
-            refuse_twice(file.name, [name for name in schema.names if name in kinds], one)
-            self._located[file] = one.of(kinds)
-
     @property
     def size(self) -> int:
         """The size of all pieces: rows of formats with columns, otherwise bytes."""
@@ -80,7 +71,13 @@ class LocalInput:
         if self._source.has_columns:
             stored = list(self._threads.map(_schema, self._files))
             if not self._source.is_table:
-                self._add_partitions(stored)
+                # The names of folders have further columns.
+                kinds = self._source.read_as
+                texts = [name for name, kind in kinds.items() if kind == "text"]
+                named = partitions_of([file.path for file in self._files], texts)
+                for file, schema, one in zip(self._files, stored, named, strict=True):
+                    refuse_twice(file.name, [name for name in schema.names if name in kinds], one)
+                    self._located[file] = one.of(kinds)
             schemas = {
                 file.name: located.schema(schema)
                 for (file, located), schema in zip(self._located.items(), stored, strict=True)

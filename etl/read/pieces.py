@@ -95,7 +95,9 @@ class Piece:
                 lines = pa.Array.from_buffers(
                     pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
                 )
-                yield _drop_headers(headers, pa.record_batch([lines], ["line"]))
+                batch = pa.record_batch([lines], ["line"])
+                dropped = are_headers(lines, headers)
+                yield batch.filter(pa.array(~dropped)) if dropped.any() else batch
 
     def _read(self, buffer: bytearray) -> memoryview | bytes:
         """Returns the bytes of the lines that begin in this part of a plain file."""
@@ -192,11 +194,6 @@ def _line_ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
             for start in range(0, len(content), _CHUNK // 4)
         ]
     )
-
-
-def _drop_headers(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
-    found = are_headers(batch["line"], headers)
-    return batch.filter(pa.array(~found)) if found.any() else batch
 
 
 def _to_line_end(stream: Any) -> bytes:

@@ -96,8 +96,4 @@ def start_worker(spark: SparkSession) -> None:
     second. Meanwhile the driver plans the first pass. On a cluster, free cores may come late."""
     context = spark.sparkContext
     if str(context.master).startswith("local"):
-        context.parallelize([0], 1).foreach(_do_nothing)
-
-
-def _do_nothing(_number: int) -> None:
-    pass
+        context.parallelize([0], 1).foreach(lambda _: None)

@@ -123,7 +123,14 @@ def read_input(raw: dict[str, Any]) -> Input:
         null_values=read_texts(raw, "null_values", (), "input"),
         number_texts=bool({"decimal", "thousands", "null_values"} & raw.keys()),
     )
-    _check_optional(source)
+    # In formats of lines, a line ends before the columns that it lacks.
+    optional = set(source.optional)
+    required = list(source.columns)[: len(source.columns) - len(optional)]
+    if source.format != "parquet" and optional and (not required or optional & set(required)):
+        raise SpecError(
+            f"input.optional = {list(source.optional)}: in {source.format} they must be the last of "
+            "input.columns, because lines without them end before them"
+        )
     other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
     if other and source.multiline:
         raise SpecError(f"input.{other}: cannot be combined with multiline")
@@ -204,17 +211,6 @@ def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
             raise SpecError(
                 f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
             )
-
-
-def _check_optional(source: Input) -> None:
-    """Checks that a line of text can end before the columns that it may lack."""
-    optional = set(source.optional)
-    required = list(source.columns)[: len(source.columns) - len(optional)]
-    if source.format != "parquet" and (not required or optional & set(required)):
-        raise SpecError(
-            f"input.optional = {list(source.optional)}: in {source.format} they must be the last of "
-            "input.columns, because lines without them end before them"
-        )
 
 
 def _check_texts(source: Input) -> None:

@@ -30,6 +30,8 @@ _ROW_GROUPS = 4
 _COLUMNS = 1
 _META_DATA = 3
 _TYPE = 1
+_ENCODINGS = 2
+_DIFFERENCES = 7  # the encoding DELTA_BYTE_ARRAY
 _VALUES = 5
 _PLAIN = 6
 _STORED = 7
@@ -73,6 +75,8 @@ class StoredChunk:
     """The position of its first page."""
     dictionary: int
     """The bytes of its dictionary page in the file, or 0 without one."""
+    has_differences: bool = False
+    """Whether texts are stored as differences from the text before. Arrow does not decode these as a dictionary."""
 
 
 def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
@@ -83,6 +87,16 @@ def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
             if at == group:
                 return [_chunk(column) for column in columns]
     raise ThriftError(f"there is no row group {group}")
+
+
+def group_of_longest_texts(file: bytes) -> int:
+    """Returns the row group whose texts take the most bytes when they are decoded, as newer writers say in a footer."""
+    with _as_thrift_error():
+        sizes = [
+            sum(column.get(_SIZES, {}).get(_TEXT_BYTES, 0) for column in columns)
+            for columns in _column_metadata(file)
+        ]
+    return sizes.index(max(sizes))
 
 
 def check_chunks(metadata: Any) -> None:
@@ -158,6 +172,7 @@ def _chunk(column: dict[int, Any]) -> StoredChunk:
         plain=int(column[_PLAIN]),
         start=dictionary if between else data,
         dictionary=data - dictionary if between else 0,
+        has_differences=_DIFFERENCES in column.get(_ENCODINGS, ()),
     )
 
 

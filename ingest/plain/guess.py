@@ -314,7 +314,13 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
             name=name, facts=facts, time="int", formats=(form,), why="looks like a time"
         )
     is_named = bool(_TIMES.search(name))
-    unit = _unit(facts)
+    units = (
+        unit
+        for unit in (1, 10**3, 10**6, 10**9)
+        if isinstance(facts.low, int)
+        and _YEAR_1990 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
+    )
+    unit = next(units, 0)
     # Ids may be as large as the seconds of the years before 2001, but seldom as close together.
     is_time = (
         unit
@@ -492,20 +498,6 @@ def _swap(form: str) -> str:
 def _fits(facts: ColumnFacts) -> bool:
     """Whether whole numbers can be ids unchanged."""
     return facts.low is None or 0 <= facts.low <= facts.high < _IDS
-
-
-def _unit(facts: ColumnFacts) -> int:
-    """Returns the number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between the years 1990 and
-    2100. 0 if there is none."""
-    return next(
-        (
-            unit
-            for unit in (1, 10**3, 10**6, 10**9)
-            if isinstance(facts.low, int)
-            and _YEAR_1990 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
-        ),
-        0,
-    )
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:

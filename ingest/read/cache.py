@@ -54,7 +54,13 @@ class FileCache:
         self._hits = self._misses = self._corrupt = self._refused = 0
         self._full = self._closed = False
         self._top.mkdir(0o755, parents=True, exist_ok=True)
-        _refuse_writable_by_others(self._top)
+        about = self._top.lstat()
+        if (
+            not stat.S_ISDIR(about.st_mode)
+            or about.st_uid not in (os.geteuid(), 0)
+            or about.st_mode & stat.S_IWOTH
+        ):  # other users could change the rows that are read from it
+            raise PermissionError(errno.EPERM, f"{self._top} can be written by other users")
         self._users_file = -1
         with self._exclusive():
             self._home.mkdir(exist_ok=True)
@@ -267,17 +273,6 @@ def _exclusive(top: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _refuse_writable_by_others(folder: Path) -> None:
-    """Refuses a folder that other users may write to, because they could change the rows that are read from it."""
-    about = folder.lstat()
-    if (
-        not stat.S_ISDIR(about.st_mode)
-        or about.st_uid not in (os.geteuid(), 0)
-        or about.st_mode & stat.S_IWOTH
-    ):
-        raise PermissionError(errno.EPERM, f"{folder} can be written by other users")
 
 
 def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:

@@ -163,7 +163,8 @@ def chunks_of(
                 if physical
                 else chunk.plain,
                 expected=text_bytes(kind.path, chunk)
-                if kind.physical_type == "BYTE_ARRAY" and chunk.dictionary
+                if kind.physical_type == "BYTE_ARRAY"
+                and (chunk.dictionary or chunk.has_differences)
                 else round(_ID * bags.get(name, 0.0) * rows),
                 begins=0 if width and not kind.max_repetition_level else _OFFSET * rows,
             )

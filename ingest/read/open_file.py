@@ -38,6 +38,18 @@ def footer_by(read: Callable[[int, int], bytes], size: int) -> bytes:
     return read(length, before - length) + tail
 
 
+def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set[str]:
+    """Returns the columns among `names` whose texts are stored as differences from the text before. Arrow does not
+    decode these as dictionaries."""
+    chunks = (
+        metadata.row_group(group).column(leaf)
+        for group in range(metadata.num_row_groups if names else 0)
+        for leaf in range(metadata.num_columns)
+    )
+    found = (c.path_in_schema for c in chunks if "DELTA_BYTE_ARRAY" in c.encodings)
+    return set(names).intersection(found)
+
+
 class OpenFile:
     """An open Parquet file. Only one thread may use it at a time."""
 
@@ -51,18 +63,21 @@ class OpenFile:
     ):
         """Columns of texts in `dictionaries` are decoded as dictionaries. `ahead` fetches bytes before they are
         decoded."""
-        self._parquet = pq.ParquetFile(
-            opened,
-            metadata=metadata,
-            pre_buffer=ahead,
-            read_dictionary=list(dictionaries),
-            page_checksum_verification=True,
-        )
+        checked = partial(pq.ParquetFile, opened, pre_buffer=ahead, page_checksum_verification=True)
+        self._parquet = checked(metadata=metadata, read_dictionary=list(dictionaries))
         self.metadata = self._parquet.metadata
+        self._differing = texts_as_differences(self.metadata, dictionaries)
+        if self._differing:
+            kept = [name for name in dictionaries if name not in self._differing]
+            self._parquet = checked(metadata=self.metadata, read_dictionary=kept)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group."""
-        return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+        table = self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+        for name in self._differing.intersection(table.column_names):
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, table.column(at).dictionary_encode())
+        return table
 
     def free_memory(self) -> None:
         """Frees memory that is not needed until the next read."""

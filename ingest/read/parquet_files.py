@@ -563,8 +563,9 @@ def _report_guesses(
         if one.role:
             roles[one.role].append(one.label or one.name)
     fill = {one.name: 0.0 for one in found.values() if one.fill}
+    sizes = {one.name: f"%{one.hash}" for one in found.values() if one.hash is not None}
     taken = "; ".join(
-        f"{role}: {', '.join(_with_size(found[name].hash if name in found else None, name) for name in names)}"
+        f"{role}: {', '.join(f'{name}{sizes.get(name, str())}' for name in names)}"
         for role, names in roles.items()
         if names
     )
@@ -597,10 +598,6 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     }
     others |= found.unread
     return facts, sum(sum(footer.row_groups) for footer in footers), others, found.form
-
-
-def _with_size(size: int | None, name: str) -> str:
-    return name if size is None else f"{name}%{size}"
 
 
 def _read_types(path: str, located: FileColumns) -> dict[str, pa.DataType]:

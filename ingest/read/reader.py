@@ -26,7 +26,12 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.plain.footer_chunks import StoredChunk, check_file
+from sluice.ingest.plain.footer_chunks import (
+    StoredChunk,
+    check_file,
+    footer_bytes,
+    group_of_longest_texts,
+)
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import elements, rows_of_elements
 from sluice.ingest.read.decoding import Decoding, decoding_of
@@ -65,6 +70,7 @@ _MAKE_ROW_BYTES = 24
 _SMALL_PART = 64
 """A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
 _SMALL_BYTES = 16 * 2**20
+_FEW_ROWS = 256  # rows whose texts are decoded at once to count their bytes
 """Reads before the start may always take this much together."""
 _PACK_COPIES = 3
 """Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
@@ -712,7 +718,14 @@ class RowGroupReader:
         scale = max(sizes) / sizes[number] if sizes[number] else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
-            return self._decoding_of(number, group, bags, scale, columns), rows
+            usual = self._decoding_of(number, group, bags, scale, columns)
+            if self._made is None:
+                return usual, rows
+            odd = group_of_longest_texts(footer_bytes(footer))
+            count = stored[number][odd] if self.row_groups[number][odd] else 0
+            more = self._decoding_of(number, odd, bags, scale, columns).at_work(count)
+            extra_bytes = max(usual.extra_bytes, more - usual.decoded(count))
+            return replace(usual, extra_bytes=extra_bytes), rows
         except Exception as error:
             raise SourceError(
                 f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
@@ -761,10 +774,18 @@ class RowGroupReader:
         """Returns the bytes of a column of texts in memory. `path` names it in the footer.
 
         A dictionary page stores a text once. Each value has its own copy, unless the column is read as a dictionary."""
-        if path in self._located[number].stored(self._dictionaries):
+        is_dictionary = path in self._located[number].stored(self._dictionaries)
+        if is_dictionary and not chunk.has_differences:
             return 0
-        file = pq.ParquetFile(self._opener.open(self.files[number].path), read_dictionary=[path])
+        dictionaries = [] if chunk.has_differences else [path]
+        file = pq.ParquetFile(
+            self._opener.open(self.files[number].path), read_dictionary=dictionaries
+        )
         with closing(file):
+            if chunk.has_differences:
+                batches = file.iter_batches(_FEW_ROWS, [group], [path], use_threads=False)
+                texts = (elements(batch.column(0)) for batch in batches)
+                return 2 * sum(pc.sum(pc.binary_length(some)).as_py() or 0 for some in texts)
             [first] = next(file.iter_batches(1, [group], [path], use_threads=False)).columns
             if not pa.types.is_dictionary((texts := elements(first)).type):
                 return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ _FLAGS = (
     "force_virtual_addressing",
 )
 _S3_REQUEST_S, _S3_CONNECT_S = 30.0, 10.0
+_S3_ATTEMPTS = 10
+"""The most attempts of a request where the caller does not retry. They take 13 s, so a wrong address is named soon."""
 
 
 class StoreError(InputError):
@@ -206,13 +209,28 @@ def _s3(host: str, query: str, endpoint: str, attempts: int | None) -> pafs.File
         settings |= {"access_key": unquote(access), "secret_key": unquote(secret)}
     if not settings.keys() & {"region", "endpoint_override"}:
         settings["region"] = _region_of(bucket)
+    # It counts repetitions, and doubles its waits from 0.05 s on.
+    strategy = fs.AwsDefaultS3RetryStrategy(max_attempts=(attempts or _S3_ATTEMPTS) - 1)
+    settings["retry_strategy"] = strategy
     if attempts is not None:
-        settings |= {
-            "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
-            "request_timeout": _S3_REQUEST_S,
-            "connect_timeout": _S3_CONNECT_S,
-        }
-    return fs.S3FileSystem(**settings)
+        settings |= {"request_timeout": _S3_REQUEST_S, "connect_timeout": _S3_CONNECT_S}
+    if attempts is not None:
+        return fs.S3FileSystem(**settings)
+
+    class PatientS3(fs.S3FileSystem):  # type: ignore[misc]
+        """Asks again where a store answers 429. Arrow takes that for an unknown error if there is a text with it."""
+
+        def get_file_info(self, wanted: Any) -> Any:
+            for repeated in range(1, _S3_ATTEMPTS):
+                try:
+                    return super().get_file_info(wanted)
+                except OSError as error:
+                    if "HTTP status 429" not in str(error):
+                        raise
+                time.sleep(0.025 * 2**repeated)
+            return super().get_file_info(wanted)
+
+    return PatientS3(**settings)
 
 
 def _endpoint() -> str:

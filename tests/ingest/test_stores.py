@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.stores import Place
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
@@ -120,6 +125,23 @@ def test_a_third_of_s3_requests_refused(bucket, status):
     for _ in range(5):
         assert read(store).equals(TABLE)
     assert store.stats()["retries"] == bucket.refused == len(clock.slept) > 5
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_heads_lists_and_openings_outlast_a_store_that_refuses_five_times(
+    bucket, monkeypatch, status
+):
+    files, path = Place.of("s3://data/table?" + bucket.query).files()
+    for ask in (
+        lambda: files.get_file_info(f"{path}/part-0.parquet").size,
+        lambda: files.get_file_info(pafs.FileSelector(path))[0].size,
+        lambda: files.open_input_file(f"{path}/part-0.parquet").size(),
+    ):
+        refused = itertools.chain([0] * 5, itertools.repeat(1))
+        monkeypatch.setattr(bucket, "_chance", SimpleNamespace(random=partial(next, refused)))
+        bucket.refuse(0.5, status)
+        assert ask() > 1000
+        assert bucket.refused == 5
 
 
 def test_wrong_keys_are_not_tried_again(bucket):

@@ -316,7 +316,11 @@ def _find_places(batches: Batches) -> Batches:
                     continue
                 while parts:
                     number, of_vocabulary = parts.popitem()
-                    known[number] = _make_lookup(of_vocabulary)
+                    hashes, places = (
+                        np.concatenate([part[name].to_numpy() for part in of_vocabulary])
+                        for name in ("hash", "place")
+                    )
+                    known[number] = Lookup.of_hashes(hashes), places
                 answered = entries.append_column("place", _look_up(entries, known))
                 yield pa.record_batch(
                     [
@@ -325,11 +329,6 @@ def _find_places(batches: Batches) -> Batches:
                     ],
                     ["block", "cell"],
                 )
-
-
-def _make_lookup(parts: Sequence[pa.RecordBatch]) -> _Known:
-    hashes = np.concatenate([part["hash"].to_numpy() for part in parts])
-    return Lookup.of_hashes(hashes), np.concatenate([part["place"].to_numpy() for part in parts])
 
 
 def _look_up(entries: pa.RecordBatch, known: Mapping[int, _Known]) -> pa.Array:

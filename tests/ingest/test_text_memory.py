@@ -1,0 +1,43 @@
+"""Texts that a file stores in few bytes are counted as they are decoded, in any encoding and row group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetFiles
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_memory_covers_each_row_group_of_repeated_texts(tmp_path, seed):
+    """A row group of long texts among longer ones: as a dictionary or as differences, alone or in lists."""
+    chance = np.random.default_rng(seed)
+    encoding, lists = ("dictionary", "differences")[seed % 2], seed % 4 > 1
+    leaf = "t.list.element" if lists else "t"
+    encodings = {"use_dictionary": False, "column_encoding": {leaf: "DELTA_BYTE_ARRAY"}}
+    groups = []
+    for rows, length in ((3000, 1), (int(chance.integers(500, 2000)), 20_000), (2500, 2)):
+        texts = pa.array([f"{'x' * length}{n}" for n in range(chance.integers(1, 9))])
+        values = texts.take(pa.array(chance.integers(0, len(texts), 2 * rows)))
+        offsets = pa.array(np.arange(0, 2 * rows + 1, 2), pa.int32())
+        column = pa.ListArray.from_arrays(offsets, values) if lists else values[:rows]
+        groups.append(pa.table({"label": np.arange(rows) % 2, "t": column}))
+    options = encodings if encoding == "differences" else {"dictionary_pagesize_limit": 2**28}
+    with pq.ParquetWriter(tmp_path / "a.parquet", groups[0].schema, **options) as file:
+        for group in groups:
+            file.write_table(group)
+    roles = {"label": "label", "id_list" if lists else "sparse": ["t"]}
+    with BatchLoader(ParquetFiles.open(tmp_path, roles, {"t": 100}), batch_size=100) as loader:
+        reader = loader._input.groups
+        for number, group in enumerate(groups):
+            stored = reader._read_stored(0, number, None)
+            assert reader.decoding.at_work(len(group)) >= stored.nbytes
+            values = stored.column("t").combine_chunks()
+            assert values.cast(group.schema.field("t").type).equals(
+                group.column("t").combine_chunks()
+            )
+            if lists or encoding == "differences":
+                assert reader.decoding.at_work(len(group)) >= group.nbytes
