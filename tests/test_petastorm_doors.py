@@ -16,7 +16,6 @@ import pytest
 
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
-from sluice.ingest.read.reader import SourceError
 from sluice.petastorm import TransformSpec, make_batch_reader, make_reader, make_spark_converter
 from tests.raises import raises
 
@@ -108,17 +107,6 @@ def test_a_reader_goes_on_where_another_one_was(folder, done):
         reader.load_state_dict(state)
 
 
-def test_epochs_without_end_and_a_reset(folder):
-    with make_batch_reader(folder, num_epochs=None) as reader:
-        assert len({tuple(b.id.tolist()) for b in itertools.islice(reader, 40)}) == 9
-        with pytest.raises(NotImplementedError, match="only after all samples were consumed"):
-            reader.reset()
-    with make_batch_reader(folder) as reader:
-        first = ids(reader)
-        reader.reset()
-        assert sorted(ids(reader)) == sorted(first)
-
-
 def test_shards_share_all_row_groups(folder):
     from petastorm.errors import NoDataAvailableError
 
@@ -185,19 +173,6 @@ def test_a_reader_that_is_left_leaves_nothing_and_says_so(folder):
         next(reader)
     reader.stop()
     reader.join()
-
-
-def test_a_function_that_fails_is_named_with_its_row_group(folder):
-    def function(frame):
-        return frame["nothing"]
-
-    with (
-        make_batch_reader(
-            folder, transform_spec=TransformSpec(function), shuffle_row_groups=False
-        ) as reader,
-        raises(SourceError, "part-0.parquet", "row group 0", "KeyError", "'nothing'"),
-    ):
-        next(reader)
 
 
 def test_signatures_are_petastorms(folder):

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.agent.lab import policies as simulated
 from sluice.agent.lab.simulator.scenario import ScenarioError
-from sluice.agent.lab.tables import Row, comparison, lead_over, missed, summary
+from sluice.agent.lab.tables import Row, missed, summary
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
 
@@ -47,33 +47,6 @@ def test_the_summary_is_over_all_runs_and_counts_kills_and_passes():
     assert found["kills"] == found["bare_kills"] == 1
     assert (found["passes"], found["of"]) == (1, 2)
     assert missed(rows, ["x"]) == ["x: b: kills ≤ 0: 1"]
-
-
-def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew():
-    """Two seeds of a scenario count as one: what is drawn anew are scenarios, or an interval would be too narrow."""
-    gains = {"a": (0.1, 0.3), "b": (0.4, 0.4), "c": (0.0, 0.0)}
-    rows = [row("auto", name, 0.9, seed=i) for name in gains for i in (0, 1)]
-    rows += [
-        row("x", name, 0.9 - gain, seed=i)
-        for name, both in gains.items()
-        for i, gain in enumerate(both)
-    ]
-    rows += [
-        row("auto", "far", 0.8, family="held out"),
-        row("x", "far", 0.9, family="held out", killed=True),
-    ]
-    mean, low, high = lead_over([r for r in rows if r.family == "scenario"], "auto", "x")
-    assert mean == pytest.approx(0.2, abs=1e-4)
-    assert (low, high) == (0, pytest.approx(0.4)), (
-        "of three scenarios, the same one may be drawn three times"
-    )
-    drawn = comparison(rows, ["auto", "x"]).splitlines()
-    assert "3 scenarios × 2 seeds: mean, median, 5 %" in drawn[0]
-    assert (
-        "| x | 0.700, 0.700, 0.500 | 0 | +20.0 (+0.0 to +40.0) | 0.900, 0.900, 0.900 | 1 | -10.0 "
-        in drawn[3]
-    )
-    assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
 
 
 def test_policies_are_measured_on_a_scenario_file(tmp_path):

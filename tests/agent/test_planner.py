@@ -140,12 +140,12 @@ def test_a_trainer_bound_run_gives_workers_back_and_does_not_stall():
 
 
 def test_an_evaluation_takes_no_workers_away():
-    """For seven looks the trainer takes a tenth of the rows."""
+    """For nine looks the trainer takes a tenth of the rows."""
     pipeline = _store_bound(cores=8, step_s=0.004)
     controller, _ = tune(pipeline, 60)
     settled = pipeline.knobs
     pipeline.step_s = 0.04
-    go_on(controller, pipeline, 7)
+    go_on(controller, pipeline, 9)
     assert pipeline.knobs == settled
 
 

@@ -12,10 +12,10 @@ import importlib
 import itertools
 import json
 import pkgutil
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -52,85 +52,49 @@ def main() -> int:
     options = parser.parse_args()
     chosen = {name: module for name, module in modules().items() if options.only in (None, name)}
     if options.seed is not None:
-        return replay(chosen, options.seed)
+        return try_seeds(chosen, options.seed, 1, None, shown=True)
     first = seed_of_code() if options.first is None else options.first
     seconds = options.seconds if options.seconds is not None or options.seeds is not None else 60.0
-    return many(chosen, first, options.seeds, seconds)
+    return try_seeds(chosen, first, options.seeds, seconds)
 
 
-def many(
-    chosen: dict[str, ModuleType], first: int, seeds: int | None, seconds: float | None
+def try_seeds(
+    chosen: dict[str, ModuleType],
+    first: int,
+    seeds: int | None,
+    seconds: float | None,
+    *,
+    shown: bool = False,
 ) -> int:
+    """Tries so many seeds, or for so long. With `shown`, the specs of each are shown and kept."""
     began = told = time.monotonic()
     counts = {name: {"seeds": 0, "findings": 0} for name in chosen}
     failing: dict[str, list[int]] = {name: [] for name in chosen}
-    for number, (name, module) in _turns(chosen, seeds):
-        seed = first + number
-        with tempfile.TemporaryDirectory(prefix="sluice-fuzz-") as folder:
-            found = module.try_seed(seed, Path(folder))
+    numbers = itertools.count() if seeds is None else range(seeds)
+    for seed, name in ((first + number, name) for number in numbers for name in chosen):
+        folder = Path(tempfile.mkdtemp(prefix=f"sluice-fuzz-{name}-"))
+        found = chosen[name].try_seed(seed, folder)
+        for path in sorted(folder.glob("*.toml")) if shown else ():
+            print(f"---- {path}\n{path.read_text()}", file=sys.stderr)
+        if not shown:
+            shutil.rmtree(folder)
         counts[name]["seeds"] += 1
         counts[name]["findings"] += len(found)
+        for one in found:
+            print(f"{name}, seed {seed}: {one}", file=sys.stderr)
         if found:
             failing[name].append(seed)
-            _show(name, seed, found)
+            print(f"replay it with: make fuzz SEED={seed} ONLY={name}", file=sys.stderr, flush=True)
         now = time.monotonic()
         if now > told + _EVERY_S:
             told = now
             print(f"{now - began:.0f} s: {counts}", file=sys.stderr, flush=True)
         if seconds is not None and now > began + seconds:
             break
-    return _summed(first, counts, failing, began)
-
-
-def _turns(
-    chosen: dict[str, ModuleType], seeds: int | None
-) -> Iterator[tuple[int, tuple[str, ModuleType]]]:
-    for number in itertools.count() if seeds is None else range(seeds):
-        for one in chosen.items():
-            yield number, one
-
-
-def replay(chosen: dict[str, ModuleType], seed: int) -> int:
-    began = time.monotonic()
-    counts, failing = {}, {}
-    for name, module in chosen.items():
-        folder = Path(tempfile.mkdtemp(prefix=f"sluice-fuzz-{name}-"))
-        found = module.try_seed(seed, folder)
-        for path in sorted(folder.glob("*.toml")):
-            print(f"---- {path}\n{path.read_text()}", file=sys.stderr)
-        _show(name, seed, found)
-        counts[name] = {"seeds": 1, "findings": len(found)}
-        failing[name] = [seed] if found else []
-    return _summed(seed, counts, failing, began)
-
-
-def _show(name: str, seed: int, found: list[str]) -> None:
-    for one in found:
-        print(f"{name}, seed {seed}: {one}", file=sys.stderr)
-    said = (
-        f"replay it with: make fuzz SEED={seed} ONLY={name}"
-        if found
-        else f"{name}, seed {seed}: nothing found"
-    )
-    print(said, file=sys.stderr, flush=True)
-
-
-def _summed(
-    first: int, counts: dict[str, dict[str, int]], failing: dict[str, list[int]], began: float
-) -> int:
-    seeds, findings = (sum(one[key] for one in counts.values()) for key in ("seeds", "findings"))
-    print(
-        json.dumps(
-            {
-                "seeds": seeds,
-                "findings": findings,
-                "seconds": round(time.monotonic() - began, 1),
-                "first": first,
-                "modules": counts,
-                "failing": failing,
-            }
-        )
-    )
+    tried, findings = (sum(one[key] for one in counts.values()) for key in ("seeds", "findings"))
+    spent = round(time.monotonic() - began, 1)
+    last = {"seeds": tried, "findings": findings, "seconds": spent, "first": first}
+    print(json.dumps({**last, "modules": counts, "failing": failing}))
     return 1 if findings else 0
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
-from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.contest import (
     contest,
     score,
@@ -24,30 +20,16 @@ STORE = TrueCosts(
 LIMITS = Limits(workers={"read": (1, 64)})
 
 
-class Moving(Simulator):
-    """Time passes whenever somebody looks."""
-
-    def snapshot(self):
-        self.advance(0.5)
-        return super().snapshot()
-
-
 class Bench:
-    def __init__(self, truth: TrueCosts = STORE, decided: threading.Event | None = None) -> None:
-        self.tunable = (Simulator if decided is None else Moving)(
-            lambda _: truth, LIMITS, Knobs(workers={"read": 1})
-        )
-        self.decided = decided
+    def __init__(self) -> None:
+        self.tunable = Simulator(lambda _: STORE, LIMITS, Knobs(workers={"read": 1}))
 
     def setting(self, text: str) -> Knobs:
         return Knobs(workers={"read": 1}).parse(text)
 
     def run(self, seconds: float):
         before = self.tunable.snapshot()
-        if self.decided is not None:  # the controller's thread is at work meanwhile
-            assert self.decided.wait(60)
-        else:
-            self.tunable.advance(seconds)
+        self.tunable.advance(seconds)
         return before, self.tunable.snapshot()
 
     def measure(self, knobs: Knobs, seconds: float):
@@ -60,23 +42,6 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-class Eight(Policy):
-    """Eight readers at the second look."""
-
-    name = "eight"
-
-    def __init__(self) -> None:
-        self.decided = threading.Event()
-
-    def initial(self, limits: Limits, knobs: Knobs) -> int:
-        return 0
-
-    def decide(self, snapshot: Any, state: int):
-        if state == 1:
-            self.decided.set()
-        return Knobs(workers={"read": 8}), state + 1, Reason(text="eight")
 
 
 def test_a_score_is_the_share_of_the_gain():
