@@ -33,13 +33,10 @@ def make():
     """Makes pools whose items are 1 byte, and sends their workers home after the test."""
     made = []
 
-    def pool(
-        upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None
-    ):
-        tally = StageCounters("work", clock) if clock else StageCounters("work")
+    def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1):
         made.append(
             Pool(
-                tally,
+                StageCounters("work"),
                 iter(upstream),
                 lambda _stint: lambda item, _charge: work(item),
                 workers=workers,
@@ -184,6 +181,7 @@ def test_work_that_enlarges_its_items_reserves_as_much_as_it_makes_of_the_next()
     assert list(pool) == [None] * 3
     pool.join(WAIT_S)
     assert reserved == [5, 20, 20]
+    assert governor.charged == 3 * 20
 
 
 def test_an_error_of_the_input_comes_after_what_was_taken(make):

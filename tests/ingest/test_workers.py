@@ -372,6 +372,7 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
         assert sum(charges) == worker.shared_bytes
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]
         assert worker.pid == pid, "the worker lives"
+    assert sum(charges) == 0
 
 
 def test_a_process_that_ends_before_it_hears_its_first_word_leaves_nothing_open(monkeypatch):
