@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,20 +65,11 @@ def test_the_limit_holds_for_threads_and_processes_together(tmp_path):
         for _ in range(2)
     ]
     with FileCache(tmp_path, limit, "table") as cache:
-        barrier = threading.Barrier(4)
-
-        def one():
-            barrier.wait()
-            scan(cache, range(30))
-
-        threads = [threading.Thread(target=one) for _ in range(4)]
         for other in others:
             other.stdin.write(b"\n")
             other.stdin.flush()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: scan(cache, range(30)), range(4)))
         for other in others:
             other.communicate()
             assert other.returncode == 0

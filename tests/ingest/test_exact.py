@@ -72,7 +72,7 @@ def taken(batches, most=None):
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_rows_that_are_set_aside_move_no_other_row(table, tmp_path, workers):
     """The same order hash as without them; also when it goes on in the middle of the epoch, with other workers."""
     with loading(table, tmp_path / "none", 1, None) as loader:
@@ -173,7 +173,7 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
     del warm
     before = held()
     with open_loader(table, batch_size=1000, epochs=1000, window_rows=300, last="pad") as loader:
-        during = list(some(loader, 48))
+        during = list(some(loader, 24))
     del loader
     assert held()[:2] <= before[:2]
     assert held()[2] <= before[2] + 2**20
@@ -181,5 +181,5 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
     opened = (
         3 * 2 * len(table.files_of("train"))
     )  # each of three workers may have each file open, by two descriptors
-    assert max(files) <= before[0] + opened + 12  # a leak in each epoch would be 48
+    assert max(files) <= before[0] + opened + 12  # a leak in each epoch would be 24
     assert max(threads[12:]) <= max(threads[:12]) + 6

@@ -270,9 +270,9 @@ def test_a_footer_that_contradicts_itself_is_refused_wherever_statistics_are_rea
     for number in range(19):  # the guess looks at eight of these files
         table = pa.table({"label": np.arange(30) % 2, "s": np.arange(30)})
         pq.write_table(table, contradicting.with_name(f"{'ae'[number > 0]}-{number:02}.parquet"))
+    how = {"batch_size": 8, "roles": {"label": "label", "sparse": "s"}}
     history = History(by="s", time="label", columns=["s"], last=2)
-    roles = {"label": "label", "sparse": "s"}
     with raises(HistoryError, "damaged.parquet", message, "damaged"):
-        Loader(str(contradicting.parent), batch_size=8, roles=roles, history=history)
+        Loader(str(contradicting.parent), history=history, **how)
     with raises(BadData, "damaged.parquet", message, "make it again"):
         check_footers([str(contradicting)], {"s": 30}, "label")

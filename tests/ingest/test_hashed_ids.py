@@ -117,28 +117,27 @@ def files(tmp_path):
 def test_the_loader_gives_each_row_its_ids(files, reader):
     whole = pq.read_table(files)
     sizes = {"user": 50, "note": 3_000_000_000, "item": SIZE, "tags": 4_000_000_000}
+    expected = {
+        name: hashed(whole[name].combine_chunks(), size).to_pylist() for name, size in sizes.items()
+    }
     source = ParquetFiles.open(files, "label=label;dense=number", sizes)
+    seen = 0
     with open_loader(source, batch_size=80, last="pad", reader=reader) as loader:
-        assert loader.sparse_names == ("user", "note", "item", "tags")
+        assert loader.sparse_names == tuple(sizes)
         assert loader.cardinalities == {name: size + 2 for name, size in sizes.items()}
-        expected = {
-            name: hashed(whole[name].combine_chunks(), size).to_pylist()
-            for name, size in sizes.items()
-        }
-        seen = 0
         for batch in loader:
             there = (batch.weight > 0).tolist()
             rows = batch.dense[batch.weight > 0, 0].int().tolist()
             lengths = batch.lengths.view(4, -1)
-            ids = [part.tolist() for part in batch.values.split(lengths.sum(1).tolist())]
-            for column, name in enumerate(("user", "note", "item")):
-                assert list(compress(ids[column], there)) == [expected[name][row] for row in rows]
-            assert ids[3] == [i for row in rows for i in expected["tags"][row]]
+            *ids, tags = [part.tolist() for part in batch.values.split(lengths.sum(1).tolist())]
+            for name, column in zip(sizes, ids, strict=False):
+                assert list(compress(column, there)) == [expected[name][row] for row in rows]
+            assert tags == [one for row in rows for one in expected["tags"][row]]
             seen += batch.rows
             assert batch.values.dtype == torch.int64, "as some ids do not fit int32"
-        assert seen == 1000
-        assert max(expected["note"]) > 2**31
-        assert max(max(bag, default=0) for bag in expected["tags"]) > 2**31
+    assert seen == 1000
+    assert max(expected["note"]) > 2**31
+    assert max(max(bag, default=0) for bag in expected["tags"]) > 2**31
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,6 @@ def test_any_iterable_of_batches_gets_a_report_of_what_it_loses(load_s, step_s, 
     assert_names(found.verdict, *facts)
 
 
-def test_a_step_that_takes_no_time_is_all_waiting():
-    clock = Clock()
-    found = sluice.report(Endless(clock, 0.2), clock.step(0.0), seconds=0.0, clock=clock)
-    assert found.stall == 1.0
-    assert found.loading == pytest.approx(50)
-    assert_names(found.verdict, "input-bound", "100%")
-    assert "next to no time" in found.verdict
-
-
 def test_an_empty_loader_and_batches_without_rows_are_refused():
     with raises(HeadroomError, "no batch"):
         report([], seconds=0.1)

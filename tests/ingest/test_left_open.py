@@ -78,7 +78,7 @@ def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collecto
     before, threads = is_open(), set(threading.enumerate())
     gc.disable()
     try:
-        for _ in range(ROUNDS):
+        for _ in range(3 if kind == "processes" else ROUNDS):
             use(table.uri, **how)
             for thread in set(threading.enumerate()) - threads:
                 thread.join(30)

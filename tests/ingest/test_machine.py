@@ -224,18 +224,10 @@ def test_waiting_for_a_core_is_counted():
 
 def test_without_proc_psutil_is_enough(tmp_path):
     """Nothing raises, and all counters are usable numbers."""
-    machine, ours = Machine(tmp_path), Machine()
-    assert machine.cores() == len(os.sched_getaffinity(0))
+    machine = Machine(tmp_path)
     assert machine.memory_limit() == psutil.virtual_memory().total
-    assert machine.memory_limit(GIB) == GIB
     assert 10 * 2**20 < machine.memory_own() < machine.memory_limit()
-    before = machine.cpu_used_s()
-    sum(range(2_000_000))
-    assert before < machine.cpu_used_s() < ours.cpu_used_s() + 60
-    assert machine.tree() == [os.getpid()]
-    assert machine.model() == "unknown"
-    assert (machine.memory_group(), machine.memory_pressure(), machine.cores_idle_s()) == (
-        None,
-        0.0,
-        None,
-    )
+    assert machine.cpu_used_s() > 0
+    assert (machine.tree(), machine.model()) == ([os.getpid()], "unknown")
+    unknown = (machine.memory_group(), machine.memory_pressure(), machine.cores_idle_s())
+    assert unknown == (None, 0.0, None)

@@ -148,21 +148,23 @@ def test_what_waits_is_bounded_in_bytes(make):
     assert next(taken) == limit + workers + 1
 
 
-def test_an_error_comes_in_its_place_and_what_was_taken_after_it_behind_it(make):
-    done = threading.Event()
+def test_an_error_comes_in_its_place_and_what_is_at_work_comes_after_it(make):
+    at_work, asked = threading.Event(), threading.Event()
 
     def work(n):
         if n == 1:
-            assert done.wait(WAIT_S)
+            assert at_work.wait(WAIT_S)
             raise ValueError("one")
         if n == 2:
-            done.set()
+            at_work.set()
+            assert asked.wait(WAIT_S)
         return n
 
     pool = make(range(10), work, workers=2, limit_bytes=10)
     assert next(pool) == 0
     with raises(ValueError, "one"):
         next(pool)
+    threading.Timer(0.1, asked.set).start()
     assert next(pool) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -142,11 +143,8 @@ def test_stages_share_the_books(tmp_path):
         for row in range(50):
             books.add(ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row])
 
-    threads = [threading.Thread(target=stage, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(stage, range(4)))
     assert books.summary()["rows_set_aside"] == 200
     assert {(line["stage"], line["row"]) for line in lines(tmp_path / "x")} == {
         (f"s{n}", row) for n in range(4) for row in range(50)

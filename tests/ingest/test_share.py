@@ -38,35 +38,3 @@ def test_all_threads_and_children_are_pinned_and_let_go_again(tmp_path):
         child.communicate(b"\n")
     assert os.sched_getaffinity(0) == CORES
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("folder", "limit", "text"),
-    [("", "cpu.max", "50000 100000"), ("cpu", "cpu.cfs_quota_us", "50000")],
-)
-def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, text):
-    """On a made-up tree: the kernel fills a new group with its files, here mkdir does."""
-    make = os.mkdir
-
-    def filled(path, *more, **how):
-        make(path, *more, **how)
-        if "sluice-" in str(path) and str(path).startswith(str(tmp_path / folder)):
-            open(f"{path}/{limit}", "w").close()
-
-    (tmp_path / "cpu").mkdir()
-    monkeypatch.setattr(os, "mkdir", filled)
-    if folder:
-        (tmp_path / f"sluice-{os.getpid()}").touch()  # version 2 is not there
-    share = CoreShare(tmp_path)
-    assert_names(share.set(0.5), "quota", "0.5 cores")
-    group = tmp_path / folder / f"sluice-{os.getpid()}"
-    assert (group / limit).read_text() == text
-    family = set(
-        map(str, Machine().tree())
-    )  # of which a made-up file keeps the last that was written
-    assert (group / "cgroup.procs").read_text() in family
-    share.set(2)
-    assert (group / limit).read_text().startswith("200000")
-    assert os.sched_getaffinity(0) == CORES
-    share.restore()
-    assert (tmp_path / folder / "cgroup.procs").read_text() in family

@@ -109,23 +109,9 @@ def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_or
     assert order == same == again
     assert threads == processes
     assert loader.dense_names == ("number", "I1", "I2", "I5", "ratio")
-    assert loader.sparse_names == (
-        "C1",
-        "C5",
-        "C9",
-        "C14",
-        "tags",
-        "pair",
-        "both",
-        "grams",
-        "C1xpair",
-    )
-    assert [loader.cardinalities[name] for name in ("pair", "both", "grams", "C1xpair")] == [
-        50,
-        7,
-        42,
-        5002,
-    ]
+    added = {"pair": 50, "both": 7, "grams": 42, "C1xpair": 5002}
+    assert loader.sparse_names == ("C1", "C5", "C9", "C14", "tags", *added)
+    assert {name: loader.cardinalities[name] for name in added} == added
     for name in ("number", "I2", "I5", "C1", "C5", "C9", "C14"):
         assert threads[name] == before[name]
     # What the functions give, of the rows as they are without them.
@@ -151,12 +137,8 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     once, twice = epoch(FeatureTable.open(made, allow_code=(MODULE,)))[0], epoch(table)[0]
     np.testing.assert_allclose(twice["I1"], np.array(once["I1"]) * 2)
     assert table.fingerprint.layout != FeatureTable.open(made).fingerprint.layout
-    pq.write_table(
-        pa.table(
-            {"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}
-        ),
-        tmp_path / "a.parquet",
-    )
+    numbers = {"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}
+    pq.write_table(pa.table(numbers), tmp_path / "a.parquet")
     files = table_of(
         str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)
     ).transformed(short_transforms([f"{MODULE}:doubled"]))

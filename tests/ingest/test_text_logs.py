@@ -204,19 +204,19 @@ AMOUNTS = [
 @pytest.mark.parametrize(("sign", "prices", "keys", "number"), AMOUNTS)
 def test_amounts_and_texts_for_missing_numbers(tmp_path, sign, prices, keys, number):
     """A guess writes the marks that only one reading explains, and names a column with two readings."""
-    quoted = [f'"{price}"' for price in prices]
-    lines = [sign.join(["number", "price", "age", "liked"])] + [
-        sign.join([str(n), quoted[n % 2], "N/A" if n % 3 else str(n % 50), str(n * 5 % 7 % 2)])
+    path = tmp_path / "log.csv"
+    rows = [("number", "price", "age", "liked")] + [
+        (str(n), f'"{prices[n % 2]}"', "N/A" if n % 3 else str(n % 50), str(n * 5 % 7 % 2))
         for n in range(1, 601)
     ]
-    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    text = guessed_spec(str(tmp_path / "log.csv"), "liked")
+    path.write_text("".join(sign.join(row) + "\n" for row in rows))
+    text = guessed_spec(str(path), "liked")
     spec = Spec.own(text)
     assert (spec.input.columns["price"], spec.input.null_values) == ("float", ("N/A",))
     assert keys in text
     assert ("# price: its mark may be" in text) == (not keys)
     assert ("thousands = " in text) == ("thousands" in keys)
     text = text.replace('name = "price"', 'name = "other"\nfrom = "price"')
-    rejected, rows = job(tmp_path, text, str(tmp_path / "log.csv"), "price")
+    rejected, rows = job(tmp_path, text, str(path), "price")
     assert rejected == {}
     assert max(row["row"] for row in rows) == pytest.approx(max(number, 3.999 if not keys else 0))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from random import Random
 
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.ingest import pipeline as pipeline_file
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.governor import Governor
-from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.row_order import Position, RowsPlan
+from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
@@ -157,40 +154,3 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
         assert sum(batch.rows for batch in loader) == loader.plan.used
     assert max(far for far, _ in furthest) > 64 * 4
     assert 0 < came.placed < came.others
-
-
-def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monkeypatch):
-    """An epoch is broken off while a reader is in the middle of a row group: the next run has begun when it places."""
-    monkeypatch.setattr(pipeline_file, "STOP_WAIT_S", 0.0)
-    reading, gate, placed = threading.Event(), threading.Event(), threading.Event()
-
-    def before(_read):
-        if not reading.is_set():
-            reading.set()
-            assert gate.wait(60)
-
-    room_for = Pipeline._charge_to_gather
-
-    def room(pipeline, *args):
-        charge = room_for(pipeline, *args)
-        placed.set()
-        return charge
-
-    monkeypatch.setattr(Pipeline, "_charge_to_gather", room)
-    with open_loader(
-        table,
-        batch_size=8,
-        before_read=before,
-        knobs=Knobs(fused=JOINED),
-        streams=1,
-        window_rows=8,
-    ) as loader:
-        pipeline = loader._pipeline
-        pipeline.start(Position(0, 0), 1)
-        assert reading.wait(60)
-        pipeline.stop()
-        pipeline._governor = following = Governor(2**40, 0)
-        gate.set()
-        assert placed.wait(60)
-        twin.eventually(lambda: pipeline.gone)
-        assert following.charged == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -178,28 +180,17 @@ def test_a_memory_limit_raises_in_the_worker_alone():
 
 def test_every_item_killed_once_arrives_once(scene):
     """Three threads with a worker each share twelve items; the first worker that holds an item is killed."""
-    items, budget = iter(range(12)), RestartBudget()
-    lock, results = threading.Lock(), []
+    budget = RestartBudget()
 
-    def forward():
+    def forward(items):
         with WorkerProcess(NAME + "hold_each_once", budget=budget) as worker:
-            while True:
-                with lock:
-                    item = next(items, None)
-                if item is None:
-                    return
-                got = worker.call({"item": np.array([item])})["item"]
-                with lock:
-                    results.append(int(got[0]))
+            return [int(worker.call({"item": np.array([item])})["item"][0]) for item in items]
 
-    threads = [threading.Thread(target=forward) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(12):
-        os.kill(scene.holders()[0], signal.SIGKILL)
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [2 * item for item in range(12)]
+    with ThreadPoolExecutor(3) as threads:
+        results = threads.map(forward, np.arange(12).reshape(3, 4))
+        for _ in range(12):
+            os.kill(scene.holders()[0], signal.SIGKILL)
+        assert sorted(itertools.chain(*results)) == [2 * item for item in range(12)]
     assert budget.used == 12
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 import socket
@@ -339,20 +338,14 @@ def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, job, un
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
-    for data in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01" + bytes(200),
-        bytes(range(256)) * 64,
-        b"",
-    ):
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(200), b""):
         with socket.create_connection(("127.0.0.1", worker.port)) as scanner:
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for ticket in (b"", b"[]", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000):
-        with pytest.raises(flight.FlightServerError) as refused:
+    for ticket in (b"", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000):
+        with raises(flight.FlightServerError, "version"):
             client.do_get(flight.Ticket(ticket), options).read_all()
-        assert "version" in json.loads(refused.value.extra_info)["text"]
     for action in (flight.Action("call", b"\x80\x04junk"), flight.Action("shutdown", b"")):
         with pytest.raises(flight.FlightServerError):
             list(client.do_action(action, options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from types import SimpleNamespace
@@ -219,7 +220,6 @@ def test_an_answer_to_another_call_or_of_another_form_is_none_and_names_its_work
 def test_what_was_packed_comes_back_and_anything_else_is_found():
     arrays = {
         "a": np.arange(7, dtype=np.float32),
-        "b": np.arange(3),
         "none": np.empty(0, np.int32),
         "wide": np.arange(12).reshape(3, 4),
         "day": np.array(["2026-11-22"], "M8[D]"),
@@ -229,21 +229,16 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
     assert head["function"] == "x"
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array, strict=True)
     data = body.to_pybytes()
     for at in range(0, len(data), 3):
         with pytest.raises(WrongAnswer):
             decode(pa.py_buffer(data[:at]))
         flipped = bytearray(data)
         flipped[at] ^= 4
-        try:  # space between two values is nobody's, but is summed as well
-            head, found = decode(pa.py_buffer(bytes(flipped)))
-        except WrongAnswer:
-            continue
-        assert at >= len(data) - 100, (
-            "what is said of the values names the function, which is looked up"
-        )
+        with contextlib.suppress(WrongAnswer):
+            decode(pa.py_buffer(bytes(flipped)))
+            assert at >= len(data) - 100, "this names the function, which is looked up"
     for junk in (b"", b"\0" * 40, b"{}" + (2).to_bytes(4, "little"), b"\xff" * 99):
         with pytest.raises(WrongAnswer):
             decode(pa.py_buffer(junk))
