@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,33 +86,16 @@ def test_a_file_of_a_table_without_checksums_is_a_problem(tidy, tmp_path, table,
     assert "✗ checksums" in text
 
 
-class TestPlainFiles:
-    """The doctor and the loader are of one mind about files that are no table."""
-
-    def written(self, folder, **more):
-        rows = 300
-        pq.write_table(
-            pa.table(
-                {
-                    "click": [n % 2 for n in range(rows)],
-                    "user": range(rows),
-                    "price": [None if n % 5 == 0 else n / 2 for n in range(rows)],
-                    **more,
-                }
-            ),
-            folder / "a.parquet",
-            row_group_size=100,
-        )
-        return str(folder)
-
-    def test_a_label_that_is_missing_stops_both(self, tidy, tmp_path, capsys):
-        folder = self.written(tmp_path, label=pa.array([None] * 100 + [1] * 200))
-        code, result, _ = said(capsys, folder)
-        assert code == 1
-        (problem,) = result["problems"]
-        assert_names(problem, "row group 0", "'label'", "100 empty")
-        with raises(ColumnError, "row group 0", "'label'", "100 empty"):
-            ingest_main(f"bench {folder} --batch-size 80 --seconds 0.05".split())
+def test_a_missing_label_of_plain_files_stops_doctor_and_loader(tidy, tmp_path, capsys):
+    label = pa.array([None] * 100 + [1] * 200)
+    rows = pa.table({"label": label, "price": np.arange(300) / 2})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=100)
+    code, result, _ = said(capsys, str(tmp_path))
+    assert code == 1
+    (problem,) = result["problems"]
+    assert_names(problem, "row group 0", "'label'", "100 empty")
+    with raises(ColumnError, "row group 0", "'label'", "100 empty"):
+        ingest_main(f"bench {tmp_path} --batch-size 80 --seconds 0.05".split())
 
 
 def test_a_missing_table_and_a_broken_file(tidy, tmp_path, table, capsys):

@@ -15,7 +15,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -159,8 +159,3 @@ def test_what_cannot_be_hashed_is_refused(files, wanted, facts):
 def test_texts_as_ids_are_refused_with_the_option_that_hashes_them(files):
     with raises(ColumnError, "'user'", "string", "Loader(hash={'user': 1_000_000})"):
         BatchLoader(ParquetFiles.open(files, "label=label;dense=number;sparse=user"), batch_size=80)
-
-
-def test_a_feature_table_has_its_own_ids(table):
-    with raises(ParquetError, "hash", "feature table"):
-        table_of(table, hash={"C1": 5})

@@ -394,32 +394,6 @@ class TestMemory:
 
 
 class TestEnds:
-    @pytest.mark.parametrize("moment", ["before", "after", "begun"])
-    def test_a_loader_that_is_closed_while_its_epoch_begins_raises_that_and_leaves_nothing(
-        self, table, moment
-    ):
-        """Another thread closes just before the pipeline of an epoch starts, just after, or once it has begun."""
-        loader = BatchLoader(table, batch_size=80)
-        start, begin = loader._pipeline.start, loader._start_epoch
-
-        def started(*args):
-            if moment == "before":
-                loader.close()
-            run = start(*args)
-            if moment == "after":
-                loader.close()
-            return run
-
-        def begun(*args):
-            run = begin(*args)
-            if moment == "begun":
-                loader.close()
-            return run
-
-        loader._pipeline.start, loader._start_epoch = started, begun
-        with raises(LoaderError, "closed"):
-            next(iter(loader))
-
     def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
         iterator = iter(BatchLoader(table, batch_size=80, read_ahead_epochs=99))
         next(iterator)

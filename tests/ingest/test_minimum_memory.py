@@ -67,15 +67,6 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     assert one.decoding > stored
 
 
-def test_a_slice_of_a_large_row_group_costs_all_of_it_and_small_ones_only_themselves(tmp_path):
-    large = footprint(written(tmp_path / "large.parquet", 100_000, 100_000))
-    small = footprint(written(tmp_path / "small.parquet", 100_000, 500))
-    assert large.row_groups > 10 * small.row_groups
-    assert large.decoding > 10 * small.decoding
-    assert large.batches == pytest.approx(small.batches, rel=0.01)
-    assert small.total < 20 * MIB, "an ordinary table needs little"
-
-
 def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):
     rows = 1_000_000
     pq.write_table(

@@ -13,7 +13,6 @@ import torch
 
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
-from sluice.etl.show import describe_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.stages.table_operators import Operators
@@ -138,20 +137,22 @@ def test_batches_and_order_hash_are_the_same(tables, reader):
 
 def test_texts_and_numbers_are_stored_as_they_were_read(tables):
     etl, left = tables
-    types = {f.name: (f.type, f.nullable) for f in left.fields}
-    assert types["C1"] == types["words"] == types["price_id"] == types["hour"] == ("string", True)
-    assert types["I1"] == types["price"] == ("double", True)
-    assert types["tags"] == ("list<string>", True)
-    assert types["label"] == ("int8", False)
+    types = {f.name: f.type for f in left.fields}
+    names = ("C1", "words", "hour", "I1", "tags", "label")
+    assert [types[name] for name in names] == [
+        "string",
+        "string",
+        "string",
+        "double",
+        "list<string>",
+        "int8",
+    ]
     raw, stored = raw_rows(), pq.read_table(left.files_of("train")[0].path)
-    for name in ("C1", "words", "at", "tags"):
-        column = "hour" if name == "at" else name
+    for name, column in (("C1", "C1"), ("words", "words"), ("at", "hour"), ("tags", "tags")):
         assert stored[column].to_pylist() == raw[name].slice(0, len(stored)).to_pylist()
     assert left.check() == etl.check() == []
     assert left.fingerprint.vocabulary == etl.fingerprint.vocabulary
     assert left.record.profile["C14"]["nulls"] == etl.record.profile["C14"]["nulls"]
-    assert "categorify" in str(left.fields[5].online)
-    assert describe_table(left)
 
 
 def test_a_server_applies_them_as_the_loader_does(tables):

@@ -17,7 +17,6 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.remote_files import RemoteFiles
-from tests.ingest.test_stores import FakeClock
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -63,15 +62,6 @@ def test_a_malformed_name_is_refused_with_the_right_form(name):
     for taking in (Place.of, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
         with raises(UsageError, "latency://60ms/ABSOLUTE/PATH"):
             taking(name)
-
-
-def test_each_read_takes_so_long(table):
-    clock = FakeClock()
-    file = table.files_of("train")[0].path
-    with RemoteFiles.at(f"latency://60ms{file}", clock=clock).open() as opened:
-        opened.read(8)
-        opened.read(8)
-    assert clock.slept == [0.06, 0.06, 0.06], "one for the opening, one for each read"
 
 
 def test_a_feature_table_gives_the_same_rows_through_a_slow_store(table):

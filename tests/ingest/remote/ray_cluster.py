@@ -28,6 +28,7 @@ import psutil
 from benchmarks.small_table import small_table
 from sluice.common.program import run, say
 from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote.unit import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
 from tests.open_loader import open_loader
@@ -146,6 +147,12 @@ def iter_hashes(loader: Any) -> Iterator[str]:
         yield loader.order_hash
 
 
+def opened(table: Any, epochs: int, address: str = "") -> BatchLoader:
+    """A loader, with workers if it has the address of a cluster."""
+    workers = f"ray://{address}" if address else None
+    return open_loader(table, batch_size=160, epochs=epochs, workers=workers, reader="arrow")
+
+
 def listening(*nodes: Node) -> set[str]:
     """The addresses at which processes of the nodes, and this one, listen."""
     found = set()
@@ -160,15 +167,9 @@ def listening(*nodes: Node) -> set[str]:
 
 
 def places_restarts_and_scales(table: Any, address: str, head: Node, second: Node) -> None:
-    with open_loader(table, batch_size=160, epochs=5, reader="arrow") as loader:
+    with opened(table, 5) as loader:
         expected = hashes(loader, 5)
-    with open_loader(
-        table,
-        batch_size=160,
-        epochs=5,
-        workers=f"ray://{address}",
-        reader="arrow",
-    ) as loader:
+    with opened(table, 5, address) as loader:
         fleet, pids = loader._remote._fleet, set()
 
         def use(workers: int) -> None:
@@ -249,18 +250,12 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
 
 def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -> None:
     """All cores are another job's: the loader says so and reads the rows. Once a core is free, a worker comes."""
-    with open_loader(table, batch_size=160, epochs=400, reader="arrow") as loader:
+    with opened(table, 400) as loader:
         expected = hashes(loader, 2)
     with (
         taken,
         lines_of_stderr() as said,
-        open_loader(
-            table,
-            batch_size=160,
-            epochs=400,
-            workers=f"ray://{address}",
-            reader="arrow",
-        ) as loader,
+        opened(table, 400, address) as loader,
     ):
         assert hashes(loader, 2) == expected, "the order of some epoch differs"
         assert loader.remote["units"] == 0, loader.remote
@@ -282,17 +277,11 @@ def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -
 def outlives_the_head(table: Any, head: Node, address: str) -> None:
     """The head is killed while rows are read. After a minute Ray's client ends its process, the other node ends, and
     with it the workers; the loader goes on alone, in the same order."""
-    with open_loader(table, batch_size=160, epochs=10_000, reader="arrow") as loader:
+    with opened(table, 10_000) as loader:
         twin = iter_hashes(loader)
         with (
             lines_of_stderr() as said,
-            open_loader(
-                table,
-                batch_size=160,
-                epochs=10_000,
-                workers=f"ray://{address}",
-                reader="arrow",
-            ) as other,
+            opened(table, 10_000, address) as other,
         ):
             fleet, found = other._remote._fleet, iter_hashes(other)
             assert next(found) == next(twin)
@@ -321,13 +310,7 @@ def comes_back(table: Any, folder: Path) -> None:
     with (
         cluster(folder, nodes=1) as (address, _, _),
         lines_of_stderr() as said,
-        open_loader(
-            table,
-            batch_size=160,
-            epochs=10_000,
-            workers=f"ray://{address}",
-            reader="arrow",
-        ) as loader,
+        opened(table, 10_000, address) as loader,
     ):
         fleet, found = loader._remote._fleet, iter_hashes(loader)
         client = fleet._start.__self__._child
@@ -346,7 +329,7 @@ def comes_back(table: Any, folder: Path) -> None:
 
 def names_a_cluster_that_is_not_there(table: Any) -> None:
     with raises(RemoteError, "ray://127.0.0.1:1", "ray start"):
-        open_loader(table, batch_size=160, workers="ray://127.0.0.1:1", reader="arrow")
+        opened(table, 1, "127.0.0.1:1")
 
 
 def main(_: list[str]) -> dict[str, Any]:
