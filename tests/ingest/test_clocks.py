@@ -34,9 +34,3 @@ def test_nothing_that_runs_beside_training_looks_at_the_clock_on_the_wall(repo, 
     paths = [repo / room] if room.endswith(".py") else sorted((repo / room).rglob("*.py"))
     assert paths
     assert {path.name: found for path in paths if (found := wall_clocks(path.read_text()))} == {}
-
-
-def test_such_a_look_would_be_found():
-    assert wall_clocks(
-        "import time, datetime\ntime.monotonic()\ntime.time()\ndatetime.datetime.now()"
-    ) == [3, 4]

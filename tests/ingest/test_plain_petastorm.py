@@ -20,7 +20,7 @@ from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 from tests.open_loader import open_loader
-from tests.raises import assert_names, raises
+from tests.raises import raises
 
 compat.install()
 
@@ -93,17 +93,6 @@ def test_roles_and_hashes_are_of_what_a_transform_spec_gives(clicks):  # noqa: F
             == Hash(size=size).apply(pa.array(texts, pa.string()), None).to_pylist()
         )
     assert batch["items"].lengths.tolist() == [len(row["items"]) for row in rows]
-
-
-def test_what_a_transform_spec_makes_is_guessed_by_its_type_alone(clicks, capsys):  # noqa: F811
-    with Loader(str(clicks), batch_size=40, transforms=[SPOKEN], tuning="fixed") as loader:
-        assert "score" in loader.dense_names
-        assert not {"language", "tags"} & set(loader.sparse_names)
-    assert_names(capsys.readouterr().err, "language (text", "hash=")
-    with Loader(
-        str(clicks), batch_size=40, transforms=[SPOKEN], tuning="fixed", hash={"language": 9}
-    ) as loader:
-        assert loader.cardinalities["language"] == 11
 
 
 def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footers(clicks):  # noqa: F811

@@ -147,14 +147,6 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
         assert (worker.pid, worker.shared_bytes) == (pid, held)
 
 
-def test_what_cannot_cross_is_named():
-    with (
-        WorkerProcess(NAME + "double") as worker,
-        raises(TypeError, "'words'", "object"),
-    ):
-        worker.call({"words": np.array(["a", None], object)})
-
-
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
     with (
         WorkerProcess(NAME + "nothing") as worker,
