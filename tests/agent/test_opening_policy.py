@@ -128,7 +128,7 @@ def test_an_initial_setting_lies_within_the_limits_and_predicts_a_rate():
 
 
 def test_without_a_correction_each_stage_has_the_workers_for_what_cores_and_trainer_allow():
-    one = given(3)
+    one = given(4)
     glimpse = Glimpse.of(one)
     inputs = observe(glimpse)
     nothing = answer({name: tensor * 0 for name, tensor in weights().items()}, inputs, glimpse.real)
