@@ -345,21 +345,6 @@ def table(tmp_path):
     return small_table(work / "table", rows=4096)
 
 
-def test_table_reads_feature_tables(site, table):
-    run(
-        site("table"),
-        """
-from sluice import FeatureTable
-absent("petastorm", "torchrec", "pandas")
-assert FeatureTable.open("table").files
-code, out, err = called("show", "table")
-assert code == 0 and "label" in out, (out, err)
-code, out, err = called("check", "table")
-assert code == 0, (out, err)
-""",
-    )
-
-
 def test_petastorm_is_taken_where_it_is_installed(site, files):
     done = run(
         site("petastorm"),
@@ -372,21 +357,6 @@ absent("deltalake", "torchrec")
         f"{files}/*.parquet",
     )
     assert "plain Arrow reader" not in done.stderr
-
-
-def test_etl_holds_the_spark_job(site):
-    run(
-        site("etl"),
-        """
-import pkgutil, subprocess
-import sluice.etl.spark
-absent("petastorm", "torchrec")
-imports("pyspark.sql", *(m.name for m in pkgutil.walk_packages(sluice.etl.spark.__path__, "sluice.etl.spark.")))
-for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0 and "--spec" in done.stdout, (done.stdout, done.stderr)
-""",
-    )
 
 
 def test_trainer_trains_by_petastorms_reader_and_evaluates(site, table):
@@ -405,21 +375,30 @@ assert code == 0 and "auc" in out, (out, err)
     )
 
 
-def test_serve_holds_a_server(site):
-    run(
-        site("serve"),
-        """
+PROGRAMS = {
+    "table": """
+from sluice import FeatureTable
+absent("petastorm", "torchrec", "pandas")
+assert FeatureTable.open("table").files
+code, out, err = called("show", "table")
+assert code == 0 and "label" in out, (out, err)
+code, out, err = called("check", "table")
+assert code == 0, (out, err)
+""",
+    "etl": """
+import pkgutil, subprocess
+import sluice.etl.spark
+absent("petastorm", "torchrec")
+imports("pyspark.sql", *(m.name for m in pkgutil.walk_packages(sluice.etl.spark.__path__, "sluice.etl.spark.")))
+done = subprocess.run((sys.executable, "-S", "-m", "sluice.etl.job", "--help"), capture_output=True, text=True)
+assert done.returncode == 0 and "--spec" in done.stdout, (done.stdout, done.stderr)
+""",
+    "serve": """
 absent("optuna")
 imports("sluice.dlrm.serving.http", "sluice.dlrm.serving.connections", "sluice.dlrm.serving.served_model")
 helps("serve")
 """,
-    )
-
-
-def test_tuning_holds_every_policy_and_its_teaching(site):
-    run(
-        site("tuning"),
-        """
+    "tuning": """
 absent("petastorm", "uvicorn", "torchrec", "deltalake", "optuna", "scipy")
 from sluice.agent import policies
 assert policies.names() == list(policies.PRODUCT)
@@ -427,4 +406,9 @@ for name in policies.names():
     policies.make(name)
 helps("learn")
 """,
-    )
+}
+
+
+@pytest.mark.parametrize("extra", PROGRAMS)
+def test_an_extra_holds_what_its_programs_need(site, table, extra):
+    run(site(extra), PROGRAMS[extra])

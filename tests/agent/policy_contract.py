@@ -58,16 +58,6 @@ class PolicyContract:
             simulator.advance(1.0)
             state = after
 
-    def test_a_clock_that_stands_still_is_survived(self, name: str) -> None:
-        """Time does not pass, and nothing is counted."""
-        pipeline = _scenario(0.01, 0.03, cores=16)
-        simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-        policy = make(name)
-        state = policy.initial(pipeline.limits, simulator.knobs)
-        for _ in range(8):
-            knobs, state, _ = policy.decide(simulator.snapshot(), state)
-            pipeline.limits.check(knobs)
-
     def test_a_stage_that_only_waits_among_others_that_cost_nothing_is_survived(
         self, name: str
     ) -> None:

@@ -83,13 +83,6 @@ def test_a_dearer_transform_is_noticed_within_four_looks_and_once():
         _assert_occasions(events, *noticed * [("workload", "4 times", "udf")])
 
 
-def test_what_our_own_change_did_is_no_occasion():
-    events = []
-    _run(_pipeline(), 60, events, "planner")
-    assert sum(e["kind"] == "decision" for e in events) >= 1
-    assert _occasions(events) == []
-
-
 @pytest.mark.parametrize(
     ("turned", "times", "noticed"),
     [("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)],
@@ -108,47 +101,6 @@ def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned,
         changes=[(18, turn), (20, lambda pipeline: _dearer(pipeline, times))],
     )
     assert bool(_occasions(events)) is noticed
-
-
-@pytest.mark.parametrize("slower_at", range(2, 6))
-def test_a_store_that_slows_down_while_the_planner_settles_is_noticed_before_it_is_answered(
-    slower_at,
-):
-    """Else its cost would be taken for what the planner's own change did."""
-    pipeline = FakePipeline(
-        [
-            FakeStage(name="read", cpu_s=0.001, wait_s=0.045),
-            FakeStage(name="udf", cpu_s=0.001, wait_s=0.2),
-        ],
-        cores=4,
-        step_s=0.05,
-    )
-    events = []
-    _run(
-        pipeline,
-        20,
-        events,
-        "planner",
-        [
-            (
-                slower_at,
-                lambda p: p.stages.__setitem__(0, dataclasses.replace(p.stages[0], wait_s=0.36)),
-            )
-        ],
-    )
-    noticed = [
-        number
-        for number, e in enumerate(events)
-        if e["kind"] == "occasion" and "dearer in read" in e["text"]
-    ]
-    grown = [
-        number
-        for number, e in enumerate(events)
-        if e["kind"] == "decision"
-        and e["after"]["workers"]["read"] > e["before"]["workers"]["read"]
-    ]
-    assert len(noticed) == 1
-    assert noticed[0] < grown[0]
 
 
 class Restarting(FakePipeline):

@@ -1,9 +1,8 @@
-"""One agent for the ranks of a host, over a store in memory and over torch's own."""
+"""One agent for the ranks of a host, over a store in memory."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import pytest
 
@@ -177,45 +176,6 @@ def test_a_store_that_is_gone_stops_the_member_and_nothing_else():
         member._ticker._thread.join(60)
     assert len(told) == 1
     assert "ConnectionError: the store is gone" in told[0]
-
-
-def test_over_torchs_store_from_threads_of_their_own():
-    from torch.distributed import TCPStore
-
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", server.port, is_master=False)
-    applied = [threading.Event(), threading.Event()]
-
-    class Live(FakePipeline):
-        """Its time passes as it is looked at."""
-
-        def snapshot(self):
-            self.advance(0.1)
-            return super().snapshot()
-
-        def apply(self, knobs):
-            super().apply(knobs)
-            applied[self.rank].set()
-
-    pipelines = []
-    for rank in range(2):
-        pipelines.append(Live([dataclasses.replace(s) for s in _pipeline().stages], cores=8))
-        pipelines[-1].rank = rank
-    # Each rank has a connection of its own: a wait on one would block a set on it.
-    stores = [server.clone(), client.clone()]
-    members = [
-        HostMember(stores[rank], "a", rank, p, interval_s=0.005, tell=untold)
-        for rank, p in enumerate(pipelines)
-    ]
-    tunable = HostTunable(server.clone(), "a", pipelines[0], ranks={"a": 2})
-    with members[0], members[1]:
-        tunable.apply(tunable.knobs.with_workers(read=3))
-        assert all(event.wait(60) for event in applied)
-    tunable.snapshot()
-    for member in members:
-        member.step()
-    assert tunable.snapshot().rows > 0
-    assert [p.knobs.workers["read"] for p in pipelines] == [3, 3]
 
 
 def test_a_rank_whose_limits_moved_says_so_once_and_goes_on():

@@ -88,16 +88,6 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
-@pytest.mark.parametrize(("rate", "recovers"), [(200.0, True), (100.0, False)])
-def test_an_incident_recovers_only_if_the_page_does_not_name_the_input_as_the_bottleneck(
-    tmp_path, rate, recovers
-):
-    run = _run(tmp_path, [{"at": 10.0, **FAULT}], [rate] * 10 + [50.0] * 6 + [rate] * 14)
-    text = page.page(run)
-    assert ("one disturbance: recovered" in text) is recovers
-    assert ("input is the bottleneck after the faults" in text) is not recovers
-
-
 @pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
 def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, stall, result):
     event = {"at": 10.0, "kind": "fault", "fault": "slow-store=0.6s@10s", "did": "so"}
@@ -105,17 +95,6 @@ def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, s
     (one,) = find_incidents(_with_looks(run, *({"stall": 0.0},) * 10, *({"stall": stall},) * 20))
     assert one.result == result
     assert ("no change needed" in one.sentence) is (result == "the input keeps up")
-
-
-@pytest.mark.parametrize(
-    ("rates", "recovered_s", "word"),
-    [([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change made.")],
-)
-def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s, word):
-    event = {"at": 10.0, "kind": "fault", "fault": "kill-worker=1@10s", "did": "sent SIGKILL to 7"}
-    (one,) = find_incidents(_run(tmp_path, [event], rates))
-    assert (one.what, one.recovered_s) == ("worker", recovered_s)
-    assert word in one.sentence
 
 
 FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
@@ -155,13 +134,6 @@ def test_the_start_is_no_part_of_what_was_before_a_change(tmp_path):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     run = _run(tmp_path, [changed, _effect(10.0)], [5.0] * 5 + [100.0] + [200.0] * 20)
     assert narrative.outcome(run).rows_per_s_first == 100.0
-
-
-def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
-    event = {"at": 10.0, "kind": "occasion", "what": "worker", "text": "a worker was killed"}
-    (one,) = find_incidents(_run(tmp_path, [event], [100.0] * 12 + [88.0] + [100.0] * 17, calm=99))
-    assert (one.recovered_s, one.result) == (4.0, "as fast as before")
-    assert "without a dip" not in one.sentence
 
 
 def _resumed(tmp_path, rates, resumes, *events):

@@ -1,5 +1,4 @@
-"""What the planner does when a stage becomes dearer: it answers before the trainer waits, and judges no change by the
-next fault. All pipelines are drawn and simulated."""
+"""What the planner does when a stage becomes dearer, or a worker dies. All pipelines are drawn and simulated."""
 
 from __future__ import annotations
 
@@ -52,31 +51,31 @@ def _pipeline(seed: int, buffers: float) -> Scenario:
     )
 
 
-def _slow(scenario: Scenario, name: str, times: float, at: float) -> Scenario:
-    stage = next(one for one in scenario.stages if one.name == name)
-    fault = ScheduledChange(at=at, key=f"stages.{name}.cost_s", value=times * stage.cost_s)
-    return dataclasses.replace(scenario, changes=(*scenario.changes, fault))
+def _slow(scenario: Scenario, name: str, times: float) -> Scenario:
+    (cost_s,) = [stage.cost_s for stage in scenario.stages if stage.name == name]
+    fault = ScheduledChange(at=FAULT_AT, key=f"stages.{name}.cost_s", value=times * cost_s)
+    return dataclasses.replace(scenario, changes=(fault,))
 
 
-def _decisions(scenario: Scenario, seed: int):
-    """All changes since the first fault: (snapshot, knobs before, knobs, reason), and the end's knobs."""
+def _first_change(scenario: Scenario, seed: int):
+    """The knobs before and after the first change since the fault, and its reason."""
     found, before = [], [scenario.first_knobs]
 
     def note(snapshot, knobs, reason):
         if knobs != before[0] and snapshot.at > FAULT_AT:
-            found.append((snapshot, before[0], knobs, reason))
+            found.append((before[0], knobs, reason))
         before[0] = knobs
 
-    outcome = run(scenario, make("planner"), seed=seed, observe=note)
-    return found, outcome
+    run(scenario, make("planner"), seed=seed, observe=note)
+    return found[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["read", "lookup"])
 def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
     times = random.Random(seed).uniform(2, 4)
-    scenario = _slow(_pipeline(seed, buffers=40), name, times, FAULT_AT)
-    (_, before, knobs, reason), *_ = _decisions(scenario, seed)[0]
+    scenario = _slow(_pipeline(seed, buffers=40), name, times)
+    before, knobs, reason = _first_change(scenario, seed)
     assert knobs.workers[name] > before.workers[name]
     assert reason.details["stall"] == 0
     trainer = scenario.consumer.batch_rows / scenario.consumer.step_s
@@ -84,27 +83,9 @@ def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("names", [("read", "lookup"), ("lookup", "read")])
-def test_a_change_that_meets_the_next_fault_is_neither_undone_nor_forbidden(seed, names):
-    first, second = names
-    draw = random.Random(seed)
-    one = _slow(_pipeline(seed, buffers=2), first, draw.uniform(2, 4), FAULT_AT)
-    (answer, _, grown, _), *_ = _decisions(one, seed)[0]
-    both = _slow(one, second, draw.uniform(2, 4), answer.at + draw.uniform(2.0, 4.0))
-    found, outcome = _decisions(both, seed)
-    for _, before, knobs, _ in found:
-        assert (
-            knobs.workers[first] >= before.workers[first]
-            or before.workers[first] > grown.workers[first]
-        )
-    trainer = both.consumer.batch_rows / both.consumer.step_s
-    assert outcome.rates[-1] > 0.95 * trainer
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("died", [0, 1])
 def test_a_worker_process_that_dies_ends_a_trial_that_started_none(seed, died):
-    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "read", 3, FAULT_AT)
+    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "read", 3)
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
     state = policy.initial(scenario.limits, simulator.knobs)
     while state.trial is None:

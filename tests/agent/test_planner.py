@@ -240,19 +240,6 @@ def test_a_dearer_transform_and_its_return_are_followed():
     assert few < many > few_again
 
 
-def test_fewer_and_more_cores_are_followed():
-    pipeline = FakePipeline(
-        [FakeStage(name="read", cpu_s=0.01), FakeStage(name="transform", cpu_s=0.03)], cores=32
-    )
-    controller, _ = tune(pipeline, 20)
-    rates = [_rate(pipeline)]
-    for cores in (8, 32):
-        pipeline.cores = cores
-        go_on(controller, pipeline, 20)
-        rates.append(_rate(pipeline))
-    assert rates[1] < rates[0] <= rates[2]
-
-
 FOUR_CONNECTIONS = [
     FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
     FakeStage(name="collate", cpu_s=0.001),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from sluice.agent.lab.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
@@ -15,28 +13,10 @@ from sluice.agent.policies import make
 pytestmark = pytest.mark.slow
 
 BOTH = ("thread", "process")
-FIRST_BOUNDS = {"least_cores": 2, "most_stages": 9}
-"""Those within which the pipelines of these tests were drawn when they were found."""
 
 
 def _stage(name, cost_s, **more):
     return SimStage(name=name, cost_s=cost_s, rows_per_item=4096, bytes_per_row=200, **more)
-
-
-def drift() -> Scenario:
-    """A store that gets slower little by little. The planner stayed at 42 readers of 123, 0.68: what other numbers of
-    readers cost was known from a better time."""
-    return Scenario(
-        name="drift",
-        seconds=300,
-        machine=SimMachine(cores=8),
-        stages=(
-            _stage("read", 0.1, cpu=0.05, workers=128, workers_a_core=0),
-            _stage("udf", 0.02),
-            _stage("out", 0.002),
-        ),
-        changes=(ScheduledChange(at=20, key="stages.read.cost_s", value=1.0, over=200),),
-    )
 
 
 def neighbour(cores: float, taken: float, until: float) -> Scenario:
@@ -90,10 +70,6 @@ def _outcome(scenario):
     return outcome
 
 
-def test_a_store_that_gets_slower_little_by_little_gets_its_readers():
-    assert _outcome(drift()).knobs.workers["read"] > 42
-
-
 @pytest.mark.parametrize("one", NEIGHBOURS)
 def test_cores_that_a_neighbour_gives_back_are_used(one):
     outcome, until = _outcome(neighbour(*one)), one[2]
@@ -119,19 +95,6 @@ def test_processes_of_380_mib_never_fill_the_memory():
     assert seen[-1].backend["udf"] == "process"
     assert seen[-1].workers["udf"] <= 6
     assert outcome.rates[-1] > 3 * outcome.rates[1]
-
-
-def test_processes_fit_into_memory_where_buffers_stay_as_they_were():
-    """The planner gave the move up: the read-ahead that came with it left no memory for four small processes."""
-    seen = []
-    run(
-        dataclasses.replace(pipeline("held out", 19, **FIRST_BOUNDS), seconds=20),
-        make("planner"),
-        seed=19,
-        observe=lambda s, k, r: seen.append(k),
-    )
-    assert seen[-1].backend["stage1"] == "process"
-    assert seen[-1].workers["stage1"] > 1
 
 
 def test_a_stage_goes_on_in_its_threads_where_no_process_starts():

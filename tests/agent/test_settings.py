@@ -18,12 +18,8 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
     ("settings", "setting", "bound"),
     [
         (PlannerSettings, {"min_gain_ratio": 0.9}, "at least 1"),
-        (PlannerSettings, {"thinned_share": 1.2}, "from 0 to 1"),
         (PlannerSettings, {"patience_ticks": 4.5}, "whole number"),
-        (PlannerSettings, {"window_ticks": 0}, "at least 1"),
         (PlannerSettings, {"handover_s": 0.0}, "above 0"),
-        (PlannerSettings, {"doubt_look_s": float("nan")}, "above 0"),
-        (PlannerSettings, {"halvings": True}, "whole number"),
         (PlannerSettings, {"settle_ticks": 6}, "patience_ticks, 5"),
         (PlannerSettings, {"memory_target": 0.97}, "memory_alarm, 0.95"),
         (RuntimeSettings, {"early_share": 1.2}, "from 0 to 1"),

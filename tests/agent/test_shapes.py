@@ -120,19 +120,6 @@ def _hidden(knobs):
     }
 
 
-def _waking(knobs):
-    """Each stage is starved half of the time, as rows come in lumps, and each wait for the lock ends with one for a
-    core: as measured on two cores, of which one was idle."""
-    many = max(knobs.workers.values()) > 1
-    items = 8 if many else 7.4
-    return {
-        "read": (items, 1.2, 0.14, 0.1) if many else (items, 0.85, 0.13, 0.05),
-        "shuffle": (items, 1.3, 0.07, 0.16) if many else (items, 0.85, 0.08, 0.05),
-        "python": (items, 1.1, 0.82, 0.06) if many else (items, 0.91, 0.85, 0.02),
-        "collate": (items, 0.1, 0.02, 0.02),
-    }
-
-
 def _idle(knobs):
     """The transform hardly computes."""
     return {**_hidden(knobs), "python": (8, 0.9, 0.2, 0.0)}
@@ -146,7 +133,6 @@ def _parallel(knobs):
 @pytest.mark.parametrize(
     ("measured", "more", "why"),
     [
-        (_waking, {"idle": 0.87}, "hold the lock"),
         (_bent, {}, "wait for each other"),
         (_hidden, {}, "hold the lock"),
     ],
@@ -248,14 +234,3 @@ def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
     assert any(fused), "it was tried"
     assert fused[-1] == frozenset()
     assert len([1 for before, after in itertools.pairwise(fused) if before < after]) <= 2
-
-
-def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
-    stages = _stages(0.01)
-    stages[2] = dataclasses.replace(
-        stages[2], cost_s=0.02, lock=1.0, backends=("thread", "process")
-    )
-    simulator, _, reasons = _settled(stages, SimMachine(cores=16), fused={"c", "d"})
-    assert "c" not in simulator.knobs.fused
-    assert simulator.knobs.backend["c"] == "process"
-    assert any("c split" in text for text in reasons)

@@ -11,9 +11,8 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, steady
 from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.tunable import Tunable
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, Knobs, Limits
 
 pytestmark = pytest.mark.slow
 
@@ -155,15 +154,6 @@ def test_what_snapshots_say_adds_up():
     assert rows == sorted(rows, reverse=True)
 
 
-def test_one_seed_one_course_another_seed_another():
-    def course(seed: int) -> list[int]:
-        pipeline = simulator(stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, cores=4)
-        return [rate_of(pipeline, seconds=1.0, warm=0.0) for _ in range(20)]
-
-    assert course(1) == course(1)
-    assert course(1) != course(2)
-
-
 class Forgetful(Simulator):
     """The slow twin: works everything out again for every stretch of time."""
 
@@ -204,15 +194,6 @@ def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
             pipeline.apply(Knobs(workers=workers, backend=backend, prefetch_bytes=prefetch_bytes))
             pipeline.advance(4)
         assert kept.snapshot() == forgetful.snapshot()
-
-
-def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
-    pipeline = simulator(stages(0.01, 0.02), [1, 1])
-    assert isinstance(pipeline, Tunable)
-    for bad in ({"s0": 65, "s1": 1}, {"s0": 1}):
-        with pytest.raises(KnobError):
-            pipeline.apply(Knobs(workers=bad))
-    assert dict(pipeline.knobs.workers) == {"s0": 1, "s1": 1}
 
 
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():

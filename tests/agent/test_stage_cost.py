@@ -76,24 +76,6 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
     assert service.unbent(2).capacity(2) == pytest.approx(200)
 
 
-def test_outliers_are_noise_and_two_in_a_row_are_a_change_that_scales_the_curve():
-    steady = _watch(
-        _stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2)
-    )
-    once = steady.observe(_stats(30, 6.0, workers=2), False)
-    assert once.points == steady.points
-    calm = once.observe(_stats(40, 7.0, workers=2), False)
-    assert calm.drifts == 0
-    there_and_back = once.observe(_stats(40, 6.2, workers=2), False).observe(
-        _stats(50, 10.2, workers=2), False
-    )
-    assert there_and_back.drifts == 0
-    changed = once.observe(_stats(40, 10.0, workers=2), False)
-    assert changed.drifts == 1
-    assert changed.busy_s(2) == pytest.approx(0.04)
-    assert changed.busy_s(1) == pytest.approx(0.04)
-
-
 def _costs(*factors):
     """The cost of a stage after looks at which a row took so many times a tenth of a second."""
     busy_s, service, seen = 0.0, StageCost(name="read").observe(_stats(0, 0.0), False), []
@@ -139,19 +121,6 @@ def test_waits_for_a_core_that_are_counted_are_left_out():
         _stats(0, 0.0), _stats(10, 5.0, 4.0, core_wait_s=4.0)
     )  # counters read a moment apart
     assert late.points[1].busy_s == pytest.approx(0.04)
-
-
-def test_a_stage_describes_how_well_it_is_known():
-    service = _watch(
-        _stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2)
-    )
-    told = service.describe(1)
-    assert told["busy_us_a_row"] == pytest.approx(1e6 * 3.2 / 300, rel=0.05)
-    assert told["cpu_us_a_row"] == 0.0
-    assert 0.03 < told["spread"] < 0.2
-    assert 0.0 < told["residual"] < 0.2
-    assert told["age"] == 1
-    assert service.observe(_stats(40, 4.2), False).age == 0
 
 
 def test_each_back_end_has_a_curve_of_its_own():

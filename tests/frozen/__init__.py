@@ -2,7 +2,6 @@
 
     python -m tests.frozen compare FILE    prints each difference from a reference by its path; ends with 1 if any
     python -m tests.frozen write FILE      makes a reference of the sources as they are
-    python -m tests.frozen store FOLDER    makes a table and a run with a checkpoint, as tests/frozen/stored holds them
 
 `reference.json` and `stored/` were made by the last commit before the rewrite. When a change of behaviour is meant,
 name it in CHANGELOG.md, write `reference.json` anew, and look at its differences in git. They may show only what

@@ -1,4 +1,4 @@
-"""`python -m tests.frozen write FILE`, `compare FILE` and `store FOLDER`: see the package."""
+"""`python -m tests.frozen write FILE` and `compare FILE`: see the package."""
 
 from __future__ import annotations
 
@@ -81,17 +81,11 @@ def _processor() -> str:
 
 
 def main(words: list[str]) -> int:
-    if len(words) != 2 or words[0] not in ("write", "compare", "store"):
-        print(
-            "usage: python -m tests.frozen write FILE | compare FILE | store FOLDER",
-            file=sys.stderr,
-        )
+    if len(words) != 2 or words[0] not in ("write", "compare"):
+        print("usage: python -m tests.frozen write FILE | compare FILE", file=sys.stderr)
         return 2
     task, path = words[0], Path(words[1])
     with pinned() as folder:
-        if task == "store":
-            import_module("tests.frozen.training").store(path)
-            return 0
         now = record(folder)
     if task == "write":
         if failed := [part for part, value in now.items() if isinstance(value, str)]:

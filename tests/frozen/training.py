@@ -46,35 +46,6 @@ def record(folder: Path) -> dict[str, Any]:
     }
 
 
-def store(folder: Path) -> None:
-    """Makes a table, and a run on it that ends in the middle of its first epoch. Paths of this machine are replaced."""
-    folder = folder.resolve()
-    table = clicks.make_table(folder / "made", count=500, seed=7)
-    table.rename(folder / "table")
-    shutil.rmtree(folder / "made")
-    call(
-        "train",
-        "--data",
-        folder / "table",
-        "--run-dir",
-        folder / "run",
-        "--evals",
-        2,
-        "--stop-auc",
-        0.501,
-        "--lr",
-        0.2,
-        *_SMALL,
-        "--batch-size",
-        32,
-    )
-    shutil.rmtree(folder / "run/tensorboard")
-    for name in ("report.html", "lock"):
-        (folder / "run" / name).unlink()
-    for path in folder.rglob("*.json*"):
-        path.write_text(path.read_text().replace(str(folder), "/stored"))
-
-
 def _trained(table: Path, run: Path, *words: object) -> dict[str, Any]:
     told = call("train", "--data", table, "--run-dir", run, "--epochs", 2, *words, *_SMALL)
     found = {"losses": _losses(run), "checkpoint": _checkpoint(run)}

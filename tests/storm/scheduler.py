@@ -151,11 +151,15 @@ class Task:
 class Scheduler:
     """One run. The thread that makes it is its first task."""
 
+    latest: Scheduler | None = None
+    """The one that was made last."""
+
     def __init__(
         self, chance: Random, way: Way, crew: Crew, traced: Callable[[str], bool] = lambda _: False
     ):
         """`traced` says of which files the lines count, if the way goes by lines."""
         self.chance, self.way, self._crew, self._traced = chance, way, crew, traced
+        Scheduler.latest = self
         self.now = 0.0
         self.steps = self.waits = self.switches = 0
         self.trace: list[tuple[int, Any]] = []

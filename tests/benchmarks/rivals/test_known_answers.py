@@ -7,41 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.policies import make
 from sluice.benchmarks.rivals.autotune import empty_chance
 from sluice.benchmarks.rivals.plumber import solve
 
 pytestmark = pytest.mark.slow
 
 ROWS = 1024
-
-
-def scenario(
-    *costs: float,
-    cores: float = 16,
-    seconds: float = 60,
-    consumer: Consumer | None = None,
-    changes: tuple[ScheduledChange, ...] = (),
-    **stage: object,
-) -> Scenario:
-    return Scenario(
-        name="test",
-        seconds=seconds,
-        machine=SimMachine(cores=cores, switch_cost=0, timer_noise=0.001),
-        consumer=consumer or Consumer(batch_rows=ROWS),
-        changes=changes,
-        stages=tuple(
-            SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **stage)  # type: ignore[arg-type]
-            for i, c in enumerate(costs)
-        ),
-    )
-
-
-def workers_of(name: str, pipeline: Scenario) -> list[int]:
-    return list(run(pipeline, make(name)).knobs.workers.values())
 
 
 # The queue behind autotune.
@@ -59,17 +30,6 @@ def workers_of(name: str, pipeline: Scenario) -> list[int]:
 )
 def test_the_chance_that_a_buffer_is_empty_by_hand(production, consumption, places, expected):
     assert empty_chance(production, consumption, places) == pytest.approx(expected)
-
-
-def test_autotune_keeps_the_cores_it_saw():
-    grown = scenario(
-        0.02,
-        0.08,
-        cores=4,
-        seconds=120,
-        changes=(ScheduledChange(at=30, key="machine.cores", value=16),),
-    )
-    assert max(workers_of("autotune", grown)) <= 4
 
 
 # Plumber's linear programme.
