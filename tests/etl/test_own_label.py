@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.etl.spec.row_split import ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
@@ -146,14 +147,6 @@ LATER = {
         BEGUN,
         {},
     ),
-    "another column made": (
-        spec(
-            *COLUMNS,
-            more=column("who", "sparse", "categorify", "user"),
-        ),
-        BEGUN,
-        {},
-    ),
     "other folds": (
         spec(*COLUMNS, rate=RATE % ", folds = 3"),
         dataclasses.replace(BEGUN, folds=3),
@@ -196,6 +189,16 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     options = {**options, **accepted, "mode": "overwrite"}
     table = make(tmp_path, changed(later, text), text, **options)
     assert holds(table) == twin.features(later, later)
+
+
+def test_of_rows_of_one_moment_a_label_decides_only_between_those_that_agree_in_all_else():
+    made = Spec.parse(spec(*COLUMNS))
+    rows = {name: pa.array([row[name] for row in drawn(50)], kind) for name, kind in KINDS.items()}
+    flipped = {**rows, "click": pa.compute.subtract(1, rows["click"])}
+    same = [
+        np.array_equal(*both) for both in zip(ties(rows, made), ties(flipped, made), strict=True)
+    ]
+    assert same == [True, True, False]
 
 
 @pytest.mark.parametrize("case", ["key named", "key named before"])

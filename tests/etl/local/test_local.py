@@ -28,7 +28,6 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
-from sluice.etl.local.input import only_spark
 from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.read import pieces
@@ -320,10 +319,6 @@ def test_what_is_not_asked_for_is_chosen_and_said(repo):
         choose("local", related, words, said.append, {})
     with pytest.raises(EngineError, match="run: sluice etl --spec"):
         choose("local", plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"})
-
-
-def test_records_over_several_lines_are_left_to_spark():
-    assert "input.multiline" in (only_spark(Spec.own(bad_input.CSV)) or "")
 
 
 def halved(values: pa.Array) -> pa.Array:
