@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from tests.fuzz import leaks
 from tests.fuzz.__main__ import modules
 from tests.fuzz.seeds import seed_of_code
 
@@ -21,11 +20,6 @@ pytestmark = [
 ]
 
 SECONDS = 30.0
-
-
-def test_a_drawn_table_whose_rows_meet_others_has_no_leak(spark, tmp_path):
-    seed = leaks.SPARK_EVERY * seed_of_code()
-    assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"
 
 
 def test_specs_and_rows_that_are_drawn_now_are_the_same_in_every_way(spark, tmp_path_factory):

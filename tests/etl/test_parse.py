@@ -104,6 +104,7 @@ GOOD = {
         ("csv", b'1,2,3,a"b', (1, 2, 3.0, 'a"b')),
         ("csv", b'1,2,a"b,"c', "a quote that does not end"),  # an even number of quotes, and yet
         ("csv", b'1," 5 ",3,"a"b"', (1, 5, 3.0, 'ab"')),
+        ("csv", b'1,2,3,"a""b"c', (1, 2, 3.0, 'a"bc')),
         (
             "json",
             b'{"label":1,"more":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
