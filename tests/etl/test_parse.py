@@ -300,6 +300,17 @@ def test_lines_of_another_encoding_and_times_in_several_formats():
     ]
 
 
+def test_a_row_without_the_time_that_splits_rows_is_set_aside():
+    by_time = 'split_time = "F"\nsplit = {train = 0, test = 5}'
+    text = write_spec("label:int F:float", column("F", "dense", "fill"), form="csv", table=by_time)
+    found = InputParser(Spec.parse(text)).parse(batch_of([b"1,2", b"0,", b"1,nan"]))
+    assert found.columns["F"].to_pylist() == [2.0]
+    assert [(number, reason[:11]) for number, reason in found.rejected] == [
+        (1, "F: missing,"),
+        (2, "F: missing,"),
+    ]
+
+
 @pytest.mark.parametrize("block", [1, 1 << 19])
 def test_lines_may_end_before_optional_columns_in_any_mixture(block, monkeypatch):
     """And whatever number of lines Arrow works on together; those that are wrong keep their numbers."""

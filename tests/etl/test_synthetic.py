@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.__main__ import main
-from sluice.etl.synth import raw_logs
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table_commands import FORMATS
@@ -56,15 +55,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, fo
         synthesize(tmp_path / name, rows=500, seed=seed, form=form)
     a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
     assert a == b != c
-
-
-@pytest.mark.parametrize("form", ["tsv", "json"])
-def test_chunks_do_not_show(tmp_path, monkeypatch, form):
-    whole = synthesize(tmp_path / "whole", rows=1000, seed=1, form=form)
-    monkeypatch.setattr(raw_logs, "_CHUNK", 97)
-    parts = synthesize(tmp_path / "parts", rows=1000, seed=1, form=form)
-    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
-    assert whole == parts
 
 
 def test_all_formats_say_the_same(tmp_path):
