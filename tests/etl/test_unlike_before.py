@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from sluice.etl import job
 from sluice.etl.first_rows import ROWS, warn_of_unknown_members
+from sluice.etl.table.profile import DriftError
 from tests.etl.jobs import Said, job_of, run
 from tests.etl.tables import column, write_rows, write_spec
-from tests.raises import assert_names
+from tests.raises import assert_names, raises
 
 OPS = {
     "fill": (1e-3, 1e3, 1 / 60),
@@ -69,6 +71,15 @@ def test_a_spec_that_limits_drift_decides_alone_and_few_rows_say_nothing(tmp_pat
         said = Said()
         run(None, tmp_path / "t", tmp_path / name, text=text + more, mode="append", said=said)
         assert said.text.count("warning: drift") == warned, name
+
+
+def test_missing_values_that_become_fewer_are_drift_too(tmp_path):
+    limit = "[drift]\nnulls = {refuse = 0.3}\n"
+    text = write_spec("click:int x:float", column("x", "dense", "fill"), limit)
+    for value, mode in ((None, "create"), (1.0, "append")):
+        path = write_rows(tmp_path / mode, click=[0, 1] * 50, x=[1.0, value] * 50)
+        with raises(DriftError, "nulls", "'x'", -0.5) if value else nullcontext():
+            run(None, tmp_path / "t", path, text=text, mode=mode)
 
 
 def test_members_that_no_column_reads_are_named_in_one_line(tmp_path):

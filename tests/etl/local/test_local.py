@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 from dataclasses import replace
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +32,9 @@ from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.read import pieces
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import pieces_of
-from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -267,27 +266,6 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
-@pytest.mark.parametrize("digits", [15, 30])
-def test_a_decimal_becomes_the_nearest_float(digits):
-    texts = [
-        None,
-        "0",
-        "-0.01",
-        "1234567.89",
-        "0.30",
-        *(f"{n}.{n % 97:02}" for n in range(-999, 999_999, 7919)),
-    ]
-    texts = [
-        text if text is None or digits == 15 else text.replace(".", "12345678901.")
-        for text in texts
-    ]
-    values = pa.array([text and Decimal(text) for text in texts], pa.decimal128(digits, 2))
-    for part in (values, values[3:9], values[:0]):
-        found, lost = converted(part, "float")
-        assert found.to_pylist() == [one if one is None else float(one) for one in part.to_pylist()]
-        assert lost is None
-
-
 def test_what_is_not_asked_for_is_chosen_and_said(repo):
     said: list[str] = []
     plain, related = (
@@ -427,3 +405,15 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(raw, tmp_pa
     table = FeatureTable.open(tmp_path / "t")
     assert (table.version, table.files) == (0, old.files)
     assert table.check() == []
+
+
+def test_a_version_that_lacks_rows_is_not_published(raw, tmp_path, monkeypatch):
+    write = LocalEngine.write
+    monkeypatch.setattr(
+        LocalEngine,
+        "write",
+        lambda *words: replace(whole := write(*words), files=whole.files[1:]),
+    )
+    with raises(CommitError, "2,000 counted"):
+        build.run(None, tmp_path / "t", raw)
+    assert not (tmp_path / "t" / "_delta_log").exists()
