@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from sluice.dlrm.follow.lineage import explain_difference
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.table_transform import TableTransform
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
@@ -125,7 +124,15 @@ def _transformed_otherwise(
 ) -> str:
     """Returns why the transforms give a column another meaning. Empty: they do not. `changed` are columns whose values
     have another meaning."""
-    old, new = (_transforms(table, name) for table in (before, after))
+    old, new = (
+        [
+            transform
+            for field in table.fields
+            for transform in table.transforms
+            if field.name == name and transform.name in field.transforms
+        ]
+        for table in (before, after)
+    )
     if [transform.described for transform in old] != [transform.described for transform in new]:
         return "its transforms make it in another way"
     changed_inputs = sorted(
@@ -139,12 +146,6 @@ def _transformed_otherwise(
         if changed_inputs
         else ""
     )
-
-
-def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
-    """Returns the transforms that make or change a column, in order."""
-    names = next(f for f in table.fields if f.name == column).transforms
-    return [transform for transform in table.transforms if transform.name in names]
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:

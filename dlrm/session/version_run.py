@@ -243,6 +243,15 @@ class VersionRun:
             ) as controller,
             traced(config.profile if self._ranks.first else 0, self._start.run) as tick,
         ):
+
+            def evaluate(meta: CheckpointMeta) -> bool:
+                with self._session.activity.apart("evaluated"), loader.resting():
+                    return self._validator.evaluate_and_check(meta)
+
+            def has_new_version(meta: CheckpointMeta) -> bool:
+                version = versions.next_version(config, meta) if self._ranks.first else None
+                return self._ranks.gather_objects(version)[0] is not None
+
             trainer = Trainer(
                 config=config,
                 world=self._ranks,
@@ -250,10 +259,10 @@ class VersionRun:
                 checker=BatchChecker.of(self._planned.layout, loader, "train", config.missing),
                 save=lambda meta: self._save(meta, controller),
                 observe=journal.metric,
-                evaluate=self._evaluate_and_check,
+                evaluate=evaluate,
                 synced_batches=self._batches,
                 tick=tick,
-                table_changed=self._has_new_version,
+                table_changed=has_new_version,
                 hosts=self._ranks.gather_objects(platform.node()),
                 memory_used=Machine().memory_used,
                 warn=lambda step, text: self._warn(text, step),
@@ -285,14 +294,6 @@ class VersionRun:
                     "order_hash": loader.order_hash,
                 }
             )
-
-    def _evaluate_and_check(self, meta: CheckpointMeta) -> bool:
-        with self._session.activity.apart("evaluated"), self._loader.resting():
-            return self._validator.evaluate_and_check(meta)
-
-    def _has_new_version(self, meta: CheckpointMeta) -> bool:
-        version = versions.next_version(self._config, meta) if self._ranks.first else None
-        return self._ranks.gather_objects(version)[0] is not None
 
     def _describe(self, controller: Controller | None) -> dict[str, Any]:
         """Returns the part of the result that describes the table, the input and the agent."""

@@ -156,13 +156,26 @@ class Recent(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         now, lists = column.flatten()
-        at = pc.fill_null(as_number(now), np.nan).to_numpy(zero_copy_only=False)
         values, lengths = flat(lists)
-        times = pc.fill_null(as_number(values), np.nan).to_numpy(zero_copy_only=False)
-        row = np.repeat(np.arange(len(at)), lengths)
-        earlier = (times < at[row]) & (
-            times >= at[row] - (np.inf if self.within is None else self.within)
+        whole = pa.types.is_integer(now.type) and pa.types.is_integer(values.type)
+        at, times = (
+            pc.fill_null(one if whole else as_number(one), 0 if whole else np.nan).to_numpy(
+                zero_copy_only=False
+            )
+            for one in (now, values)
         )
+        # Floats would merge nanoseconds. A whole time less an earlier one fits 64 bits without a sign.
+        kind = np.uint64 if whole else np.float64
+        within, gap = (
+            limit and (min(int(limit), 2**64 - 1) if whole else limit)
+            for limit in (self.within, self.gap)
+        )
+        row = np.repeat(np.arange(len(at)), lengths)
+        earlier = values.is_valid().to_numpy(zero_copy_only=False) & (times < at[row])
+        if within is not None and whole:
+            earlier &= (at[row] - times).view(kind) <= within
+        elif within is not None:
+            earlier &= times >= at[row] - within
         # Each row's own time is appended to the earlier ones.
         row, times = (
             np.concatenate([row[earlier], np.arange(len(at))]),
@@ -171,12 +184,13 @@ class Recent(Operator):
         ordered = times[np.lexsort((times, row))]
         ends = np.cumsum(np.bincount(row, minlength=len(at))) - 1
         first = np.concatenate([[0], ends[:-1] + 1]) if len(at) else ends
-        if self.gap is not None:
-            begins = np.diff(ordered, prepend=-np.inf) > self.gap
+        if gap is not None:
+            begins = np.diff(ordered, prepend=ordered[:1]).view(kind) > gap
             begins[first] = True
             first = np.maximum.accumulate(np.where(begins, np.arange(len(ordered)), 0))[ends]
-        found = ends - first if self.of == "count" else ordered[ends] - ordered[first]
-        return pa.array(found.astype(np.float64), mask=np.isnan(at))
+        found = ends - first if self.of == "count" else (ordered[ends] - ordered[first]).view(kind)
+        missing = now.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+        return pa.array(found.astype(np.float64), mask=missing)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,11 @@ def cast_column(where: str, name: str, stored: str, kind: str, decimal: str = ".
             f"{where}: column {name!r} holds times, which are not read as {kind}; read them as float, seconds "
             "since 1970"
         )
+    if stored in ("float", "double") and kind == "text":
+        raise InputError(
+            f"{where}: column {name!r} holds {stored}, which has no exact text (17 becomes 17.0); declare "
+            "it, and the column that a join compares it with, as int or float, or write it as text"
+        )
     if kind in ("int", "float") and stored in ("date", "timestamp_ntz"):
         cell = cell.cast("timestamp")
     elif stored == NANOSECONDS:

@@ -170,7 +170,17 @@ def _read_columns(raw: dict[str, Any], form: str) -> Input:
         raise SpecError(
             'input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]'
         )
-    _check_was(was, columns)
+    for name, old in was.items():
+        if name not in columns:
+            raise SpecError(
+                f"input.columns: {name!r} has a `was`, and so must be one column, not a range"
+            )
+        if list(was.values()).count(old) > 1:
+            raise SpecError(f"input.columns: two columns were {old!r}")
+        if old in columns and old != name and old not in was:
+            raise SpecError(
+                f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
+            )
     return Input(format=form, columns=columns, was=was, times=times)
 
 
@@ -196,21 +206,6 @@ def _read_time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
     op, _ = operator({"op": ParseTime.name, **given}, path)
     assert isinstance(op, ParseTime)
     return op
-
-
-def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
-    """Checks that each old name belongs to one column."""
-    for name, old in was.items():
-        if name not in columns:
-            raise SpecError(
-                f"input.columns: {name!r} has a `was`, and so must be one column, not a range"
-            )
-        if list(was.values()).count(old) > 1:
-            raise SpecError(f"input.columns: two columns were {old!r}")
-        if old in columns and old != name and old not in was:
-            raise SpecError(
-                f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
-            )
 
 
 def _check_texts(source: Input) -> None:

@@ -77,7 +77,14 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
     want = ARROW_TYPES[kind]
     name = spark_name(values.type)
     if pa.types.is_decimal(have) and kind in ("int", "float"):
-        return _whole_decimals(values) if kind == "int" else (_floats(values), None)
+        if kind == "float":
+            return _floats(values), None
+        # Without floats, which would miss the last digits of a long id.
+        whole = values.cast(pa.int64(), safe=False)
+        exact = pa.decimal256(76, max(0, have.scale))
+        lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
+        kept = pc.if_else(lost, pa.scalar(None, pa.int64()), whole)
+        return kept, lost.to_numpy(zero_copy_only=False)
     if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
         return _whole(values)
     if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
@@ -128,10 +135,3 @@ def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
         else (numbers >= -(2.0**63)) & (numbers < 2.0**63) & (np.trunc(numbers) == numbers)
     )
     return pa.array(np.where(fits, numbers, 0).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
-
-
-def _whole_decimals(values: pa.Array) -> tuple[pa.Array, _Flags]:
-    """Returns the same for decimals, without floats, which would miss the last digits of a long id."""
-    whole, exact = values.cast(pa.int64(), safe=False), pa.decimal256(76, max(0, values.type.scale))
-    lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
-    return pc.if_else(lost, pa.scalar(None, pa.int64()), whole), lost.to_numpy(zero_copy_only=False)

@@ -495,21 +495,18 @@ def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list
     for (path, one), footer in zip(located.items(), found, strict=True):
         wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
         refuse_twice(path, wanted, one)
-    return [
-        footer if one.is_own else _located_footer(footer, one)
-        for footer, one in zip(found, located.values(), strict=True)
-    ]
-
-
-def _located_footer(footer: Footer, located: FileColumns) -> Footer:
-    types = zip(located.named(footer.types), footer.types.values(), strict=True)
-    ids = zip(located.named(footer.ids), footer.ids.values(), strict=True)
-    constants = {name: str(one.type) for name, one in located.constants.items()}
-    return replace(
-        footer,
-        types={name: kind for name, kind in types if name} | constants,
-        ids={name: count for name, count in ids if name} | dict.fromkeys(constants, 0),
-    )
+    for number, (footer, one) in enumerate(zip(found, located.values(), strict=True)):
+        if one.is_own:
+            continue
+        types = zip(one.named(footer.types), footer.types.values(), strict=True)
+        ids = zip(one.named(footer.ids), footer.ids.values(), strict=True)
+        constants = {name: str(value.type) for name, value in one.constants.items()}
+        found[number] = replace(
+            footer,
+            types={name: kind for name, kind in types if name} | constants,
+            ids={name: count for name, count in ids if name} | dict.fromkeys(constants, 0),
+        )
+    return found
 
 
 def parquet_paths(source: Paths) -> tuple[list[str], TableFiles | None]:

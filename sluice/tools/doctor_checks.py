@@ -346,7 +346,9 @@ def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Itera
         drafts = [
             path
             for path in Path(table).rglob(f"{REMEMBERED}.*")
-            if _dead(path.name.rpartition(".")[2])
+            # A draft that another host is writing is written again next time.
+            if (writer := path.name.rpartition(".")[2]).isdigit()
+            and not psutil.pid_exists(int(writer))
         ]
         for path in drafts if clean else ():
             path.unlink(missing_ok=True)
@@ -360,12 +362,6 @@ def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
     if clean:
         return Finding(what, f"{len(found)} removed: {shown}")
     return Finding(what, f"{len(found)}: {shown}", False, "sluice doctor --clean removes them")
-
-
-def _dead(pid: str) -> bool:
-    """Returns whether no process of this host has this number. A draft that another host is writing is written again
-    next time."""
-    return pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def _orphans() -> Iterator[int]:

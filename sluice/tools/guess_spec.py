@@ -62,15 +62,17 @@ def spec_text(
         name: _input_type(proposal, has_texts=name in mixed and form != "json")
         for name, proposal in named.items()
     }
-    inputs = ",\n           ".join(
-        _write_input_column(name, kind, times.get(name, ())) for name, kind in kinds.items()
-    )
+    inputs = []
+    for name, kind in kinds.items():
+        typed = json.dumps(f"{name}:{kind}", ensure_ascii=False)
+        read_by = times.get(name)
+        inputs.append(f"{{name = {typed}, format = {toml_texts(read_by)}}}" if read_by else typed)
     lines = [
         _HEAD_OF_TEXT if sample else _HEAD,
         "[input]",
         f'format = "{form}"',
         *(_write_marks(sample) if sample else ()),
-        f"columns = [{inputs}]",
+        "columns = [" + ",\n           ".join(inputs) + "]",
     ]
     swapped = sample.swapped if sample else {name: one.swapped for name, one in used.items()}
     formats = (*times.values(), *(proposal.formats for proposal in used.values()))
@@ -172,12 +174,6 @@ def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: s
     chosen = next(one for one in numbered if one.lower() not in taken)
     taken.add(chosen.lower())
     return chosen
-
-
-def _write_input_column(name: str, kind: str, formats: Sequence[str]) -> str:
-    """Returns a column of `[input]`."""
-    typed = json.dumps(f"{name}:{kind}", ensure_ascii=False)
-    return f"{{name = {typed}, format = {toml_texts(formats)}}}" if formats else typed
 
 
 def toml_texts(several: Sequence[str]) -> str:

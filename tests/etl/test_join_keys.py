@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.lookups import Serving
 from sluice.etl.ops.base import key_texts
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.raises import raises
 
 TEXTS = st.text("\x1b\x1f01a", max_size=4)
 
@@ -60,3 +62,16 @@ def test_a_server_finds_the_side_row_that_the_job_joined(spark, tmp_path):
     assert [row["level"] for row in sorted(rows_of(table), key=lambda row: row["row"])] == want
     asked = {name: pa.array([pair[number] for pair in pairs]) for number, name in enumerate("ab")}
     assert Serving.open(table).complete(asked)["level"].fill_null(-1).to_pylist() == want
+
+
+@pytest.mark.spark
+def test_a_text_is_never_compared_with_the_text_of_a_double(spark, tmp_path):
+    write_rows(tmp_path / "side.parquet", a=[17.0, None], level=[1, 2])
+    write_rows(tmp_path / "rows.parquet", click=[0, 1], a=["17", "x"])
+    text = write_spec(
+        "click:int a:text",
+        section("join", path=f"{tmp_path}/side.parquet", on=["a"], columns=["level:int"]),
+        column("level", "dense", "fill"),
+    )
+    with raises(InputError, "side.parquet", "'a' holds double", "17.0", "as int or float"):
+        build_table(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)

@@ -600,6 +600,28 @@ def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, ga
         assert got == [pair and pair[number] for pair in want]
 
 
+NANOSECONDS = st.none() | st.integers(1, 40)
+
+
+@given(
+    st.lists(st.tuples(NANOSECONDS, st.none() | st.lists(NANOSECONDS, max_size=8))),
+    st.none() | st.integers(1, 20),
+    st.integers(1, 9),
+)
+def test_recent_compares_whole_times_beyond_2_53_exactly(rows, within, gap):
+    later = [
+        (at and at + 2**60, times and [time and time + 2**60 for time in times])
+        for at, times in rows
+    ]
+    for of in ("count", "span"):
+        operator = Recent(within=within, gap=gap, of=of)
+        small, large = (
+            applied(operator, pa.array(some, pa.struct({"at": kind, "times": pa.list_(kind)})))
+            for some, kind in ((rows, pa.float64()), (later, pa.int64()))
+        )
+        assert large == small
+
+
 @given(st.lists(st.tuples(*[st.none() | st.integers(-1, 1)] * 3)))
 def test_flags_are_the_names_of_the_columns_that_are_set(rows):
     names = ["drama", "comedy", "film noir"]
