@@ -1,8 +1,16 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
-from sluice.ingest.stats import Snapshot, StageStats, StatsError
+from sluice.ingest.stats import (
+    Durations,
+    Snapshot,
+    StageStats,
+    StatsError,
+    doublings,
+    quantile,
+)
 from tests.raises import raises
 
 
@@ -71,3 +79,14 @@ def test_stages_are_found_by_name_and_have_one_name_each():
         snapshot(stages=(stage(), stage()))
     with raises(StatsError, "without stages"):
         snapshot(stages=())
+
+
+def test_quantiles_are_at_most_a_quarter_too_large():
+    drawn = np.random.default_rng(0).lognormal(-6, 3, 10_000)
+    durations = Durations()
+    for seconds in drawn:
+        durations.add(seconds)
+    for share in (0.5, 0.99):
+        exact = np.quantile(drawn, share, method="inverted_cdf")
+        assert exact <= quantile(durations.counts, share) <= 1.25 * exact
+    assert dict(doublings(durations.counts))[0.5] == (drawn < 0.5).sum()
