@@ -255,12 +255,6 @@ def test_names_of_folders_hold_columns(tmp_path):
         assert sorted(n for batch in reader for n in batch.id.tolist()) == sorted(
             [20, 21, 22, 23] * 2
         )
-    with make_batch_reader(url, schema_fields=["place"]) as reader:
-        assert {name for batch in reader for name in batch.place.tolist()} == {"se", "no"}
-    (tmp_path / "day=1" / "elsewhere").mkdir()
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "day=1" / "elsewhere" / "part.parquet")
-    with raises(PetastormError, "different columns"):
-        make_batch_reader(url)
 
 
 @pytest.mark.filterwarnings(

@@ -11,9 +11,7 @@ from typing import ClassVar
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.lab.simulator.physics import GIB, MIB, SimMachine, SimStage
-from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario
+from sluice.agent.lab.simulator.physics import GIB, MIB
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
 from sluice.agent.policies.opening.record import OpeningRecord
@@ -162,35 +160,6 @@ def test_an_initial_setting_takes_no_more_than_its_share_of_the_free_memory():
     assert 4 < opened["read"] < 20
     assert opened["read"] / opened["bid"] == pytest.approx(40 / 30, rel=0.3)
     assert sum(64 * 1.5 * count for count in opened.values()) <= 0.6 * 3 * 1024
-
-
-def test_an_initial_setting_with_processes_is_in_force_at_once_and_memory_holds():
-    udf = SimStage(
-        name="udf",
-        cost_s=0.08,
-        lock=0.8,
-        rows_per_item=4096,
-        backends=("thread", "process"),
-        process_bytes=700 * MIB,
-    )
-    scenario = Scenario(
-        name="python",
-        seconds=30,
-        machine=SimMachine(cores=16, memory_limit=8 * GIB),
-        stages=(SimStage(name="read", cost_s=0.005, rows_per_item=4096), udf),
-    )
-    seen = []
-    opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
-    outcome = run(
-        scenario,
-        Auto(opener),
-        governor=False,
-        observe=lambda s, k, r: seen.append((s.at, k.backend["udf"], k.workers["udf"])),
-    )
-    assert not outcome.killed
-    assert seen[1] == (0.25, "process", 12)
-    assert seen[-1][1] == "process"
-    assert outcome.peak_memory < 0.95
 
 
 def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_once():

@@ -14,7 +14,7 @@ from sluice.agent.report.format import line
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage, decisions, go_on, tune
+from tests.agent.fake import FakePipeline, FakeStage, decisions, tune
 from tests.raises import assert_names, raises
 
 
@@ -366,29 +366,3 @@ def test_a_change_that_changes_nothing_is_no_decision():
     controller, events, _ = _run(pipeline, Renaming(), 12)
     assert controller.frozen is None
     assert [e["kind"] for e in events] == ["decision", "effect"], "the first fused them"
-
-
-def test_whoever_asks_while_the_run_begins_anew_gets_what_was_learned_of_its_own_stages():
-    """A checkpoint may be written at any moment, also between the look that sees the first rows and its decision."""
-    learned = tune(_pipeline(), 40)[0].learned()
-    learned["services"]["gone"] = learned["services"]["read"]
-
-    class NoRows(FakePipeline):
-        """Its first looks: compilers are at work, and no row has come."""
-
-        def snapshot(self):
-            seen = super().snapshot()
-            return seen if self.now > 2 else dataclasses.replace(seen, rows=0)
-
-    asked, fresh = [], NoRows(_pipeline().stages)
-    controller = Controller(
-        fresh,
-        make("planner"),
-        record=lambda _: None,
-        observe=lambda _: asked.append(set(controller.learned()["services"])),
-        clock=lambda: fresh.now,
-        learned=learned,
-    )
-    go_on(controller, fresh, 6)
-    assert len(asked) >= 4
-    assert all("read" in names and "gone" not in names for names in asked)

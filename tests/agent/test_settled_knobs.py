@@ -118,7 +118,7 @@ def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [503, LOST])
+@pytest.mark.parametrize("status", [LOST])
 def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they_do_not_end(
     monkeypatch, said, status
 ):

@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 
-from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.tunable import Policy, Reason
@@ -173,23 +172,3 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
 def test_what_is_no_tuning_is_refused(tuning, fact):
     with raises(KnobError, fact):
         policy_of(tuning)
-
-
-@pytest.mark.parametrize(("policy", "times"), [("planner", 1.0), ("auto", 1.5)])
-@pytest.mark.parametrize(("cores", "ranks"), [(8, 1), (8, 4), (2, 2)])
-def test_agents_of_several_ranks_on_a_host_together_take_hardly_more_workers_than_it_has_cores(
-    cores, ranks, policy, times
-):
-    """Each sees its part of the cores alone. Stages that compute have one worker each, and beyond that at no moment
-    more over all ranks than cores; what opens takes half as many more at most."""
-    costs = {"read": 0.004, "udf": 0.016, "collate": 0.001}
-    stages = [FakeStage(name=name, cpu_s=cpu_s) for name, cpu_s in costs.items()]
-    rank = FakePipeline(stages, cores=cores / ranks, step_s=0.0001)
-    controller = Controller(rank, make(policy), record=lambda _: None, clock=lambda: rank.now)
-    most = 0
-    for _ in range(60):
-        rank.advance(1.0)
-        controller.step()
-        most = max(most, sum(rank.knobs.workers.values()) - len(stages))
-    assert ranks * most <= times * cores
-    assert (most > 0) == (cores // ranks > 1), "as far as its part goes it does take them"

@@ -9,11 +9,7 @@ import sys
 import pytest
 
 from sluice.agent import policies
-from sluice.agent.lab import policies as simulated
 from sluice.agent.policies import PRODUCT, RIVALS, make
-from sluice.benchmarks import live_setups
-from sluice.benchmarks.live_setups import Setup
-from sluice.benchmarks.rivals import contest
 from sluice.ingest.knobs import KnobError
 from tests.agent.policy_contract import PolicyContract
 from tests.raises import raises
@@ -56,34 +52,3 @@ def test_a_program_finds_them_from_anywhere(tmp_path, repo):
     )
     assert json.loads(done.stdout.splitlines()[-1])["policy"] == "cores"
     assert "one a core" in done.stderr
-
-
-def test_live_set_ups_are_run_and_scored(monkeypatch, capsys):
-    small = Setup(
-        name="small", about="a lookup", settings=("light=1", "light=4"), transforms=("light",)
-    )
-    monkeypatch.setattr(contest, "SETUPS", (small,))
-    monkeypatch.setattr(live_setups, "_WARM_S", 0.0)
-    monkeypatch.setattr(
-        contest, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}}
-    )
-    found = simulated.main(
-        [
-            "--live-only",
-            "--policy",
-            "fixed",
-            "--rounds",
-            "1",
-            "--settle",
-            "0.1",
-            "--seconds",
-            "0.05",
-        ]
-    )
-    live = found["live"]["small"]
-    assert "policies" not in found  # nothing was simulated
-    assert live["best"] in small.settings
-    assert live["policies"]["fixed"]["decisions"] == 0
-    assert live["policies"]["fixed"]["frozen"] is None
-    assert set(live["rows_per_s"]) >= {"cores", "best", "best again", "fixed"}
-    assert "live: small: a lookup" in capsys.readouterr().err
