@@ -101,6 +101,7 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     cpu = later.cpu_used_s - earlier.cpu_used_s
     if seconds <= 0 or min(rows, wait, compute, cpu) < 0:
         return None
+    idle_before, idle_now = earlier.cores_idle_s, later.cores_idle_s
     before = {s.name: s for s in earlier.stages}
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
     return PipelineRates(
@@ -114,13 +115,11 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         memory_limit=later.memory_limit,
         memory_free=later.memory_free,
         stages=stages,
-        idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds),
+        idle=None
+        if idle_before is None or idle_now is None or idle_now < idle_before
+        else (idle_now - idle_before) / seconds,
         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),
     )
-
-
-def _idle(before: float | None, after: float | None, seconds: float) -> float | None:
-    return None if before is None or after is None or after < before else (after - before) / seconds
 
 
 def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.costs.rates import PipelineRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuri
         ):
             continue
         others = sum(
-            _waiting_workers(recent.stages[n])
+            max(0.0, recent.stages[n].busy - recent.stages[n].cpu - recent.stages[n].core_wait)
             for n, s in forecast.joined_costs.items()
             if n != name and n in recent.stages and s.backend == "thread"
         )
@@ -128,8 +128,3 @@ def _movable_stages(forecast: Forecast) -> list[str]:
         ),
         key=capacity,
     )
-
-
-def _waiting_workers(stage: StageRates) -> float:
-    """Returns how many busy workers neither compute nor wait for a core."""
-    return max(0.0, stage.busy - stage.cpu - stage.core_wait)

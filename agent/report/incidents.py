@@ -250,13 +250,14 @@ def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: floa
     settled, recovered_s = recovery(
         at, [(metric["at"], metric["rows_per_s"]) for metric in following], last
     )
-    waited = (
-        None
-        if settled is None or not before
-        else _waited(
-            [metric["stall"] for metric in before], [metric["stall"] for metric in following], last
+    waited: Waits | None = None
+    if settled is not None and before:
+        stalls = [metric["stall"] for metric in following]
+        waited = (
+            _mean([metric["stall"] for metric in before]),
+            max(_mean(stalls[n : n + _MEAN_OF]) for n in range(len(stalls) - _MEAN_OF + 1)),
+            _mean(stalls[-last:]),
         )
-    )
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in decisions)
     noticed = cause["noticed"]
     rate_before = _mean([metric["rows_per_s"] for metric in before]) if before else None
@@ -273,15 +274,6 @@ def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: floa
         waited=waited,
         recovered_s=recovered_s,
         result=_result(rate_before, settled, waited, following[-last:]),
-    )
-
-
-def _waited(before: Sequence[float], following: Sequence[float], last: int) -> Waits:
-    """Returns the share of waiting before an event, at its worst, and in the last looks."""
-    return (
-        _mean(before),
-        max(_mean(following[n : n + _MEAN_OF]) for n in range(len(following) - _MEAN_OF + 1)),
-        _mean(following[-last:]),
     )
 
 

@@ -152,7 +152,13 @@ def read(run: Path) -> list[Start]:
             if line.get("kind") == "start":
                 if line["format"] != FORMAT:
                     raise ValueError(f"format {line['format']!r} is not {FORMAT}")
-                starts.append(_start(line))
+                starts.append(
+                    Start(
+                        **{n: line[n] for n in ("version", "policy", "made_of", "learned")},
+                        limits=Limits.from_dict(line["limits"]),
+                        knobs=Knobs.from_dict(line["knobs"]),
+                    )
+                )
                 names, values = line["values"], []
             else:
                 seen = line["seen"]
@@ -174,14 +180,6 @@ def read(run: Path) -> list[Start]:
                 "run with the version that wrote it, or delete this line and those after it"
             ) from None
     return starts
-
-
-def _start(line: Mapping[str, Any]) -> Start:
-    return Start(
-        **{name: line[name] for name in ("version", "policy", "made_of", "learned")},
-        limits=Limits.from_dict(line["limits"]),
-        knobs=Knobs.from_dict(line["knobs"]),
-    )
 
 
 def _snapshot(values: Sequence[Any], pipeline: Sequence[str], stage: Sequence[str]) -> Snapshot:

@@ -75,7 +75,11 @@ class TrialChange:
         )
         if clear or fed:
             patience: float = settings.settle_ticks
-        elif self._hurts(recent):
+        elif (
+            self.kind != "memory"
+            and gain < settings.harm_share
+            and Contention.of(recent, settings).slow < max(self.slow, settings.contended_ratio)
+        ):
             patience = self.start_up + settings.harm_ticks
         else:
             patience = self.start_up + settings.patience_ticks
@@ -93,14 +97,6 @@ class TrialChange:
         return self.kind in ("own", "grow") and self.gain(
             recent
         ) >= 1 + self.settings.fulfilled_share * (self.hoped - 1)
-
-    def _hurts(self, recent: PipelineRates) -> bool:
-        return (
-            self.kind != "memory"
-            and self.gain(recent) < self.settings.harm_share
-            and Contention.of(recent, self.settings).slow
-            < max(self.slow, self.settings.contended_ratio)
-        )
 
     def crashed(self, age: float, rates: PipelineRates) -> bool:
         """Returns whether the latest interval shows harm, once all workers have started."""
