@@ -65,6 +65,7 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     )
     stored = sum(metadata.row_group(0).column(n).total_compressed_size for n in range(3))
     assert one.decoding > stored
+    assert one.orders >= 512 * 8, "the place of each row of a window"
 
 
 def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):

@@ -84,7 +84,7 @@ def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
 @on_the_grid
 def test_any_number_of_ranks_makes_the_same_global_batches(plan):
     whole = twin.batches(plan, 2)
-    for ranks in (n for n in range(2, 65) if plan.can_share(n)):
+    for ranks in filter(plan.can_share, (2, 5, 8, 12, 24, 60)):
         parts = [twin.batches(plan, 2, rank, ranks) for rank in range(ranks)]
         assert {len(p) for p in parts} == {plan.steps}
         assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole
