@@ -40,16 +40,16 @@ def written(path: Path, rows: int, group: int) -> pq.FileMetaData:
     return pq.read_metadata(path)
 
 
-def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> MinimumMemory:
+def footprint(metadata: pq.FileMetaData, epochs: int = 2, transforms=()) -> MinimumMemory:
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
-    made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan)
+    made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512)
     return footprint_of(
         made,
         COLUMNS,
         decoding,
         share=made.share_of(0, 1),
-        stages=stage_spec.pipeline(()),
+        stages=stage_spec.pipeline(transforms),
         converted=2,
         epochs=epochs,
     )
@@ -66,6 +66,8 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     stored = sum(metadata.row_group(0).column(n).total_compressed_size for n in range(3))
     assert one.decoding > stored
     assert one.orders >= 512 * 8, "the place of each row of a window"
+    more = footprint(metadata, transforms=[stage_spec.transform("mine", movable=True)])
+    assert more.batches - two.batches >= 3 * 64 * COLUMNS.row_bytes, "a series before and behind it"
 
 
 def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):

@@ -339,7 +339,7 @@ def test_a_number_that_is_none_is_refused_or_quarantined_unless_an_option_gives_
 ):
     """Of the label and of a feature."""
     path = tmp_path / "a.parquet"
-    stored = {"y": [0.0, 1.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0, 4.0]}
+    stored = {"y": np.float32([0, 1, 1, 0]), "x": np.float32([1, 2, 3, 4])}
     stored[column][1] = value
     pq.write_table(pa.table(stored), path)
 
