@@ -8,6 +8,7 @@ import signal
 import threading
 import zlib
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
 
@@ -353,6 +354,17 @@ class TestFaults:
             assert loader.worker_pids
             with raises(KnobError, "'mine'", "'thread'"):
                 loader.apply(Knobs(backend={"mine": "thread"}))
+
+    def test_close_does_not_wait_for_a_hanging_worker(self, table, scene):
+        loader = loading(table, NAME + "hold")
+        with ThreadPoolExecutor(1) as consumer:
+            taken = consumer.submit(lambda: next(iter(loader)))
+            scene.holders()
+            assert "hold" in loader.stacks()
+            loader.close()
+            with raises(Exception, "closed"):
+                taken.result(60)
+        assert loader._pipeline.gone, "no thread is left"
 
     def test_all_workers_killed_and_killed_again(self, table):
         with loading(table, NAME + "shifted", Knobs()) as loader:

@@ -18,10 +18,9 @@ from sluice.common.control_groups import MemoryGroup
 from sluice.etl.spec.spec import Spec
 from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
@@ -70,21 +69,6 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     assert more.batches - two.batches >= 3 * 64 * COLUMNS.row_bytes, "a series before and behind it"
 
 
-def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):
-    rows = 1_000_000
-    pq.write_table(
-        pa.table({f"x{n}": np.arange(rows) for n in range(6)}),
-        tmp_path / "a.parquet",
-        row_group_size=rows,
-        use_dictionary=False,
-        compression="none",
-    )
-    metadata = pq.read_metadata(tmp_path / "a.parquet")
-    decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
-    assert decoding.portions == tuple((f"x{n}",) for n in range(6))
-    assert decoding.extra_bytes < 6 * metadata.row_group(0).column(0).total_compressed_size
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_split_needs_at_most_the_memory_of_all_rows_however_few_it_keeps(tmp_path, seed):
     """Row groups of drawn sizes. The split has drawn shares of their rows: all, some, one or none."""
@@ -106,32 +90,6 @@ def test_a_split_needs_at_most_the_memory_of_all_rows_however_few_it_keeps(tmp_p
     assert few.total <= every.total
     decoded = 20_000 * (1 + 8 + 8)
     assert few.decoding > decoded, "the largest row group is decoded for one row"
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_texts_that_a_file_stores_once_are_counted_as_they_are_decoded(tmp_path, seed):
-    """Few or many texts of drawn lengths, alone or in lists, hashed in the file's types."""
-    chance = np.random.default_rng(seed)
-    rows = 2000
-    texts = [
-        str(n) * int(chance.integers(1, 2 + 10 ** chance.integers(1, 5)))
-        for n in range(chance.integers(1, 60))
-    ]
-    values = pa.array(texts).take(pa.array(chance.integers(0, len(texts), 2 * rows)))
-    lists = bool(seed % 2)
-    column = pa.ListArray.from_arrays(pa.array(np.arange(0, 2 * rows + 1, 2), pa.int32()), values)
-    table = pa.table({"label": np.arange(rows) % 2, "t": column if lists else values[:rows]})
-    pq.write_table(
-        table, tmp_path / "a.parquet", dictionary_pagesize_limit=2**28, compression="zstd"
-    )
-    roles = {"label": "label", "id_list" if lists else "sparse": ["t"]}
-    source = ParquetFiles.open(tmp_path, roles, {"t": 100})
-    with BatchLoader(source, batch_size=16) as loader:
-        groups = loader._input.groups
-        stored = groups._read_stored(0, 0, None)
-        assert groups.decoding.at_work(rows) >= stored.nbytes
-        if not lists and len(texts) * max(map(len, texts)) < MIB:
-            assert stored.nbytes < 2 * MIB, "it is read as a dictionary"
 
 
 def group_of(

@@ -82,15 +82,6 @@ def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
 
 
 @on_the_grid
-def test_any_number_of_ranks_makes_the_same_global_batches(plan):
-    whole = twin.batches(plan, 2)
-    for ranks in filter(plan.can_share, (2, 5, 8, 12, 24, 60)):
-        parts = [twin.batches(plan, 2, rank, ranks) for rank in range(ranks)]
-        assert {len(p) for p in parts} == {plan.steps}
-        assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole
-
-
-@on_the_grid
 def test_a_schedule_reads_each_window_once_and_in_the_order_of_need(plan):
     for step in {0, plan.steps // 2, plan.steps - 1}:
         schedule = plan.schedule(3, step=step)

@@ -6,12 +6,10 @@ from random import Random
 
 import pytest
 
-from benchmarks.small_table import small_table
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages import completed_windows as windows_file
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
@@ -130,27 +128,3 @@ def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypat
     assert came.placed > came.others  # some may be complete long before they are due
     assert stages["shuffle"].items == came.placed + came.others
     assert stages["shuffle"].rows == stages["batch"].rows
-
-
-def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, monkeypatch):
-    """All of them at once would take the memory of an epoch."""
-    came, furthest = Counted(monkeypatch), []
-    ahead = CompletedWindows.ahead
-
-    def seen(windows, window):
-        furthest.append((ahead(windows, window), window.window.rows))
-        return furthest[-1][0]
-
-    monkeypatch.setattr(windows_file.CompletedWindows, "ahead", seen)
-    table = small_table(
-        tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0}
-    )
-    with open_loader(
-        table,
-        batch_size=80,
-        knobs=Knobs(workers={"read": 2}, fused=JOINED),
-        window_rows=64,
-    ) as loader:
-        assert sum(batch.rows for batch in loader) == loader.plan.used
-    assert max(far for far, _ in furthest) > 64 * 4
-    assert 0 < came.placed < came.others

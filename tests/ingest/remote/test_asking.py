@@ -355,15 +355,6 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, jo
     right(asker.get(unit), open_job, job, unit)
 
 
-def test_a_worker_that_has_forgotten_a_job_gets_it_again(serve, job, unit, open_job):
-    server = serve(open_job)
-    asker, _ = asking(job, server)
-    right(asker.get(unit), open_job, job, unit)
-    server._jobs.clear()
-    right(asker.get(unit), open_job, job, unit)
-    assert asker.counts["retries"] == 0
-
-
 def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
     worker, job, unit, open_job, monkeypatch
 ):
