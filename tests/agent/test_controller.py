@@ -340,29 +340,3 @@ def test_damaged_knowledge_of_an_earlier_run_is_a_fault_and_ignored(damaged):
     assert_names(fault["text"], "earlier run", "ignored")
     assert controller.frozen is None
     assert controller.decisions > 0
-
-
-def test_a_change_that_changes_nothing_is_no_decision():
-    """The workers of a stage that is fused are those before it, and `thread` is where work is done unless said."""
-
-    class Renaming(Script):
-        def decide(self, snapshot, state):
-            knobs, at = state
-            self.asked += 1
-            knobs = dataclasses.replace(
-                knobs,
-                fused=frozenset({"second"}),
-                backend={"second": "thread"},
-                workers={**knobs.workers, "second": 1 + self.asked % 3},
-            )
-            return knobs, (knobs, at + 1), Reason(text="about")
-
-    class Fusable(FakePipeline):
-        @property
-        def limits(self):
-            return dataclasses.replace(super().limits, fusable={"second": "first"})
-
-    pipeline = Fusable([FakeStage(name="first", cpu_s=0.01), FakeStage(name="second", cpu_s=0.01)])
-    controller, events, _ = _run(pipeline, Renaming(), 12)
-    assert controller.frozen is None
-    assert [e["kind"] for e in events] == ["decision", "effect"], "the first fused them"

@@ -13,7 +13,7 @@ from sluice.agent.lab.episodes import Episodes
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.policies.opening import weights as weights_file
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
+from sluice.agent.policies.opening.contract import PolicyInput
 from sluice.agent.policies.opening.policy import (
     PIPELINE_INPUTS,
     SHAPES,
@@ -54,34 +54,6 @@ def given(number: int = 3, **more: object) -> PolicyInput:
         limits=scenario.limits,
         **more,
     )  # type: ignore[arg-type]
-
-
-def test_knowledge_from_before_the_first_row_is_an_input_and_its_lack_another():
-    movable = [name for name in given().limits.workers][1]
-    known = Foreknowledge(
-        columns={"int64": ColumnGroup(count=2, bytes_per_row=100.0)},
-        operators={movable: "python"},
-        store="remote",
-        row_group_rows=1000,
-    )
-    nothing, something = (
-        observe(Glimpse.of(one)) for one in (given(), given(known=known, process_bytes=2**29))
-    )
-    moved = {
-        name
-        for i, name in enumerate(PIPELINE_INPUTS)
-        if nothing.pipelines[0, i] != something.pipelines[0, i]
-    }
-    assert moved == {
-        "store is known to be remote",
-        "bytes of a row",
-        "bytes of a row are known",
-        "rows of a row group",
-        "row groups are known",
-        "memory of a process is known",
-    }
-    assert something.stages[0, 1, STAGE_INPUTS.index("is known to be Python")] == 1
-    assert not nothing.stages[0, :, STAGE_INPUTS.index("is known to be Python")].any()
 
 
 def test_where_a_stage_stands_among_empty_places_makes_no_difference():

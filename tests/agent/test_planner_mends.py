@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.agent.lab.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.physics import GIB, MIB, SimMachine, SimStage
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
@@ -37,31 +37,6 @@ def neighbour(cores: float, taken: float, until: float) -> Scenario:
 
 NEIGHBOURS = ((32, 24.0, 100), (8, 6.5, 40))
 """Cores, those that the neighbour takes, and when it gives them back."""
-
-
-def drained(dearer: float, start_s: float) -> Scenario:
-    """A store that gets dearer. The planner took readers back after a trial, as the rate before it was that of buffers
-    which were running empty."""
-    return Scenario(
-        name=f"drained, {dearer:g} times dearer, starts in {start_s:g} s",
-        seconds=60,
-        machine=SimMachine(cores=4),
-        consumer=Consumer(batch_rows=1024, step_s=1024 / 9000),
-        stages=(
-            SimStage(
-                name="read",
-                cost_s=0.045,
-                cpu=0.05,
-                rows_per_item=512,
-                bytes_per_row=200,
-                workers=32,
-                workers_a_core=0,
-                start_s=start_s,
-            ),
-            SimStage(name="out", cost_s=0.001, rows_per_item=512, bytes_per_row=200),
-        ),
-        changes=(ScheduledChange(at=20, key="stages.read.cost_s", value=0.045 * dearer),),
-    )
 
 
 def _outcome(scenario):
@@ -115,15 +90,6 @@ def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
     assert {backend for backend, _ in seen} == {"thread", "process"}
     assert seen[-1][0] == "thread"
     assert any("is undone" in text for _, text in seen)
-
-
-# ---- the parts of it
-
-
-@pytest.mark.parametrize(("start_s", "dearer"), [(2.0, 14), (4.0, 6)])
-def test_readers_that_a_slow_store_needs_are_kept_although_buffers_hid_the_loss(start_s, dearer):
-    outcome = _outcome(drained(dearer, start_s))
-    assert outcome.knobs.workers["read"] >= dearer * 0.8
 
 
 def test_a_cost_that_rose_soon_after_an_undone_change_counts_once_the_change_cannot_be_the_cause():

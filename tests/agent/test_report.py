@@ -204,16 +204,6 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [LOOK, {**LOOK, "away": 0.5}, {"kind": "train", "loss": 0.5}, {"kind": "eval", "auc": 0.7}],
-    ids=["loader", "an evaluation in every look", "train", "eval"],
-)
-def test_one_kind_of_metric_alone_is_drawn(tmp_path, line):
-    figures = data_of(report.page(_run(tmp_path / "run", line, line, line)), "")
-    assert all(len(panel["series"][0]["at"]) == 3 for panel in figures[0]["panels"])
-
-
-@pytest.mark.parametrize(
     ("looks", "facts"),
     [
         (
@@ -256,15 +246,6 @@ def test_warnings_of_the_run_are_on_its_page_once(tmp_path):
     page = report.page(_run(tmp_path / "run", *_looks(*9 * [0.25]), warning, warning))
     assert page.count("no better than &lt;chance&gt;") == 1
     assert_names(page, "<h2>Warnings</h2>", "one warning")
-
-
-def test_effects_find_their_decision_after_a_resume_that_counts_anew(tmp_path):
-    second = _grown(2, sequence=1)
-    run = _run(tmp_path / "run", _grown(1), EFFECT, second, {**EFFECT, "rows_per_s_after": 300.0})
-    assert [(one.number, one.effect.split(" times")[0]) for one in narrative.changes(run)] == [
-        (1, "0.5"),
-        (2, "3"),
-    ]
 
 
 def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
