@@ -138,17 +138,3 @@ def test_a_wrong_word_is_one_line_that_says_what_would_do(words, facts):
 def test_a_record_is_checked_as_a_command_line_is(values, facts):
     with raises(UsageError, *facts):
         Outer(data="t", **values)
-
-
-def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_say_something(
-    capsys,
-):
-    with pytest.raises(SystemExit):
-        outer("--help")
-    text = capsys.readouterr().out
-    assert text.index("what:") < text.index("work:") < text.index("model:")
-    for part in ("(default: create)", "(default: 8,4)", "100 % at most"):
-        assert part in text
-    assert not any(
-        f"default: {nothing})" in text for nothing in ("None", "False", "True", "", "{}", "()")
-    )

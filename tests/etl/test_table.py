@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import time
 import uuid
@@ -292,6 +293,12 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     orphan = Path(uri, "data", "20200101T000000-dead", "split=train", "a.parquet")
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"left behind")
+    tails = [
+        f"_sluice/serving/{FeatureTable.open(uri, version).record.job}/lag/part-0.parquet"
+        for version in (1, 2)
+    ]
+    for path in tails:
+        store.write(path, b"tails")
     before = all_files(table)
     tried = vacuum(store, keep=2, now=later, dry_run=True)
     assert all_files(table) == before
@@ -299,6 +306,7 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     assert (done.files, done.kept_versions, done.pinned) == (tried.files, (1, 3, 4), (1,))
     assert before - all_files(table) == set(done.files)
     assert not orphan.parent.exists()
+    assert {*tails} & all_files(table) == {tails[0]}
     for version in (1, 3, 4):
         assert FeatureTable.open(uri, version).check() == []
     assert [v.version for v in FeatureTable.open(uri).history()] == [4, 3, 1]
@@ -461,6 +469,13 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
         with pytest.raises(OSError, match=r"linked|\.\."):
             change()
     assert (other.read_text(), list((tmp_path / "elsewhere").iterdir())) == ("mine", [])
+
+
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(table, monkeypatch):
+    there: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: there.append(Path(table.uri, "x.json").exists()))
+    TableStore(table.uri).write("x.json", b"{}")
+    assert there == [False]
 
 
 def test_a_pin_that_cannot_be_read_stops_vacuum(table):

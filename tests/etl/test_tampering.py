@@ -111,3 +111,8 @@ def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
     TableStore(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
     with raises(StateError, f"{table.record.state}:", "read"):
         reader(table)
+
+
+def test_states_that_were_learned_from_two_splits_have_two_names():
+    tables = {"item/0": VALUES}
+    assert len({FittedState(tables=tables, fitted_on=one).hash for one in (None, "a", "b")}) == 3

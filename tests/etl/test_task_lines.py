@@ -6,15 +6,12 @@ import gzip
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers import parsed_rows
-from sluice.etl.spark.workers.parsed_rows import ParsedRows
 from sluice.etl.spark.workers.task_lines import TaskLines
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
@@ -64,24 +61,6 @@ def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_
         assert [len(task) for task in tasks] == [3]
     elif task_bytes > OPEN_BYTES:
         assert [len(task) for task in tasks] == [2, 1]
-
-
-def stored_by(lines: TaskLines | None) -> ParsedRows:
-    return ParsedRows(Spec.parse(TEXT), 0, 2, None, lines)
-
-
-def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
-    write_lines(tmp_path / "in")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
-    files = files_of([str(tmp_path / "in")])
-    tasks = split_into_tasks(files, 1 << 30)
-    rows = stored_by(TaskLines(lambda: tasks, (), located=False))
-    Path(files[-1].path).unlink()
-    with pytest.raises(FileNotFoundError):
-        list(parsed_rows._parse(rows, iter([pa.record_batch([[0]], ["id"])])))
-    assert list(disk.iterdir()) == []
 
 
 @pytest.mark.spark
