@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
 _ALL = ("--user", "--net", "--mount", "--uts", "--pid")
 _NETWORK = "10.77.0"
 # The first process of a set of namespaces reads a pipe of the test's. If the test ends in any way, that process ends,
@@ -22,9 +21,6 @@ _WAIT = "echo ready && exec cat"
 _SWITCH = f"ip link add switch type bridge && ip link set switch up && {_WAIT}"
 _HOST = f'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && {_WAIT}'
 _UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child")
-_JOIN_GROUP = 'echo $$ > "$0" && exec "$@"'
-_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
-_PERIOD_US = 100_000
 
 
 class _NotPossible(Exception):
@@ -42,8 +38,6 @@ class Hosts:
         self._switch = 0
         self._first: list[int] = []
         """The process id of the first process of each host."""
-        self._groups: dict[int, Path] = {}
-        """Host → the control group of what is started on it."""
 
     def __enter__(self) -> Hosts:
         for tool, package in _TOOLS.items():
@@ -61,7 +55,6 @@ class Hosts:
         addresses.write_text("127.0.0.1 localhost\n" + "".join(names))
         with ExitStack() as stack:
             self._stack = stack
-            stack.callback(self._remove_groups)
             self._switch = self._begin([*_UNSHARE, "--user", "--map-root-user"], _SWITCH)
             for host in range(self._count):
                 inside = _inside(self._switch, "--user", "--net")
@@ -77,15 +70,13 @@ class Hosts:
         self, host: int, words: Sequence[object], name: str, *, cwd: Path, env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         """Starts a program on a host. What it prints goes to `NAME.out` and `NAME.err`."""
-        group = self._groups.get(host)
-        joined = ["sh", "-c", _JOIN_GROUP, str(group / "cgroup.procs")] if group else []
         inside = [*_inside(self._first[host], *_ALL), "env", f"--chdir={cwd}"]
         with (
             open(self._folder / f"{name}.out", "wb") as out,
             open(self._folder / f"{name}.err", "wb") as err,
         ):
             process = subprocess.Popen(
-                [*joined, *inside, *map(str, words)], stdout=out, stderr=err, env=dict(env)
+                [*inside, *map(str, words)], stdout=out, stderr=err, env=dict(env)
             )
         self._stack.callback(_end, process)
         return process
@@ -102,30 +93,6 @@ class Hosts:
         """Takes a host's power away: all that runs there ends, and no packet says so to the others."""
         self.cut(host)
         psutil.Process(self._first[host]).kill()
-
-    def limit_link(self, host: int, rate: str) -> None:
-        """Limits what a host sends and gets. `rate` is what tc takes, such as 2mbit."""
-        limit = f"root tbf rate {rate} burst 16kb latency 1s"
-        self._at_switch(f"tc qdisc replace dev port{host} {limit}")
-        self._at_host(host, f"tc qdisc replace dev eth0 {limit}")
-
-    def limit_cores(self, host: int, cores: float) -> None:
-        """Gives a host a quota of cores. What was started before the first call keeps all cores."""
-        if host not in self._groups:
-            self._groups[host] = self._make_group(host)
-        quota = round(cores * _PERIOD_US)
-        for limit, text in (("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.cfs_quota_us", str(quota))):
-            if (self._groups[host] / limit).exists():
-                (self._groups[host] / limit).write_text(text)
-
-    def _make_group(self, host: int) -> Path:
-        for parent in _GROUPS:
-            group = parent / f"sluice-host-{self._first[host]}"
-            if (parent / "cgroup.procs").exists():
-                with suppress(OSError):
-                    group.mkdir()
-                    return group
-        pytest.skip("no quota of cores for a host: this user may make no control group")
 
     def _begin(self, words: Sequence[str], script: str, *arguments: str) -> int:
         """Starts the first process of new namespaces, and returns its process id."""
@@ -154,13 +121,6 @@ class Hosts:
 
     def _at_host(self, host: int, words: str) -> None:
         _run([*_inside(self._first[host], "--user", "--net"), *words.split()])
-
-    def _remove_groups(self) -> None:
-        """Removes the control groups, once the kernel has seen all processes in them end."""
-        for group in self._groups.values():
-            while (group / "cgroup.procs").read_text():
-                time.sleep(0.01)
-            group.rmdir()
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

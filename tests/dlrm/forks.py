@@ -1,7 +1,8 @@
-"""Training programs that tests only need the end of, each forked from one process that has imported everything: that
-takes longer than such a run itself. How a person starts the trainer is in rig.py.
+"""Programs forked from one process that has imported everything: that takes longer than most runs themselves. How a
+person starts the trainer is in rig.py.
 
-    python -m tests.dlrm.forks     a line of JSON on standard input begins one; its exit status is the answer
+    python -m tests.dlrm.forks     a line of JSON on standard input begins one; its process ids and then its exit status
+                                   are the answer
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from tests import ports
 from tests.dlrm.rig import ROOT, environment
 
 _LATE = (
+    "sluice.dlrm.serve",
     "sluice.dlrm.session.version_run",
     "sluice.dlrm.session.train",
     "sluice.dlrm.training.assemble",
@@ -34,7 +42,9 @@ _LATE = (
     "torch.distributed.optim",
     "torchrec.distributed.fbgemm_qcomm_codec",
 )
-"""What the trainer, or one of its libraries, imports only once it begins."""
+"""The server, and what the trainer or one of its libraries imports only once it begins."""
+
+_LIMIT_S = 180.0
 
 
 class Forks:
@@ -62,8 +72,13 @@ class Forks:
     ) -> subprocess.CompletedProcess[str]:
         """Runs `-m module` to its end, with the test's environment and the temporary folder given. With `ranks`, it has
         as many processes, and the variables that torchrun sets."""
+        with self.start(module, *words, tmp=tmp, ranks=ranks) as started:
+            return started.ended()
+
+    @contextmanager
+    def start(self, module: str, *words: object, tmp: Path, ranks: int = 0) -> Iterator[Started]:
+        """Starts what `run` runs. No other program starts before it has ended."""
         given = [str(word) for word in words]
-        out, err = tmp / "forked.out", tmp / "forked.err"
         met = {
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
@@ -75,19 +90,64 @@ class Forks:
             {**environment(tmp), **met, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             for rank in range(ranks)
         ]
+        started = Started(given, tmp, self._process.stdout)
         asked = {
             "module": module,
             "words": given,
-            "out": str(out),
-            "err": str(err),
+            "out": str(started.out),
+            "err": str(started.err),
             "environments": environments or [environment(tmp)],
         }
         print(json.dumps(asked), file=self._process.stdin, flush=True)
-        code = json.loads(self._process.stdout.readline())
-        found = subprocess.CompletedProcess(given, code, out.read_text(), err.read_text())
-        out.unlink()
-        err.unlink()
-        return found
+        started.pids = json.loads(self._process.stdout.readline())
+        try:
+            yield started
+        finally:
+            if started.result is None:
+                started.send(signal.SIGKILL)
+                started.ended()
+
+
+class Started:
+    """A program that may run still."""
+
+    def __init__(self, words: list[str], tmp: Path, answers: IO[str]) -> None:
+        self.out, self.err = tmp / "forked.out", tmp / "forked.err"
+        self.pids: list[int] = []
+        self.result: subprocess.CompletedProcess[str] | None = None
+        self._words, self._answers = words, answers
+        self._seen: Counter[Path] = Counter()
+        for path in (self.out, self.err):
+            path.write_text("")
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to each of its processes."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def until(self, sign: str, path: Path | None = None) -> str:
+        """Waits until a file, that of its errors if none is given, has the sign after what was waited for before.
+        Returns the text from there on."""
+        path, end = path or self.err, time.monotonic() + _LIMIT_S
+        text = ""
+        while sign not in text:
+            assert time.monotonic() < end, f"no {sign!r}: {self.err.read_text()[-3000:]}"
+            assert psutil.pid_exists(self.pids[0]), self.err.read_text()[-3000:]
+            time.sleep(0.05)  # another process makes it true
+            text = path.read_text()[self._seen[path] :] if path.exists() else ""
+        self._seen[path] += text.index(sign) + len(sign)
+        return text[text.index(sign) :]
+
+    def ended(self) -> subprocess.CompletedProcess[str]:
+        """Waits for its end. Its exit status is the first that is not 0."""
+        code = json.loads(self._answers.readline())
+        self.result = subprocess.CompletedProcess(
+            self._words, code, self.out.read_text(), self.err.read_text()
+        )
+        self.out.unlink()
+        self.err.unlink()
+        return self.result
 
 
 def forked(asked: dict[str, Any], variables: dict[str, str]) -> None:
@@ -131,6 +191,7 @@ def main() -> None:
             if not pids[-1]:
                 forked(asked, variables)
                 return
+        print(json.dumps(pids), flush=True)
         print(await_all(pids), flush=True)
 
 

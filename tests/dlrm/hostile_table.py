@@ -12,7 +12,7 @@ import pytest
 
 from sluice.common.program import run
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import command, environment
+from tests.dlrm.rig import SMALL_MODEL, command, environment
 
 MODULE = "features_of_a_table"
 CODE = """
@@ -54,12 +54,7 @@ def make(folder: Path) -> None:
         table,
         "--batch-size",
         256,
-        "--width",
-        8,
-        "--dense-layers",
-        "8",
-        "--over-layers",
-        "8",
+        *SMALL_MODEL,
         "--tuning",
         "fixed",
         "--allow-code",

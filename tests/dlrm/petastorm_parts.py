@@ -3,8 +3,7 @@ user, nothing here mends today's Arrow for Petastorm."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from petastorm.cache import CacheBase
@@ -21,14 +20,6 @@ def odd_rows() -> Any:
     return in_lambda(["I1"], lambda number: number % 2 == 1)
 
 
-def no_rows() -> Any:
-    return in_lambda(["I1"], lambda number: number < 0)
-
-
-def rows_by_unknown_column() -> Any:
-    return in_lambda(["I14"], lambda number: number > 0)
-
-
 class FirstGroups(RowGroupSelectorBase):
     def get_index_names(self) -> list[str]:
         return []
@@ -38,18 +29,8 @@ class FirstGroups(RowGroupSelectorBase):
 
 
 class Kept(CacheBase):
-    """Keeps row groups in memory, and counts how often each was asked for."""
-
-    asked: ClassVar[Counter[str]] = Counter()
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
     def get(self, key: str, fill_cache_func: Any) -> Any:
-        self.asked[key] += 1
-        if key not in self.kept:
-            self.kept[key] = fill_cache_func()
-        return self.kept[key]
+        return fill_cache_func()
 
 
 def halved_and_sum() -> Any:
@@ -65,14 +46,6 @@ def halved_and_sum() -> Any:
 
 def edited_ids() -> Any:
     return TransformSpec(lambda frame: frame, edit_fields=[("C1", np.int32, (), False)])
-
-
-def unlabelled() -> Any:
-    return TransformSpec(removed_fields=["label"])
-
-
-def nothing() -> None:
-    pass
 
 
 def fails() -> Any:

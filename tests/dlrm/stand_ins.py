@@ -1,7 +1,7 @@
-"""Four synthetic logs with the traits of public data sets, and the AUC of a logistic regression on the same rows.
+"""Two synthetic logs with the traits of public data sets, and the AUC of a logistic regression on the same rows.
 
-Criteo: no header, the label first, counts up to 1e7, categories in hex. Avazu: hours such as 14102100. TalkingData: ids
-alone, and a time that only positive rows have. MovieLens: ratings from 1 to 5, and seconds since 1970.
+Criteo: no header, the label first, counts up to 1e7, categories in hex. TalkingData: ids alone, and a time that only
+positive rows have.
 """
 
 from __future__ import annotations
@@ -55,48 +55,6 @@ def criteo(path: Path, rows: int, seed: int) -> None:
     )
 
 
-def avazu(path: Path, rows: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    hours = np.sort(rng.integers(0, 240, rows))
-    first = datetime.datetime(2014, 10, 21, tzinfo=datetime.UTC)
-    told = [f"{first + datetime.timedelta(hours=int(hour)):%y%m%d%H}" for hour in hours]
-    site, app, model = _ids(rng, rows, 400), _ids(rng, rows, 200), _ids(rng, rows, 1500)
-    c14, c17, c21, position = (
-        _ids(rng, rows, 300) + 375,
-        _ids(rng, rows, 100) + 1722,
-        _ids(rng, rows, 50),
-        _ids(rng, rows, 7),
-    )
-    c20 = np.where(rng.random(rows) < 0.5, -1, 100_000 + _ids(rng, rows, 150))
-    scores = (
-        _effects(rng, site, 0.7)
-        + _effects(rng, app, 0.5)
-        + _effects(rng, model, 0.2)
-        + _effects(rng, c14, 0.5)
-        + _effects(rng, c21, 0.4)
-        + 0.4 * np.sin(hours / 24 * 2 * np.pi)
-    )
-    _csv(
-        path,
-        {
-            "id": [str(int(one)) for one in rng.integers(10**18, 2**63, rows)],
-            "click": _clicks(rng, scores, 0.2),
-            "hour": told,
-            "C1": 1000 + _ids(rng, rows, 7),
-            "banner_pos": position,
-            "site_id": [f"{one * 2654435761 % 2**32:08x}" for one in site],
-            "app_id": [f"{one * 40503 % 2**32:08x}" for one in app],
-            "device_id": [f"{one:08x}" for one in rng.integers(0, 2**32, rows)],
-            "device_model": [f"{one * 69069 % 2**32:08x}" for one in model],
-            "device_type": rng.integers(0, 2, rows),
-            "C14": c14,
-            "C17": c17,
-            "C20": c20,
-            "C21": c21,
-        },
-    )
-
-
 def talking_data(path: Path, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     at = np.sort(rng.integers(0, 4 * 86_400, rows))
@@ -136,23 +94,6 @@ def talking_data(path: Path, rows: int, seed: int) -> None:
     )
 
 
-def movie_lens(path: Path, rows: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    user, movie = np.sort(_ids(rng, rows, 600)), _ids(rng, rows, 1500)
-    liking = (
-        3.6 + _effects(rng, user, 0.5) + _effects(rng, movie, 0.6) + rng.normal(size=rows) * 0.7
-    )
-    _csv(
-        path,
-        {
-            "userId": user + 1,
-            "movieId": movie + 1,
-            "rating": np.clip(np.round(liking), 1, 5).astype(np.int64),
-            "timestamp": 956_703_932 + (rng.random(rows) * 8e7).astype(np.int64),
-        },
-    )
-
-
 def _csv(path: Path, columns: Mapping[str, Any]) -> None:
     lines = [
         ",".join(columns),
@@ -163,9 +104,7 @@ def _csv(path: Path, columns: Mapping[str, Any]) -> None:
 
 STAND_INS: Mapping[str, tuple[Callable[[Path, int, int], None], str]] = {
     "criteo": (criteo, "tsv"),
-    "avazu": (avazu, "csv"),
     "talking_data": (talking_data, "csv"),
-    "movie_lens": (movie_lens, "csv"),
 }
 """What writes each stand-in, and the end of its file's name."""
 

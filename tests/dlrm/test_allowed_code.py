@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from sluice.dlrm import evaluate, plan, train
+from sluice.dlrm import evaluate, plan, serve, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.etl import __main__
 from sluice.etl.ops import OperatorError
@@ -59,28 +59,21 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     meta = latest(other / "checkpoints")[0] / "meta.json"
     values = json.loads(meta.read_text())
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
-    for key in ("udf", "transform", "allow_code"):
-        meta.write_text(
-            json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}})
-        )
-        for main, words in (
-            (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
-            (evaluate.main, ("--run-dir", other)),
-        ):
-            assert ended(main, *words) == 2
-        assert f"'{key}'" in capsys.readouterr().err
-    meta.write_text(
-        json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}})
-    )
-    for main, words in (
+    programs = (
         (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
         (evaluate.main, ("--run-dir", other)),
-    ):
-        assert ended(main, *words) == 2
-        said = capsys.readouterr().err
-        assert (
-            "the checkpoint does not fit" in said or f"names the function '{MODULE}:halved'" in said
-        )
+        (serve.main, (other, "--port", 0)),
+    )
+    for key in ("udf", "transform", "allow_code", "transforms"):
+        config = {**values["config"], key: [f"{MODULE}:halved"]}
+        meta.write_text(json.dumps({**values, "config": config}))
+        for main, words in programs:
+            assert ended(main, *words) == 2
+            said = capsys.readouterr().err
+            if key == "transforms":
+                assert "does not fit" in said or f"names the function '{MODULE}:halved'" in said
+            else:
+                assert f"'{key}'" in said
     assert not ran()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -13,7 +15,9 @@ import torch
 
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.layout import Index, TensorChunk, TensorEntry, write
 from sluice.dlrm.checkpoint.meta import (
+    LAYOUT,
     CheckpointError,
     CheckpointMeta,
     NotFinite,
@@ -138,6 +142,9 @@ def test_what_was_saved_last_stays_whatever_its_step_and_where_latest_was_set_ba
         6,
         (saved.folder / "step-000000030", 0.9),
     ]
+    (path / PART).write_text("spoilt")
+    with raises(CheckpointError, "write step-000000022 into"):
+        check(path)
 
 
 def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
@@ -181,6 +188,38 @@ def test_a_file_that_the_disk_holds_otherwise_than_written_is_no_checkpoint(save
     check(latest(saved.folder)[0])
 
 
+def test_another_program_that_writes_into_the_run_folder_is_noticed(saved):
+    _with_steps(saved, 1)
+
+    class Other(Disk):
+        def write_atomically(self, path, text):
+            super().write_atomically(path, text if path.name != "LATEST" else "step-000000001\n")
+
+    saved.checkpoints.files = Other()
+    saved.checkpoints.save(replace(META, step=2))
+    with raises(CheckpointError, "step-000000002", "another program"):
+        saved.checkpoints.wait()
+
+
+def test_elements_that_no_rank_holds_are_missed_when_saved_and_when_read(saved):
+    entry = TensorEntry("t", torch.float32, (4,), (0,), (2,), lambda: torch.zeros(2))
+    part = write(CheckpointDisk(), saved.folder, PART, [entry])
+    with raises(ValueError, "t has 4 elements", "hold 2"):
+        Index.joined([part], {})
+    path = _with_steps(saved, 1)
+    layout = json.loads((path / LAYOUT).read_text())
+    layout["tensors"]["model.weight"]["chunks"] = []
+    (path / LAYOUT).write_text(json.dumps(layout))
+    with raises(CheckpointError, "holds 0 of 3 elements of model.weight"):
+        CheckpointReader(path).tensors(["model.weight"])
+
+
+@pytest.mark.parametrize("file", ["../part", "..", ""])
+def test_a_piece_lies_in_the_checkpoints_own_folder(file):
+    with raises(ValueError, "own folder"):
+        TensorChunk((0,), (1,), file, "t")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_saved_the_newest_finite_state_is_latest_and_nothing_else_is_there(saved, seed):
     """A drawn row of states, some of which hold NaN or infinity."""
@@ -220,6 +259,16 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is
         NotFinite, match="no other checkpoint of this run is finite: begin another run"
     ):
         CheckpointReader(path).tensors(["model.weight"])
+
+
+def test_a_written_file_is_on_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        "os.fsync", lambda number: synced.append(os.path.samestat(os.fstat(number), os.stat(path)))
+    )
+    path = tmp_path / "part"
+    CheckpointDisk().write(path, [b"x"])
+    assert synced == [True]
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):

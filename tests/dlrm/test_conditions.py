@@ -20,7 +20,7 @@ from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
-from tests.dlrm.rig import last_json
+from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -31,12 +31,7 @@ MODEL = [
     256,
     "--log-every",
     1,
-    "--width",
-    8,
-    "--dense-layers",
-    "16",
-    "--over-layers",
-    "16",
+    *SMALL_MODEL,
 ]
 
 

@@ -46,19 +46,6 @@ def test_epochs_are_steps_by_another_name():
         RateSchedule(by="epoch").factor(0)
 
 
-def test_no_schedule_is_a_constant():
-    assert {RateSchedule().factor(i) for i in (0, 1, 10**9)} == {1.0}
-
-
-def test_a_schedule_never_leaves_its_bounds():
-    for s in (
-        RateSchedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5),
-        RateSchedule(decay=1, floor=1),
-        RateSchedule(warmup=0.1),
-    ):
-        assert all(s.floor <= s.factor(i) <= 1 for i in range(20))
-
-
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
@@ -129,12 +116,6 @@ def test_clipping_keeps_the_direction_over_all_layers():
     )
     assert named[0][1].grad.tolist() == pytest.approx([1.5])
     assert named[1][1].grad.tolist() == pytest.approx([0.0, 2.0])
-
-
-def test_a_short_gradient_is_left_alone():
-    named = layers([3.0], [0.0, 4.0])
-    assert clip(named, 5.0)[""].item() == pytest.approx(5.0)
-    assert named[1][1].grad.tolist() == [0.0, 4.0]
 
 
 @pytest.mark.parametrize("seed", range(20))

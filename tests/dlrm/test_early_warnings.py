@@ -91,8 +91,7 @@ def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
 
 
 @pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
-@pytest.mark.parametrize("value", ["ja", "never", "yes", "no"])
-@pytest.mark.parametrize("name", ["y", "clicked"])
+@pytest.mark.parametrize(("name", "value"), [("y", "never"), ("clicked", "ja"), ("y", "yes")])
 def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, name, value):
     """A label that is compared with a value that never occurs is 0 in all rows."""
     rows = [f"{'no' if n % 3 else 'yes'},{n},i{n % 7}\n" for n in range(60)]
@@ -104,7 +103,7 @@ def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, name, va
     )
     said = Said()
     run(None, tmp_path / "table", tmp_path / "rows.csv", text=text, said=said)
-    if value in ("yes", "no"):
+    if value == "yes":
         assert "have the label" not in said.text
         return
     assert_names(said.text, "warning: all 50 rows of split 'train' have the label 0")

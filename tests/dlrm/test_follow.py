@@ -6,14 +6,11 @@ import itertools
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -37,10 +34,11 @@ from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
 from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.table import FeatureTable, LostVersion
+from sluice.etl.table.vacuum import vacuum
 from tests import ports
 from tests.dlrm import clicks_table, slow_service
-from tests.dlrm.rig import ROOT, command, environment, last_json, written
+from tests.dlrm.rig import SMALL_MODEL, last_json, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.raises import assert_names, raises
 
@@ -328,12 +326,7 @@ def data(folder: Path) -> list[object]:
         folder / "table",
         "--batch-size",
         BATCH,
-        "--width",
-        8,
-        "--dense-layers",
-        "16",
-        "--over-layers",
-        "16",
+        *SMALL_MODEL,
         "--log-every",
         2,
     ]
@@ -344,89 +337,52 @@ def events(folder: Path, run: str, kind: str) -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def until(lines, text: str) -> None:
-    seen = []
-    for line in lines:
-        seen.append(line)
-        if text in line:
-            return
-    pytest.fail(f"{text!r} never came:\n{''.join(seen)[-3000:]}")
-
-
-WRITER = """
-import os, sys, threading, time
-from sluice.etl.table.pins import pins
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, LostVersion
-from sluice.etl.table.vacuum import vacuum
-from tests.dlrm import clicks_table
-folder, rounds, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store, removed = TableStore(folder), 0
-
-def lost_of(version):
+def lost_files(folder: Path, version: int) -> list[str]:
     try:
-        return [f.path for f in FeatureTable.open(folder, version).files if not os.path.exists(f.path)]
+        files = FeatureTable.open(folder, version).files
     except LostVersion as error:
         return [str(error)]
+    return [file.path for file in files if not Path(file.path).exists()]
 
-for number in range(1, rounds + 1):
-    mode = "append" if number % 3 else "overwrite"
-    clicks_table.write(folder, clicks_table.raw_rows(rows, first=number * rows), mode=mode)
+
+def vacuum_at_once(folder: Path) -> int:
+    """Removes everything but the newest version and pins, three times. Returns the number of files removed."""
+    store, removed = TableStore(folder), 0
     for _ in range(3):
         removed += len(vacuum(store, keep=1, now=time.time(), grace_s=0.0).files)
         # A reader that pinned a lost version takes that pin back. Each pin has a name of its own.
-        lost = {pin.name: lost for pin in pins(store, time.time()) if (lost := lost_of(pin.version))}
+        lost = {
+            pin.name: lost
+            for pin in pins(store, time.time())
+            if (lost := lost_files(folder, pin.version))
+        }
         deadline = time.monotonic() + 60
         while lost.keys() & {pin.name for pin in pins(store, time.time())}:
             assert time.monotonic() < deadline, lost
-            threading.Event().wait(0.02)
-    print("round", number, flush=True)
-    sys.stdin.readline()
-print("removed", removed, flush=True)
-"""
+            time.sleep(0.02)  # another process makes it true
+    return removed
 
 
-def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path):
-    """Three processes' work at once: rows are written, everything but the newest version and pins is removed, and a run
-    takes up whole versions only. Two rounds pass while it takes up none."""
+def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path, forks):
+    """A run takes up whole versions only. Every second round passes while it takes up none."""
     clicks_table.write(tmp_path / "table", clicks_table.raw_rows(1500))
     words = ("--run-dir", tmp_path / "run", *data(tmp_path), "--follow", "--epochs", 1000)
-    with (
-        subprocess.Popen(
-            command(0, "dlrm.train", *words),
-            cwd=ROOT,
-            env=environment(tmp_path),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as trainer,
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, tmp_path / "table", "6", "1500"],
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as writer,
-    ):
-        try:
-            until(trainer.stderr, "validation after")
-            for number in range(1, 7):
-                until(writer.stdout, f"round {number}")
-                if number % 2 == 0:
-                    until(trainer.stderr, f"becomes {number}")
-                    until(trainer.stderr, "validation after")
-                writer.stdin.write("\n")
-                writer.stdin.flush()
-            assert int(writer.stdout.readline().split()[1]) > 0
-            assert writer.wait(60) == 0
-            trainer.send_signal(signal.SIGTERM)
-            out, err = trainer.communicate(timeout=120)
-            assert trainer.returncode == 0, err[-3000:]
-        finally:
-            trainer.kill()
-            writer.kill()
-    assert json.loads(out.splitlines()[-1])["version"] == 6
+    removed = 0
+    with forks.start("dlrm.train", *words, tmp=tmp_path) as trainer:
+        trainer.until("validation after")
+        for number in range(1, 7):
+            raw = clicks_table.raw_rows(1500, first=number * 1500)
+            mode = "append" if number % 3 else "overwrite"
+            clicks_table.write(tmp_path / "table", raw, mode=mode)
+            removed += vacuum_at_once(tmp_path / "table")
+            if number % 2 == 0:
+                trainer.until(f"becomes {number}")
+                trainer.until("validation after")
+        trainer.send(signal.SIGTERM)
+        process = trainer.ended()
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert removed > 0
+    assert last_json(process)["version"] == 6
     taken = [(e["before"], e["after"]) for e in events(tmp_path, "run", "follow")]
     assert [after for _, after in taken] == [before for before, _ in taken[1:]] + [6], taken
     assert FeatureTable.open(tmp_path / "table").check() == []
@@ -463,51 +419,31 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     Each rank is watched as it goes."""
     folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
-    process = subprocess.Popen(
-        command(
-            2,
-            "dlrm.train",
-            "--run-dir",
-            folder / "run",
-            *data(folder),
-            "--follow",
-            "--epochs",
-            1000,
-            "--save-every",
-            4,
-            "--metrics-port",
-            port,
-        ),
-        cwd=ROOT,
-        env=environment(folder),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    until(process.stderr, "validation after 1 epoch")
-    text = clicks_table.spec_text(columns(C17="text"), features("I1", more=EXTRA))
-    clicks_table.write(
-        folder / "table",
-        with_c17(clicks_table.raw_rows(rows, first=rows)),
-        text=text,
-        mode="overwrite",
-    )
-    until(process.stderr, "version 0 of the table becomes 1")
-    until(process.stderr, "validation after")
-    for rank in (0, 1):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=60) as reply:
-            exported = reply.read().decode()
-        assert_names(
-            exported,
-            f"sluice_train_rank {rank}.0",
-            "sluice_train_table_version 1.0",
-            'sluice_eval_auc{split="validation"}',
-            'sluice_loader_stage_rows_total{stage="read"}',
+    more = ("--follow", "--epochs", 1000, "--save-every", 4, "--metrics-port", port)
+    words = ("dlrm.train", "--run-dir", folder / "run", *data(folder), *more)
+    with forks.start(*words, tmp=folder, ranks=2) as started:
+        started.until("validation after 1 epoch")
+        clicks_table.write(
+            folder / "table",
+            with_c17(clicks_table.raw_rows(rows, first=rows)),
+            text=clicks_table.spec_text(columns(C17="text"), features("I1", more=EXTRA)),
+            mode="overwrite",
         )
-    assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
-    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        one.kill()
-    process.communicate(timeout=60)
+        started.until("version 0 of the table becomes 1")
+        started.until("validation after")
+        for rank in (0, 1):
+            address = f"http://127.0.0.1:{port + rank}/metrics"
+            with urllib.request.urlopen(address, timeout=60) as reply:
+                exported = reply.read().decode()
+            assert_names(
+                exported,
+                f"sluice_train_rank {rank}.0",
+                "sluice_train_table_version 1.0",
+                'sluice_eval_auc{split="validation"}',
+                'sluice_loader_stage_rows_total{stage="read"}',
+            )
+        assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
+        started.send(signal.SIGKILL)
     meta = latest(folder / "run" / "checkpoints")[1]
     assert (meta.version, "C17" in meta.columns, "I1" in meta.dense) == (1, True, False)
 
@@ -554,50 +490,31 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     assert left[0].expires <= time.time() + LASTS_S
 
 
-def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_workers(tmp_path):
+def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_workers(
+    tmp_path, forks
+):
     """On two ranks. The second version's transform asks a slow service, so that one worker holds up the trainer."""
-    folder, rows = tmp_path, 20_000
+    folder, rows = tmp_path, 8000
     clicks_table.write(
         folder / "table",
         clicks_table.raw_rows(rows),
         text=clicks_table.spec_text(columns("I2", "I5"), features("I2", "I5")),
     )
-    process = subprocess.Popen(
-        command(
-            2,
-            "dlrm.train",
-            "--run-dir",
-            folder / "run",
-            *data(folder),
-            "--follow",
-            "--epochs",
-            1000,
-            "--allow-code",
-            slow_service.__name__,
-            "--tuning",
-            "auto",
-            "--knobs",
-            "read=1,shuffle=1",
-        ),
-        cwd=ROOT,
-        env=environment(folder),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    until(process.stderr, "validation after 1 epoch")
-    clicks_table.write(
-        folder / "table",
-        with_c17(clicks_table.raw_rows(rows, first=rows)),
-        mode="overwrite",
-        text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + LOOKED_UP)),
-    )
-    until(process.stderr, "version 0 of the table becomes 1")
-    until(process.stderr, "levels 1 → ")
-    until(process.stderr, "validation after")
-    for child in psutil.Process(process.pid).children():
-        child.terminate()
-    process.communicate(timeout=60)
+    tuning = ("--tuning", "auto", "--knobs", "read=1,shuffle=1")
+    more = ("--follow", "--epochs", 1000, "--allow-code", slow_service.__name__, *tuning)
+    words = ("dlrm.train", "--run-dir", folder / "run", *data(folder), *more)
+    with forks.start(*words, tmp=folder, ranks=2) as started:
+        started.until("validation after 1 epoch")
+        clicks_table.write(
+            folder / "table",
+            with_c17(clicks_table.raw_rows(rows, first=rows)),
+            mode="overwrite",
+            text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + LOOKED_UP)),
+        )
+        for sign in ("version 0 of the table becomes 1", "levels 1 → ", "validation after"):
+            started.until(sign)
+        started.send(signal.SIGTERM)
+        started.ended()
     run = Run.read(folder / "run")
     (follow,) = run.of("follow")
     chosen = [event for event in run.of("opening") if event["at"] > follow["at"]]
@@ -668,6 +585,7 @@ def test_without_follow_another_version_is_refused_with_the_difference(versions)
     for part in (
         "version 0 in the checkpoint, 1 now",
         "column 'C17': not in the checkpoint",
+        "column 'C1': ",
         "dense columns: number, I1, I2, I5 in the checkpoint, number, I2, I5 in the table",
     ):
         assert part in str(refused.value)

@@ -55,10 +55,7 @@ def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, nam
         assert sorted(roles.values()) == ["dense"] * 6 + ["label"] + ["sparse"] * 8
     else:
         assert "dense" not in roles.values()
-        assert (
-            spec.table.split_time
-            == {"avazu": "hour", "talking_data": "click_time", "movie_lens": "timestamp"}[name]
-        )
+        assert spec.table.split_time == "click_time"
         assert not any("attributed_time" in column for column in roles)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, environment, last_json
+from tests.dlrm.rig import ROOT, SMALL_MODEL, environment, last_json
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
@@ -43,12 +43,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
         tmp_path / "run",
         "--batch-size",
         128,
-        "--width",
-        4,
-        "--dense-layers",
-        8,
-        "--over-layers",
-        8,
+        *SMALL_MODEL,
         "--save-every",
         4,
         "--resume",

@@ -13,7 +13,7 @@ from sluice.dlrm.checkpoint.meta import complete_checkpoints, latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import last_json
+from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.dlrm.test_train import spoil
 from tests.raises import assert_names
 
@@ -23,12 +23,7 @@ ROWS, BATCH = 4800, 64
 WORDS = [
     "--batch-size",
     BATCH,
-    "--width",
-    8,
-    "--dense-layers",
-    "16",
-    "--over-layers",
-    "16",
+    *SMALL_MODEL,
     "--save-every",
     3,
     "--log-every",

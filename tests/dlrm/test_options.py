@@ -6,7 +6,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.dlrm import start_options as options
-from sluice.dlrm.options import Config, ConfigError, ModelConfig, tables_of
+from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig, tables_of
 from sluice.etl.schema import Field
 from tests.raises import raises
 
@@ -20,72 +20,30 @@ def test_options_that_are_not_given_have_their_defaults():
 
 
 def test_every_option_arrives():
-    config = options.fresh(
-        said(
-            "--data",
-            "t",
-            "--epochs",
-            "3",
-            "--batch-size",
-            "64",
-            "--seed",
-            "5",
-            "--lr",
-            "0.1",
-            "--dense-lr",
-            "0.2",
-            "--dense-optimiser",
-            "adam",
-            "--width",
-            "32",
-            "--dense-layers",
-            "8,4",
-            "--over-layers",
-            "9",
-            "--sharding",
-            "row",
-            "--save-every",
-            "7",
-            "--log-every",
-            "2",
-            "--tuning",
-            "fixed",
-            "--knobs",
-            "read=2",
-            "--memory-limit",
-            "1GiB",
-            "--reader",
-            "arrow",
-            "--table-decay",
-            "0.03",
-            "--dense-decay",
-            "0.1",
-            "--bags",
-            "H=mean,G=decay:0.5",
-        ),
-        version=0,
+    words = (
+        "--data t --epochs 3 --batch-size 64 --seed 5 --lr 0.1 --dense-lr 0.2 --dense-optimiser adam --width 32 "
+        "--dense-layers 8,4 --over-layers 9 --sharding row --save-every 7 --log-every 2 --tuning fixed --knobs read=2 "
+        "--memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1 --bags H=mean,G=decay:0.5"
     )
-    assert config.model == ModelConfig(
+    config = options.fresh(said(*words.split()), version=0)
+    optim = OptimConfig(
+        lr=0.1, dense_lr=0.2, dense_optimiser="adam", table_decay=0.03, dense_decay=0.1
+    )
+    model = ModelConfig(
         width=32, dense_layers=(8, 4), over_layers=(9,), bags={"H": "mean", "G": "decay:0.5"}
     )
-    assert (config.optim.table_decay, config.optim.dense_decay) == (0.03, 0.1)
-    assert (config.optim.lr, config.optim.dense_lr, config.optim.dense_optimiser) == (
-        0.1,
-        0.2,
-        "adam",
+    named = {"epochs": 3, "batch_size": 64, "seed": 5, "sharding": "row", "knobs": "read=2"}
+    named |= {"save_every": 7, "log_every": 2, "tuning": "fixed", "reader": "arrow"}
+    assert config == replace(
+        options.fresh(said("--data", "t"), version=0),
+        model=model,
+        optim=optim,
+        memory_limit=2**30,
+        **named,
     )
-    assert (config.epochs, config.batch_size, config.seed, config.sharding) == (3, 64, 5, "row")
-    assert (config.save_every, config.log_every, config.tuning, config.knobs) == (
-        7,
-        2,
-        "fixed",
-        "read=2",
-    )
-    assert (config.memory_limit, config.reader) == (2**30, "arrow")
     assert Config.from_dict(config.to_dict()) == config
-    assert (
-        Config.from_dict({**config.to_dict(), "live": None, "mllog": True}) == config
-    )  # a run of 0.2.0
+    of_0_2_0 = {**config.to_dict(), "live": None, "mllog": True}
+    assert Config.from_dict(of_0_2_0) == config
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():

@@ -9,22 +9,9 @@ from tests.raises import assert_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# From `dcn` to `dien` with Adam, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
-# then a copy of each table on each rank, trained by element-wise Adagrad.
-RUNS = [
-    "adagrad",
-    "adam",
-    "dcn",
-    "deepfm",
-    "xdeepfm",
-    "autoint",
-    "pnn",
-    "dnn",
-    "dien",
-    "fp16",
-    "bf16",
-    "copies",
-]
+# `deepfm`, `xdeepfm` and `dien` with Adam, schedules and clipping, the first two with smaller tables; then tables of 16
+# bits; then a copy of each table on each rank, trained by element-wise Adagrad.
+RUNS = ["adagrad", "adam", "deepfm", "xdeepfm", "dien", "fp16", "bf16", "copies"]
 KINDS = ["auto", "row", "table", "column", "data"]
 
 
@@ -99,13 +86,6 @@ def test_two_ranks_learn_what_one_learns_and_one_takes_up_what_two_saved(found, 
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_weights_and_states_are_the_same_element_by_element_on_other_ranks(found, ranks):
-    """Loaded from two ranks' checkpoint under `auto`, to `auto` and `row`."""
-    assert found[ranks]["loaded_auto"] == found[ranks]["loaded_row"] == []
-    assert found[ranks]["keys_auto"] == found[2]["keys_auto"] > 20
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(
     ("model", "how"),
     [
@@ -148,9 +128,9 @@ def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["slices"] == found[3 - ranks]["slices"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_padded_batch_has_the_gradient_of_its_real_rows_alone(found, ranks):
-    """Of 64 rows 20 are real: the last of several ranks have none. With steps that look ahead and without, for plain
+    """Of 64 rows 20 are real: the second of two ranks has none. With steps that look ahead and without, for plain
     ids, weighted bags and a history with its loss, with a decay of the vectors; in the padding lie numbers that are
     none, and ids."""
     for result in found[ranks]["padded"]:

@@ -79,23 +79,6 @@ def test_the_fused_update_is_the_formula(width):
     np.testing.assert_allclose(state(module).numpy().ravel(), v, rtol=0, atol=1e-6)
 
 
-def test_a_gradient_that_sums_to_nothing_moves_its_row():
-    """g = [1, −1, 1, −1]: the state takes its mean square, 1, not the square of its mean, 0."""
-    module = fused(3, 4)
-    before = weights(module)
-    step(module, [[1]], torch.tensor([[1.0, -1.0, 1.0, -1.0]]))
-    moved = weights(module) - before
-    torch.testing.assert_close(
-        moved[1], -LR * torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=0, atol=1e-6
-    )
-    assert not moved[[0, 2]].any()
-    assert state(module).ravel().tolist() == pytest.approx([0.0, 1.0, 0.0])
-
-
-def test_a_row_has_one_number_of_state():
-    assert state(fused(7, 12)).numel() == 7
-
-
 def test_the_fused_update_takes_the_schedules_rate():
     module = fused(3, 4)
     scheduled = Scheduled(
@@ -108,29 +91,3 @@ def test_the_fused_update_takes_the_schedules_rate():
         step(module, [[0, number % 3]], torch.ones(1, 4))
         w, v = twin(w, v, [[0, number % 3]], np.ones((1, 4)), lr=rate)
     np.testing.assert_allclose(weights(module).numpy(), w, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [(torch.optim.Adagrad, {"lr": LR, "eps": EPS}), (torch.optim.SGD, {"lr": LR})],
-)
-def test_the_other_fused_optimisers_are_torchs(kind, settings):
-    """Adam has no kernel for a CPU and is refused there."""
-    module = fused(5, 8, kind, settings)
-    table = torch.nn.EmbeddingBag.from_pretrained(weights(module), freeze=False, mode="sum")
-    optimiser = kind(table.parameters(), **settings)
-    g = torch.Generator().manual_seed(1)
-    for bags in BAGS:
-        direction = torch.randn(2, 8, generator=g)
-        step(module, bags, direction)
-        ends = torch.tensor([len(bag) for bag in bags]).cumsum(0)
-        optimiser.zero_grad()
-        (
-            table(
-                torch.tensor([i for bag in bags for i in bag]),
-                ends - ends.diff(prepend=torch.tensor([0])),
-            )
-            * direction
-        ).sum().backward()
-        optimiser.step()
-    torch.testing.assert_close(weights(module), table.weight.detach(), rtol=0, atol=1e-6)

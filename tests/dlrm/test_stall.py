@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, command, environment
+from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment
+from tests.processes import alive
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
@@ -40,12 +40,7 @@ def trainer(tmp_path, request) -> Iterator[subprocess.Popen]:
         5,
         "--log-every",
         1,
-        "--width",
-        4,
-        "--dense-layers",
-        8,
-        "--over-layers",
-        8,
+        *SMALL_MODEL,
     ]
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(
@@ -61,8 +56,10 @@ def trainer(tmp_path, request) -> Iterator[subprocess.Popen]:
         )
         yield process
     finally:
-        for pid in [*tree(process.pid), process.pid]:
-            end(pid)
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
         process.wait()
 
 
@@ -71,39 +68,6 @@ def until(holds: Callable[[], bool], seconds: float, what: Callable[[], object])
     while not holds():
         assert time.monotonic() < end, what()
         time.sleep(0.05)
-
-
-def tree(pid: int) -> list[int]:
-    """All below a process."""
-    try:
-        children = [
-            int(p)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for p in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return []
-    return [*children, *(below for child in children for below in tree(child))]
-
-
-def end(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def there(pids: list[int]) -> list[int]:
-    """The processes among these that still run, without zombies."""
-    found = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            found.append(pid)
-    return found
 
 
 def pins(folder: Path) -> list[str]:
@@ -115,27 +79,27 @@ def pins(folder: Path) -> list[str]:
 )
 def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, trainer):
     """The first one, which speaks for all as long as it can, in the middle of a step."""
-    all_of_them = tree(trainer.pid)
+    all_of_them = psutil.Process(trainer.pid).children(recursive=True)
     assert trainer.wait(90) == 1
     error = json.loads((tmp_path / "out").read_text().splitlines()[-1])["error"]
     assert_names(error, "rank 0", "nothing was heard", f"{LIMIT_S} s")
     assert error in (tmp_path / "err").read_text()
-    until(lambda: not there(all_of_them), 60, lambda: there(all_of_them))
+    until(lambda: not any(map(alive, all_of_them)), 60, lambda: all_of_them)
     check(latest(tmp_path / "run" / "checkpoints")[0])
 
 
 @pytest.mark.parametrize("trainer", [("dlrm.train", "--inject", "cores=1@0.1s")], indirect=True)
 def test_ranks_whose_torchrun_was_killed_end_by_themselves(tmp_path, trainer):
     """With the pin of the table, and the control groups that they made where they may."""
-    all_of_them = tree(trainer.pid)
+    all_of_them = psutil.Process(trainer.pid).children(recursive=True)
     groups = [
         group
         for group in (*CGROUPS.glob("sluice-*"), *CGROUPS.glob("*/sluice-*"))
-        if group.name.removeprefix("sluice-") in map(str, all_of_them)
+        if group.name.removeprefix("sluice-") in [str(process.pid) for process in all_of_them]
     ]
     assert len(pins(tmp_path)) == 1
     trainer.kill()
-    until(lambda: not there(all_of_them), 60, lambda: there(all_of_them))
+    until(lambda: not any(map(alive, all_of_them)), 60, lambda: all_of_them)
     assert pins(tmp_path) == []
     assert not [group for group in groups if group.exists()]
     assert "is gone" in (tmp_path / "err").read_text()

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import fx
-from torchrec.models.dlrm import InteractionArch
-from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet
 
 from sluice.dlrm.model.interactions import (
-    CrossLayers,
-    Dots,
     InterestEvolution,
-    LowRankCross,
-    MixtureCross,
-    second_order,
 )
 from sluice.dlrm.model.towers import build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
@@ -279,60 +272,6 @@ def test_a_model_can_be_traced(settings):
     torch.testing.assert_close(traced(*args), tower(*args))
 
 
-def test_dots_are_torchrecs():
-    dense, sparse = torch.randn(3, 8), torch.randn(3, 5, 8)
-    ours = Dots(6)(torch.cat([dense.unsqueeze(1), sparse], 1))
-    torch.testing.assert_close(
-        torch.cat([dense, ours], 1), InteractionArch(5)(dense, sparse), rtol=0, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "names"),
-    [
-        (
-            CrossLayers(10, 3),
-            CrossNet(10, 3),
-            {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"},
-        ),
-        (
-            LowRankCross(10, 3, 4),
-            LowRankCrossNet(10, 3, 4),
-            {
-                "down.{}.weight": "V_kernels.{}",
-                "up.{}.weight": "W_kernels.{}",
-                "up.{}.bias": "bias.{}",
-            },
-        ),
-        (
-            MixtureCross(10, 3, 4, 5),
-            LowRankMixtureCrossNet(10, 3, 5, 4),
-            {
-                "down.{}": "V_kernels.{}",
-                "core.{}": "C_kernels.{}",
-                "up.{}": "U_kernels.{}",
-                "bias.{}": "bias.{}",
-            },
-        ),
-    ],
-    ids=["full", "low-rank", "mixture"],
-)
-def test_cross_layers_are_torchrecs(ours, theirs, names):
-    randomise(ours)
-    theirs.double()
-    state, target = ours.state_dict(), theirs.state_dict()
-    for (mine, other), layer in itertools.product(names.items(), range(3)):
-        target[other.format(layer)] = state[mine.format(layer)].reshape(
-            target[other.format(layer)].shape
-        )
-    if "gate.weight" in state:
-        for i, row in enumerate(state["gate.weight"]):
-            target[f"gates.{i}.weight"] = row[None]
-    theirs.load_state_dict(target)
-    x = torch.randn(7, 10, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-9)
-
-
 def test_the_first_gru_is_torchs_and_padding_changes_nothing():
     layer = randomise(InterestEvolution(6))
     data = inputs((5, 1, 1, 6), lengths=torch.tensor([0, 1, 2, 4, 5]))
@@ -360,24 +299,6 @@ def test_histories_that_are_all_empty_train(steps):
     )
     logits.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
-
-
-def test_the_mean_of_four_columns_learns_as_one_column_under_adagrad_does():
-    """What the wide part's contract promises: row-wise Adagrad on four columns, their mean taken as the weight."""
-    gradients, lr = [3.0, -1.0, 0.5, 2.0], 0.1
-    one, seen = 0.0, 0.0
-    four, row_state = np.zeros(4), 0.0
-    for g in gradients:
-        seen += g**2
-        one -= lr * g / np.sqrt(seen)
-        each = np.full(4, g / 4)  # the mean hands each column a quarter
-        row_state += (each**2).mean()
-        four -= lr * each / np.sqrt(row_state)
-        assert four.mean() == pytest.approx(one, abs=1e-12)
-
-
-def test_second_order_of_one_column_is_nothing():
-    assert second_order(torch.randn(3, 1, 4)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import packed, unpacked
-from sluice.dlrm.training.finite_guard import NotANumber
+from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Timing, Trainer, late_rank, slow_rank
@@ -32,7 +36,7 @@ class SlowFeed:
 
     def __init__(self, clock: Clock, steps: int) -> None:
         self._clock, self._steps = clock, steps
-        self.epoch = 0
+        self.epoch = self.step = 0
 
     def __len__(self) -> int:
         return self._steps
@@ -41,10 +45,11 @@ class SlowFeed:
         for step in range(self._steps):
             self._clock.now += 2 if step else 3
             self.epoch += step + 1 == self._steps
+            self.step = (step + 1) % self._steps
             yield batch(step, ROWS)
 
     def state_dict(self):
-        return {"epoch": self.epoch}
+        return {"epoch": self.epoch, "step": self.step}
 
 
 class SlowTrainer(Trainer):
@@ -91,12 +96,13 @@ class WithAnother(Alone):
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self.clock.now += 4
-        return super().sum(values)
+        return 2 * values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         steps = values[1] / ROWS
-        other = [0.0, ROWS * steps, 6.0 * steps, 6.0 * steps, 0.0, 1.5 * steps]
-        return torch.cat([values, torch.tensor(other, dtype=values.dtype)])
+        loss = SlowTrainer.loss * ROWS
+        other = torch.tensor([loss, ROWS, 6.0, 6.0, 0.0, 1.5], dtype=values.dtype) * steps
+        return torch.cat([values, other])
 
 
 def run(
@@ -108,6 +114,7 @@ def run(
     loss: float = 0.5,
     good_at: int | None = None,
     world: type[Alone] = Alone,
+    begun: Mapping[str, int] | None = None,
     **settings,
 ):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
@@ -143,7 +150,13 @@ def run(
     )
     trainer.loss = loss
     meta = CheckpointMeta(
-        config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
+        config={},
+        version=0,
+        fingerprint={},
+        columns=SIZES,
+        dense=tuple(DENSE),
+        trained={},
+        **(begun or {}),
     )
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
@@ -197,6 +210,7 @@ def test_a_line_names_the_slow_rank_by_its_time_without_waits_and_the_rank_with_
     """This rank waits 2 s for each batch and computes for 6 s."""
     _, lines, _ = run(6, world=WithAnother)
     assert [line["slow"] for line in lines] == [{"rank": 0, "host": "host0", "times": 4.0}] * 3
+    assert {line["loss"] for line in lines} == {SlowTrainer.loss}, "the mean of all ranks' rows"
     late = {"rank": 1, "host": "host1", "others": pytest.approx(4 / 12), "input": 0.5}
     assert [line["late"] for line in lines[1:]] == [late] * 2  # the first batch is told apart
 
@@ -221,6 +235,7 @@ def test_a_stop_while_a_batch_is_waited_for_leaves_that_batch_out():
     """It comes at 19 s, and only then is the trainer asked again."""
     outcome, _, done = run(100, stop_at=18)
     assert (outcome.meta.step, outcome.meta.rows, done) == (2, 2 * ROWS, [("saved", 2)])
+    assert outcome.meta.loader == {"epoch": 0, "step": 2}, "the batch is the next one"
 
 
 def test_a_stop_during_an_evaluation_finds_its_model_saved():
@@ -255,6 +270,24 @@ def test_a_loss_near_the_largest_number_is_one():
 def test_batches_that_are_left_out_are_counted_until_there_are_too_many_in_a_row():
     with raises(NotANumber, "11 batches", "step 11"):
         run(20, loss=float("nan"), on_nonfinite="skip")
+
+
+def test_the_first_number_that_is_none_is_named():
+    guard = FiniteGuard(
+        Config(data="fake", version=0), Alone(Clock()), BatchChecker(SIZES, DENSE, "fake"), print
+    )
+    guard.watch_lengths({"": torch.tensor(math.nan)})
+    guard.watch(3, SimpleNamespace(loss=torch.tensor(math.inf), batch=(0, 3)))
+    with raises(NotANumber, "the gradients' length is nan at step 3"):
+        guard.end()
+
+
+def test_a_run_that_takes_up_a_version_keeps_its_bias_and_counts_evaluations_from_there(
+    monkeypatch,
+):
+    monkeypatch.setattr(SlowTrainer, "_set_first_bias", None)
+    *_, done = run(4, evals=2, begun={"step": 3, "since": 3})
+    assert done == [("saved", 5), ("evaluated", 5), ("saved", 7), ("evaluated", 7)]
 
 
 def test_evaluations_are_spread_over_an_epoch_each_after_a_checkpoint():

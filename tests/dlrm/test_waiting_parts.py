@@ -13,7 +13,7 @@ from sluice.dlrm.follow import versions
 from sluice.dlrm.options import Config
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import last_json
+from tests.dlrm.rig import SMALL_MODEL, last_json
 
 ROWS = 500
 PARTS = 4
@@ -81,7 +81,7 @@ def test_with_epochs_the_newest_version_is_next_and_has_all_rows(table):
 
 
 def test_a_run_trains_on_each_of_the_parts_that_wait(table, tmp_path, forks):
-    words = ["--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers", "16"]
+    words = ["--batch-size", BATCH, *SMALL_MODEL]
     words += ["--data", table.uri, "--follow", "parts"]
     process = forks.train("--run-dir", tmp_path / "run", *words, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import last_json
+from tests.dlrm.rig import SMALL_MODEL, last_json
 
 MODULE = "tests.ingest.transform_functions"
 ROWS = 3000
@@ -35,12 +35,7 @@ DOUBLED = f"{MODULE}:doubled:I1>I1"
 SMALL = (
     "--batch-size",
     256,
-    "--width",
-    8,
-    "--dense-layers",
-    8,
-    "--over-layers",
-    8,
+    *SMALL_MODEL,
     "--tuning",
     "fixed",
 )

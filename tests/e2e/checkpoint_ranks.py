@@ -6,8 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-import distributed_checkpoint
 import torch.distributed as dist
+
+from examples import distributed_checkpoint
 
 if __name__ == "__main__":
     source, saved, steps, rows = sys.argv[1:]
@@ -16,5 +17,5 @@ if __name__ == "__main__":
     distributed_checkpoint.train(
         source, Path(saved), int(steps) or None, lambda batch: seen.append(batch["price"].tolist())
     )
-    Path(rows, f"{dist.get_world_size()}-{dist.get_rank()}.json").write_text(json.dumps(seen))
+    Path(rows, f"{dist.get_rank()}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()

@@ -51,23 +51,16 @@ def done_with(package: str, folder: Path, *words: object) -> str:
     return done.stdout
 
 
+def said_by(package: str, folder: Path) -> dict:
+    """The last line of an adapter's program, with few rows."""
+    few = ("--rows", 20_000, "--batch-size", 512, "--rounds", 1, "--workers", 0)
+    program = ROOT / "examples" / ADAPTERS[package]
+    return json.loads(done_with(package, folder, program, *few).splitlines()[-1])
+
+
 @pytest.mark.slow
 def test_fuxictr_trains_from_our_batches_as_well_as_from_its_own(tmp_path):
-    said = json.loads(
-        done_with(
-            "fuxictr",
-            tmp_path,
-            ROOT / "examples" / ADAPTERS["fuxictr"],
-            "--rows",
-            20_000,
-            "--batch-size",
-            512,
-            "--rounds",
-            1,
-            "--workers",
-            0,
-        ).splitlines()[-1]
-    )
+    said = said_by("fuxictr", tmp_path)
     assert said["loading_beside_ray"]["beside"] == "Parquet by Ray"
     assert min(said[part]["ratio"] for part in ("loading", "training", "loading_beside_ray")) > 0
     ours, theirs = said["auc"]["sluice"], said["auc"][said["training"]["beside"]]
@@ -77,21 +70,7 @@ def test_fuxictr_trains_from_our_batches_as_well_as_from_its_own(tmp_path):
 
 @pytest.mark.slow
 def test_lightning_resumes_at_the_same_row_and_ends_with_the_same_weights(tmp_path):
-    said = json.loads(
-        done_with(
-            "lightning",
-            tmp_path,
-            ROOT / "examples" / ADAPTERS["lightning"],
-            "--rows",
-            20_000,
-            "--batch-size",
-            512,
-            "--rounds",
-            1,
-            "--workers",
-            0,
-        ).splitlines()[-1]
-    )
+    said = said_by("lightning", tmp_path)
     assert said["resumed_exactly"]
     assert min(said["loading"]["ratio"], said["training"]["ratio"]) > 0
 

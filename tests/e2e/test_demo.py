@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.demo.__main__ import FAULTS, has_java, main
+from examples.demo.__main__ import FAULTS, main
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
@@ -80,24 +80,6 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         last["report"],
         "--tuning shadow",
     )
-
-
-@pytest.mark.parametrize(
-    ("version", "there"),
-    [
-        ('openjdk version "17.0.2" 2022', True),
-        ('java version "21"', True),
-        ('openjdk version "1.8.0_302"', False),
-        ("Segmentation fault", False),
-    ],
-)
-def test_java_counts_from_version_17_on(tmp_path, monkeypatch, version, there):
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert has_java() is there
 
 
 def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, monkeypatch):

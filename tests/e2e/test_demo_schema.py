@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.schema_change import AGENT, FROZEN, Comparison
+from examples.demo.schema_change import AGENT, Comparison
 from sluice.agent.report.run_folder import Run
 from tests.raises import assert_names
 
@@ -90,30 +90,6 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
     assert found["without"]["rows"] == RANKS * (3.5e3 + 26 * 2e3)
     assert "29.5 s after the new columns came: 111 k → 475 k." in text
     assert not re.search(r"""(src|href)=["']?https?:""", text), "the page must open offline"
-    moments, chart = map(
-        json.loads, re.findall(r'application/json" class="\w*">(.*?)</script>', text)
-    )
-    rates, waiting = chart["panels"]
-    for panel, field in ((rates, "rows_per_s"), (waiting, "waiting")):
-        assert [(one["name"], one["colour"]) for one in panel["series"]] == [
-            (AGENT, 0),
-            (FROZEN, 1),
-        ]
-        for one, figures in zip(
-            panel["series"], (found["with_agent"], found["without"]), strict=True
-        ):
-            assert one["value"][-1] == pytest.approx(figures[field])
-    (change,), (decision,) = moments["bands"], moments["decisions"]
-    assert change["from"] == 5.5, "as much as the shorter run has before it"
-    assert decision["at"] - change["from"] == 2.5
-    for one in rates["series"]:
-        fallen = [
-            value
-            for at, value in zip(one["at"], one["value"], strict=True)
-            if 0 < at - change["from"] < 4
-        ]
-        assert set(fallen) == {RANKS * 1e3}
-        assert max(one["at"]) <= chart["end"]
     assert text.count(AGENT) == 1 + 2 + 1, "the key, each panel, and the table"
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS, STEPS, BROKEN_OFF = 64 * 12, 12, 5
 
 
@@ -39,39 +35,22 @@ def clicks(tmp_path_factory):
     return f"{folder}/*.parquet"
 
 
-def trained(ranks: int, clicks: str, saved: Path, steps: int) -> list[list[float]]:
-    """The rows of each step, of all ranks together."""
-    rows = saved.with_name(f"{saved.name}-rows")
-    rows.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)),
-            *(ROOT / "tests" / "e2e" / "checkpoint_ranks.py", clicks, saved, str(steps), rows),
-        ],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(saved.parent),
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    each = [json.loads((rows / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
-    return [sorted(itertools.chain(*parts)) for parts in zip(*each, strict=True)]
-
-
 @pytest.mark.slow
-def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_four_at_the_same_row(clicks, tmp_path):
-    whole = trained(2, clicks, tmp_path / "whole", 0)
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_four_at_the_same_row(
+    clicks, forks, tmp_path
+):
+    def trained(ranks: int, saved: Path, steps: int = 0) -> list[list[float]]:
+        """Returns the rows of each step, of all ranks together."""
+        words = (clicks, saved, steps, tmp_path)
+        done = forks.run("tests.e2e.checkpoint_ranks", *words, tmp=tmp_path, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-4000:]
+        each = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return [sorted(itertools.chain(*parts)) for parts in zip(*each, strict=True)]
+
+    whole = trained(2, tmp_path / "whole")
     assert len(whole) == STEPS
     assert sorted(itertools.chain(*whole)) == list(range(ROWS)), "each row once"
-    begun = trained(2, clicks, tmp_path / "begun", BROKEN_OFF)
-    assert begun == whole[:BROKEN_OFF]
+    assert trained(2, tmp_path / "begun", BROKEN_OFF) == whole[:BROKEN_OFF]
     for ranks in (1, 4):
         shutil.copytree(tmp_path / "begun", tmp_path / f"on-{ranks}")
-        assert trained(ranks, clicks, tmp_path / f"on-{ranks}", 0) == whole[BROKEN_OFF:]
+        assert trained(ranks, tmp_path / f"on-{ranks}") == whole[BROKEN_OFF:]

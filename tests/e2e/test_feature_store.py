@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.optional_folders import ROOT
-from tests.raises import raises
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(ROOT / "examples"))
@@ -131,25 +130,3 @@ def test_the_newest_values_of_a_key(made, rows):
     ]
     first = FeatureStore.open(made, 0)
     assert max(first.values["spent"].to_pylist()) < ROWS <= max(store.values["spent"].to_pylist())
-
-
-def test_a_table_without_a_key_or_a_time_is_refused_by_name(made, tmp_path):
-    with raises(TableError, "'spent'", "role key", "user"):
-        FeatureStore.open(made, key="spent")
-    (tmp_path / "rows.tsv").write_text(lines(50))
-    jobs.run(
-        None,
-        tmp_path / "t",
-        tmp_path / "rows.tsv",
-        text=SPEC.replace('role = "time"', 'role = "dense"\nops = [{op = "fill", value = 0}]'),
-    )
-    with raises(TableError, "role time", 'role = "time"'):
-        FeatureStore.open(tmp_path / "t")
-    store = FeatureStore.open(made)
-    with raises(ValueError, "2 keys", "1 times"):
-        store.as_of(["u1", "u2"], [1.0])
-    with raises(ValueError, "times", "numbers"):
-        store.as_of(["u1"], np.array(["2026-01-01"], "M8[s]"))
-    assert store.as_of(["u1"], [2**60 + 1]).to_pylist() == [store["u1"]], (
-        "more digits than a float has"
-    )

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sluice.dlrm.serving import decode
 from sluice.dlrm.serving.connections import JoinedWrites
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows
+from sluice.dlrm.serving.decode import JSON, Decoder, Refusal
 from sluice.dlrm.serving.scorer import PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.spec.spec import Spec
@@ -121,15 +120,6 @@ def test_a_row_is_taken_for_usual_only_if_it_fits(name, value, monkeypatch):
     assert found == outcome()
 
 
-def test_usual_values_are_not_checked_one_by_one(monkeypatch):
-    monkeypatch.setattr(decode, "fits", None)
-    decoder = Decoder(SPEC, "", most_rows=10)
-    rows = [{"x": 0.5, "n": 3, "word": "a"}, {"x": 1, "word": None}, {}]
-    read = decoder.read(JSON, json.dumps({"rows": rows}).encode())
-    assert read.objects == rows
-    assert dict(read.missing) == {"x": 1, "n": 2, "word": 1}
-
-
 BODIES = [
     b'{"rows": [{"x": 0.5, "n": 3, "word": "a"}, {"x": -1.25e-05, "n": -7}, {}]}',
     b'{"rows": [{"x": 7, "word": "", "n": 9223372036854775807}], "fingerprint": "f"}',
@@ -211,22 +201,6 @@ def test_requests_that_are_read_together_are_read_as_alone():
     for bodies in groups:
         read = decoder.read_all([(JSON, body) for body in bodies])
         assert outcomes(decoder, read) == [expected[body] for body in bodies], bodies
-
-
-def test_usual_requests_are_read_in_one_call_and_joined_without_a_copy(monkeypatch):
-    decoder = Decoder(SPEC, "f", most_rows=10, together_bytes=0)
-    requests = [(JSON, body) for body in BODIES[:3]]
-    whole = decoder.columns(
-        [rows for rows in decoder.read_all(requests) if isinstance(rows, RequestRows)]
-    )
-    monkeypatch.setattr(decode.json, "loads", None)
-    monkeypatch.setattr(decode.pa, "concat_arrays", None)
-    read = decoder.read_all(requests)
-    assert decoder.columns(read) == whole
-    assert [rows.first for rows in read] == [0, 3, 4]
-    parts = [decoder.columns([rows]) for rows in read]
-    assert [len(part["n"]) for part in parts] == [3, 1, 1]
-    assert parts[1]["x"].to_pylist() == [7.0]
 
 
 @pytest.mark.parametrize("format", ["tsv", "json"])

@@ -7,9 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,8 +26,8 @@ from sluice.dlrm.serving.server import ServerOptions
 from sluice.etl.table.pins import pins
 from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
-from tests.dlrm.forks import Forks
-from tests.dlrm.rig import ROOT, environment
+from tests.dlrm.forks import Forks, Started
+from tests.dlrm.rig import last_json
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -66,32 +66,12 @@ def test_it_listens_on_this_machine_alone_by_default():
 
 
 class Server:
-    """`python -m dlrm.serve` from its first line to its last."""
+    """The server's program, once it has said where it listens."""
 
-    def __init__(self, folder: Path, *words: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dlrm.serve", folder / "run", "--port", "0", *map(str, words)],
-            cwd=ROOT,
-            text=True,
-            env=environment(folder),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.said = ""
-        for line in self.process.stderr:
-            self.said += line
-            if line.startswith("serving"):
-                break
-        self.url = line.split()[-1]
+    def __init__(self, program: Started) -> None:
+        self.program = program
+        self.url = program.until("serving").splitlines()[0].split()[-1]
         self.port = int(self.url.rpartition(":")[2])
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=60)
 
     def raw(self, sent: bytes) -> bytes:
         """All that comes back until the server closes the connection."""
@@ -102,39 +82,50 @@ class Server:
                 found += part
             return found
 
-    def ended(self, signum: int) -> tuple[int, str]:
-        self.process.send_signal(signum)
-        out, err = self.process.communicate(timeout=60)
-        self.said += err
-        return self.process.returncode, out
+    def ended(self, signum: int) -> subprocess.CompletedProcess[str]:
+        self.program.send(signum)
+        return self.program.ended()
 
 
-def test_slow_broken_and_good_clients_and_a_clean_end(folder):
-    with Server(folder, "--timeout", "0.5", "--measure-rows", 1000) as server:
-        assert "tables: int8" in server.said
-        assert "AUC" in server.said
-        late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
-        late_body = server.raw(
-            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: 100\r\n\r\n{"
-        )
-        nothing = server.raw(b"")
-        nonsense = server.raw(b"\x16\x03\x01 what is this\r\n\r\n")
-        assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
-            b"HTTP/1.1 408 Request Timeout"
-        ] * 3
-        assert b"the body did not come within 0.5 s" in late_body
-        assert nonsense.startswith(b"HTTP/1.1 400")
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            # Two requests over one connection, a pause that is no fault between them.
-            for _ in range(2):
-                good = http.post("/predict", json={"rows": [{"I1": 3, "C1": "x"}, {}]})
-                assert (good.status_code, len(good.json()["probabilities"])) == (200, 2)
-        code, out = server.ended(signal.SIGTERM)
-    found = json.loads(out.strip().splitlines()[-1])
-    assert code == 0
+@pytest.fixture
+def serve(folder: Path, forks: Forks) -> Iterator[Callable[..., Server]]:
+    """Starts a server with options."""
+    with ExitStack() as stack:
+
+        def started(*words: object) -> Server:
+            words = ("dlrm.serve", folder / "run", "--port", 0, *words)
+            return Server(stack.enter_context(forks.start(*words, tmp=folder)))
+
+        yield started
+
+
+def test_slow_broken_and_good_clients_and_a_clean_end(serve):
+    server = serve("--timeout", "0.5", "--measure-rows", 1000)
+    said = server.program.err.read_text()
+    assert "tables: int8" in said
+    assert "AUC" in said
+    late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
+    late_body = server.raw(
+        b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n{"
+    )
+    nothing = server.raw(b"")
+    nonsense = server.raw(b"\x16\x03\x01 what is this\r\n\r\n")
+    assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
+        b"HTTP/1.1 408 Request Timeout"
+    ] * 3
+    assert b"the body did not come within 0.5 s" in late_body
+    assert nonsense.startswith(b"HTTP/1.1 400")
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        # Two requests over one connection, a pause that is no fault between them.
+        for _ in range(2):
+            good = http.post("/predict", json={"rows": [{"I1": 3, "C1": "x"}, {}]})
+            assert (good.status_code, len(good.json()["probabilities"])) == (200, 2)
+    ended = server.ended(signal.SIGTERM)
+    found = last_json(ended)
+    assert ended.returncode == 0
     assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 10)
-    assert "Traceback" not in server.said
+    assert "Traceback" not in ended.stderr
 
 
 GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -182,118 +173,116 @@ DOUBTFUL = {
 }
 
 
-def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folder):
+def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(serve):
     """One server: each is refused and closed, what is smuggled behind it is not answered; idle connections give way;
     and under many large requests the server says that it is well, answers what it can in time, and refuses the rest."""
     rows = b'{"rows":[%s]}' % b",".join([b"{}"] * 4096)
-    with Server(folder, "--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300) as server:
-        for name, sent in DOUBTFUL.items():
-            heard = server.raw(sent)
-            assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
-            assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
-            assert "HTTP" in json.loads(heard.partition(b"\r\n\r\n")[2])["error"], name
-        assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
-        upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
-        assert upgrade.startswith(b"HTTP/1.1 200")
-        assert b"connection: close" in upgrade
+    server = serve("--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300)
+    for name, sent in DOUBTFUL.items():
+        heard = server.raw(sent)
+        assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
+        assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
+        assert "HTTP" in json.loads(heard.partition(b"\r\n\r\n")[2])["error"], name
+    assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
+    upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
+    assert upgrade.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in upgrade
 
-        with ExitStack() as open_ones, httpx.Client(base_url=server.url, timeout=60) as http:
-            assert http.get("/health").status_code == 200
-            for _ in range(400):  # of which each 300 would be all that may be open
-                open_ones.enter_context(
-                    socket.create_connection(("127.0.0.1", server.port), timeout=60)
-                )
-            assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(
-                b"HTTP/1.1 200"
+    with ExitStack() as open_ones, httpx.Client(base_url=server.url, timeout=60) as http:
+        assert http.get("/health").status_code == 200
+        for _ in range(400):  # of which each 300 would be all that may be open
+            open_ones.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=60)
             )
+        assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(
+            b"HTTP/1.1 200"
+        )
 
-        requests = [
-            POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
-        ] * 128
-        with ThreadPoolExecutor(len(requests)) as pool:
-            asked = [pool.submit(server.raw, one) for one in requests]
-            while_they_waited = 0
-            while not all(one.done() for one in asked):
-                assert httpx.get(f"{server.url}/health", timeout=60).json()["ok"]
-                assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 200
-                while_they_waited += not all(one.done() for one in asked)
-            heard = [one.result().partition(b"\r\n\r\n") for one in asked]
-        statuses = Counter(head.split()[1] for head, _, _ in heard)
-        assert statuses.keys() <= {b"200", b"503"}
-        assert statuses[b"200"] >= 1
-        for head, _, body in heard:
-            found = json.loads(body)
-            if head.split()[1] == b"503":
-                assert b"retry-after: " in head
-            else:
-                assert len(found["probabilities"]) == 4096
-        assert while_they_waited  # how often says how many cores are free
-        code, out = server.ended(signal.SIGTERM)
-    assert code == 0
-    assert json.loads(out.strip().splitlines()[-1])["rows"] == 4096 * statuses[b"200"]
-    assert "Traceback" not in server.said
+    requests = [
+        POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
+    ] * 128
+    with ThreadPoolExecutor(len(requests)) as pool:
+        asked = [pool.submit(server.raw, one) for one in requests]
+        while_they_waited = 0
+        while not all(one.done() for one in asked):
+            assert httpx.get(f"{server.url}/health", timeout=60).json()["ok"]
+            assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 200
+            while_they_waited += not all(one.done() for one in asked)
+        heard = [one.result().partition(b"\r\n\r\n") for one in asked]
+    statuses = Counter(head.split()[1] for head, _, _ in heard)
+    assert statuses.keys() <= {b"200", b"503"}
+    assert statuses[b"200"] >= 1
+    for head, _, body in heard:
+        found = json.loads(body)
+        if head.split()[1] == b"503":
+            assert b"retry-after: " in head
+        else:
+            assert len(found["probabilities"]) == 4096
+    assert while_they_waited  # how often says how many cores are free
+    ended = server.ended(signal.SIGTERM)
+    assert ended.returncode == 0
+    assert last_json(ended)["rows"] == 4096 * statuses[b"200"]
+    assert "Traceback" not in ended.stderr
 
 
-def test_what_was_asked_before_sigterm_is_answered(folder):
+def test_what_was_asked_before_sigterm_is_answered(folder, serve):
     """Half of a request's body is there when the signal comes, the rest after it. Until the end, the table's version
     that is served is pinned."""
     store = TableStore(folder / "table")
-    with Server(folder, "--measure-rows", 0) as server:
-        assert [pin.version for pin in pins(store, time.time())] == [0]
-        body = json.dumps({"rows": [{"I1": 3}]}).encode()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-            client.sendall(
-                b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
-            )
-            assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
-            server.process.send_signal(signal.SIGTERM)
-            assert "asked to leave" in server.process.stderr.readline()
-            client.sendall(body)
-            reply = b""
-            while part := client.recv(65536):
-                reply += part
-        out, _ = server.process.communicate(timeout=60)
+    server = serve("--measure-rows", 0)
+    assert [pin.version for pin in pins(store, time.time())] == [0]
+    body = json.dumps({"rows": [{"I1": 3}]}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
+        server.program.send(signal.SIGTERM)
+        server.program.until("asked to leave")
+        client.sendall(body)
+        reply = b""
+        while part := client.recv(65536):
+            reply += part
+    ended = server.program.ended()
     assert reply.startswith(b"HTTP/1.1 200")
     assert b"probabilities" in reply
-    assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
+    assert last_json(ended)["statuses"] == {"200": 1}
     assert not pins(store, time.time())
 
 
-def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(folder):
+def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(serve):
     def held(process: psutil.Process) -> tuple[int, int, int]:
         return process.num_fds(), process.num_threads(), process.memory_info().rss
 
     good = json.dumps({"rows": [{"I1": 3, "C1": "a"}] * 20}).encode()
-    with Server(folder, "--measure-rows", 0) as server:
+    server = serve("--measure-rows", 0)
 
-        def ask(count: int) -> None:
-            for number in range(count):
-                body = good if number % 4 else b"{broken"
-                head = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
-                reply = server.raw(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-                assert reply.startswith(b"HTTP/1.1 200" if number % 4 else b"HTTP/1.1 400")
+    def ask(count: int) -> None:
+        for number in range(count):
+            body = good if number % 4 else b"{broken"
+            head = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+            reply = server.raw(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert reply.startswith(b"HTTP/1.1 200" if number % 4 else b"HTTP/1.1 400")
 
-        ask(100)
-        process = psutil.Process(server.process.pid)
-        files, threads, size = held(process)
-        ask(400)
-        end = time.monotonic() + 10
-        while (now := held(process))[0] > files and time.monotonic() < end:
-            time.sleep(0.05)  # the last connections may be open still
-        files_now, threads_now, size_now = now
-        assert files_now <= files
-        pool = min(32, (os.cpu_count() or 1) + 4)
-        assert threads_now <= threads + pool, "asyncio's pool may still grow up to its limit"
-        assert size_now - size < 2**23
-        server.ended(signal.SIGTERM)
+    ask(100)
+    process = psutil.Process(server.program.pids[0])
+    files, threads, size = held(process)
+    ask(400)
+    end = time.monotonic() + 10
+    while (now := held(process))[0] > files and time.monotonic() < end:
+        time.sleep(0.05)  # the last connections may be open still
+    files_now, threads_now, size_now = now
+    assert files_now <= files
+    pool = min(32, (os.cpu_count() or 1) + 4)
+    assert threads_now <= threads + pool, "asyncio's pool may still grow up to its limit"
+    assert size_now - size < 2**23
 
 
-def test_an_interrupt_ends_it(folder):
-    with Server(folder, "--measure-rows", 0) as server:
-        code, _ = server.ended(signal.SIGINT)
-    assert code == 130
-    assert "Traceback" not in server.said
+def test_an_interrupt_ends_it(serve):
+    ended = serve("--measure-rows", 0).ended(signal.SIGINT)
+    assert ended.returncode == 130
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):

@@ -44,7 +44,7 @@ from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import Bomb, last_json, launch
+from tests.dlrm.rig import Bomb, last_json
 from tests.dlrm.rig import written as rewritten
 from tests.e2e.test_readme import blocks
 from tests.raises import assert_names, raises
@@ -297,25 +297,19 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
     [
         (JSON, b"", 400, ["not JSON"]),
         (JSON, b"{" * 100_000, 400, ["not JSON"]),
-        (JSON, b"[" * 100_000, 400, ["not JSON"]),
-        (JSON, b"\xff\xfe\x00", 400, ["not JSON"]),
         (JSON, b"[1]", 400, ['{"rows"']),
         (JSON, b'{"rows": 3}', 400, ['{"rows"']),
         (JSON, b'{"rows": [3]}', 400, ["rows[0]", "object"]),
         (JSON, b'{"rows": [], "more": 1}', 400, ["'more'"]),
-        (JSON, b'{"rows": [{"I5": NaN}]}', 400, ["NaN"]),
         (JSON, b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, ["not JSON"]),
-        (JSON, b'{"rows": [{}, {"I1": "x"}]}', 422, ["rows[1]", "'I1'", "whole number"]),
         (JSON, b'{"rows": [{"I1": [true]}]}', 422, ["whole number"]),
         (JSON, b'{"rows": [{"I1": 1.5}]}', 422, ["whole number"]),
         (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, ["whole number of 64 bits"]),
-        (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, ["'I5'"]),
         (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, ["UTF-8 text"]),
         (JSON, b'{"rows": [{"tags": ["x", 3.5]}]}', 422, ["list of texts"]),
         (JSON, b'{"rows": [{}, {"C26": "x"}]}', 422, ["rows[1]", "'C26'"]),
         (JSON, b'{"rows": [], "fingerprint": "of last year"}', 409, ["'of last year'"]),
         (JSON, json.dumps({"rows": [{}] * 10_001}).encode(), 413, [10001, 10000]),
-        ("text/plain", b"{}", 415, ["'text/plain'"]),
         (ARROW, b"", 400, ["Arrow IPC stream"]),
         (ARROW, b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 9, 400, ["Arrow IPC stream"]),
         (ARROW, arrow(pa.table({"I1": ["x"]})), 422, ["'I1'", "string", "int"]),
@@ -555,56 +549,6 @@ def test_http_limits_size_and_rate(scorer):
     assert (often.status_code, often.headers["retry-after"]) == (429, "1")
 
 
-def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer, raw, tmp_path):
-    """Requests are in every stage while the model changes; the old one answers what it began."""
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
-    checkpoints = run / "checkpoints"
-    newest = latest(checkpoints)[0].name
-    (checkpoints / "LATEST").write_text("step-000000030\n")
-    first = Scorer(Servable.load(run, "fp32"), most_rows=100)
-    said: list[str] = []
-    loads: list[int] = []
-
-    def load() -> Scorer:
-        loads.append(1)
-        return Scorer(Servable.load(run, "fp32"), most_rows=100)
-
-    reload = Reload(run, load, every_s=1.0, say=said.append)
-
-    async def talk(http, service):
-        body = as_json(raw.slice(0, 5))
-
-        async def ask(n: int):
-            return await http.post("/predict", content=body, headers={"content-type": JSON})
-
-        assert not await reload.look(service)
-        assert not loads
-        (checkpoints / "LATEST").write_text(
-            "step-000000999\n"
-        )  # not whole: the old one stays, and it is told once
-        assert not await reload.look(service)
-        assert not await reload.look(service)
-        before = [asyncio.ensure_future(ask(n)) for n in range(20)]
-        (checkpoints / "LATEST").write_text(newest + "\n")
-        assert await reload.look(service)
-        after = [asyncio.ensure_future(ask(n)) for n in range(20)]
-        return (
-            await asyncio.gather(*before),
-            await asyncio.gather(*after),
-            (await http.get("/metrics")).text,
-        )
-
-    before, after, metrics = served(first, talk)
-    assert {r.status_code for r in (*before, *after)} == {200}
-    assert {r.json()["step"] for r in before} == {30}
-    assert {r.json()["step"] for r in after} == {38}
-    assert len(said) == 2
-    assert "step-000000999" in said[0]
-    assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
-    assert 'sluice_serve_reloads_total{result="refused"} 1.0' in metrics
-
-
 def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_path, monkeypatch):
     """Each model is held inside its pass until the next one serves. An answer is that of one model, with its step."""
     monkeypatch.setattr(batcher, "INLINE_S", 0.0)  # a pass on the loop could not be held
@@ -719,40 +663,12 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
         raise SystemExit("a user's module")
 
     model = values["config"]["model"]
+    other_model = {**values["config"], "model": {**model, "width": 32}}
     damages = [
-        *(
-            (pointer, text)
-            for text in (
-                b"\xff\xfe\x00",
-                b"",
-                b"..\n",
-                b"/\n",
-                b"step-\x00",
-                b"step-7 8\n",
-                b"x" * 5000,
-                None,
-            )
-        ),
-        *(
-            (meta, text)
-            for text in (
-                b"",
-                b"\xff",
-                b"[]",
-                b"null",
-                b"{}",
-                b'"a"',
-                b"[" * 10**5,
-                written(config=[]),
-                written(config={}),
-                written(version="x"),
-                written(columns=3),
-                written(dense=[1]),
-                written(config={**values["config"], "data": None}),
-                written(config={**values["config"], "model": {**model, "width": 32}}),
-                None,
-            )
-        ),
+        *((pointer, text) for text in (b"\xff\xfe\x00", b"", b"/\n", None)),
+        *((meta, text) for text in (b"", b"[]", b"[" * 10**5, None)),
+        *((meta, written(config=one)) for one in ([], {}, other_model)),
+        (meta, written(config={**values["config"], "data": None})),
     ]
 
     async def talk(http, service):
@@ -819,7 +735,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             return await talk(http, service)
 
     health = asyncio.run(whole())
-    assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:36:50+00:00", False)
+    assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:18:30+00:00", False)
 
 
 def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
@@ -985,7 +901,7 @@ def test_the_pages_program_gives_the_logits_of_the_model(folder, tmp_path, monke
 # ---- runs that cannot be served
 
 
-def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
+def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path, forks):
     """Every one would make a file; nor does a program look up a name for a pickle, but for numba, which keeps what it
     compiled beside our code."""
     run, marker = tmp_path / "run", tmp_path / "code ran"
@@ -1012,7 +928,7 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
             "_common_metadata",
         ):
             (place / name).write_bytes(bomb)
-    process = launch(0, "tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
+    process = forks.run("tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["evaluate"], found["serve"], found["resume"]) == (38, 38, 38)
