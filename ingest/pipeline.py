@@ -512,6 +512,7 @@ class Pipeline:
                 idle=self._buffers.idle_bytes,
                 reclaim=self._reclaim,
                 pressure=self._parts.machine.memory_pressure,
+                limit=self._parts.machine.memory_limit,
             ),
             parts=str(self.footprint),
         )

@@ -49,6 +49,8 @@ class MemoryReadings:
     pressure: Callable[[], float] = lambda: 0.0
     """Returns the per cent of the recent time in which something waited for memory."""
     clock: Callable[[], float] = time.monotonic
+    limit: Callable[[], int] = lambda: 2**62
+    """Returns the limit of the control groups, which may change during a run."""
 
 
 class Charge:
@@ -89,7 +91,7 @@ class Governor:
                 "smaller row groups, or smaller windows (--window-rows; in Python Order(window_rows=…))"
             )
         self.lock = threading.RLock()
-        self.limit = limit
+        self.limit = self._limit_at_start = limit
         self.minimum = minimum
         self.base = base
         self.reasons: Counter[str] = Counter()
@@ -209,6 +211,7 @@ class Governor:
         now = self._readings.clock()
         if now >= self._measured_at + _MEASURE_EVERY_S:
             self._measured_at = now
+            self.limit = min(self._limit_at_start, self._readings.limit())
             self.overhead = max(self._overhead(), int(self.overhead * _OVERHEAD_DECAY))
         if now >= self._pressure_at + _PRESSURE_EVERY_S:
             self._pressure_at = now

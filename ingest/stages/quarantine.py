@@ -211,7 +211,9 @@ class Origins:
         self._plan = plan
         self._share = share
         self._streams = plan.streams_of(share.reader, share.readers)
-        self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
+        self._windows = functools.lru_cache(maxsize=2)(
+            lambda epoch: [list(plan.windows(epoch, (stream,))) for stream in self._streams]
+        )
         self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
         """For (epoch, step): the origin of each row of the batch. None for a padding row."""
 
@@ -228,9 +230,6 @@ class Origins:
             ]
             found += rows + [None] * (each - len(rows))
         return found[self._share.bounds]
-
-    def _of_epoch(self, epoch: int) -> list[list[Window]]:
-        return [list(self._plan.windows(epoch, (stream,))) for stream in self._streams]
 
     def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
         """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""
@@ -320,8 +319,12 @@ class Quarantine:
                     ]
                 )
                 return
+        shown = ", ".join(map(str, rows[:5])) + (
+            f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        )
+        which = "row" if len(rows) == 1 else "rows"
         raise QuarantineError(
-            f"{file} row group {row_group} {_row_list(rows)}: {stage} failed: {kind}: {text[:_REASON_LENGTH]} "
+            f"{file} row group {row_group} {which} {shown}: {stage} failed: {kind}: {text[:_REASON_LENGTH]} "
             f"({objection})"
         ) from error
 
@@ -356,11 +359,6 @@ class Quarantine:
                 f"{self._path}: {len(lines)} quarantined rows cannot be listed there "
                 f"({error.strerror}); free some space, or choose another file"
             ) from None
-
-
-def _row_list(rows: list[int]) -> str:
-    shown = ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
-    return f"row {shown}" if len(rows) == 1 else f"rows {shown}"
 
 
 def isolate(

@@ -39,6 +39,21 @@ class Process:
         self.idle = 0
 
 
+def test_a_limit_that_falls_during_a_run_holds_back_early_work_until_it_rises():
+    process, limits = Process(), [LIMIT]
+    senses = dataclasses.replace(process.senses(), limit=lambda: limits[0])
+    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=senses)
+    governor.admit(10, due=False).release()
+    for limit, is_admitted in ((LIMIT - 60, False), (LIMIT, True), (10 * LIMIT, True)):
+        limits[0] = limit
+        process.now += 10
+        charge = governor.admit(50, due=False)
+        assert (charge is not None) == is_admitted
+        if charge:
+            charge.release()
+        assert governor.limit <= LIMIT
+
+
 def test_uncharged_memory_leaves_less_for_early_work():
     process = Process()
     process.used = 100 + 30
