@@ -17,9 +17,9 @@ from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.fit import _count_rows
 from sluice.etl.spark.vocabulary.join import KnownPlaces
-from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
+from sluice.etl.spark.vocabulary.strategy import HELD, JOIN
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError
+from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
@@ -245,24 +245,3 @@ def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_sta
     table = FeatureTable.open(copy)
     assert (table.version, table.state().hash) == (0, made[1].record.state)
     assert all(table.state()[key] == made[1].state()[key] for key in made[1].state().stored)
-
-
-def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
-    spec = Spec.parse(TEXT)
-    tables = {
-        "few/0": pa.table({"value": ["a"], "count": [1]}),
-        "seen/1": pa.table({"value": ["a"], "count": [1]}),
-        "joint/i": FileBackedState(uri="t", parts=(("a", 1000), ("b", 500)), digest=""),
-        "seen/0": FileBackedState(uri="t", parts=(("c", 900_000),), digest=""),
-    }
-    state = FittedState(tables=tables)
-    assert state.tables["joint/i"].num_rows == 1500
-    # The last is needed whole: another operator learns from what comes of it.
-    assert choose_lookup(spec, state, 64 * 902_000) == {
-        "few/0": BROADCAST,
-        "joint/i": HELD,
-        "seen/0": HELD,
-        "seen/1": BROADCAST,
-    }
-    assert choose_lookup(spec, state, 64 * 901_000)["joint/i"] == JOIN
-    assert driver_limit(2**28) == 2**21

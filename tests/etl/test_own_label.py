@@ -129,17 +129,6 @@ BEGUN = Twin(("user", "day", "row"))
 ID = 'key = "row"\n'
 LATER = {
     "nothing": (spec(*COLUMNS), BEGUN, {}),
-    "reordered": (spec(*COLUMNS[::-1]), BEGUN, {}),
-    "renamed": (
-        spec(
-            COLUMNS[0],
-            ("visitor:text", "user"),
-            *COLUMNS[2:],
-            rate=(RATE % "").replace("user", "visitor"),
-        ),
-        BEGUN,
-        {},
-    ),
     "the label renamed": (
         spec(("bought:int", "click"), *COLUMNS[1:]).replace(
             'name = "click"\nrole', 'name = "click"\nfrom = "bought"\nrole'

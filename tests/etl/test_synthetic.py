@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.__main__ import main
-from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
+from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, Clicks
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table_commands import FORMATS
 
@@ -66,18 +66,6 @@ def test_all_formats_say_the_same(tmp_path):
     assert [line.split(",") for line in (tmp_path / "csv").read_text().splitlines()] == tsv
     objects = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
     assert [{k: v for k, v in row.items() if v is not None} for row in want] == objects
-
-
-def test_the_best_auc_is_the_expected_auc_of_the_true_probabilities():
-    probability = np.random.default_rng(0).uniform(0.05, 0.9, 400)
-    best = BestAUC()
-    best.add(probability[:100])
-    best.add(probability[100:])
-    pairs = np.subtract.outer(probability, probability)
-    wins = (pairs > 0) + 0.5 * (pairs == 0)
-    weight = np.outer(probability, 1 - probability)
-    np.fill_diagonal(weight, 0)
-    assert best.value == pytest.approx((wins * weight).sum() / weight.sum(), abs=2e-3)
 
 
 def test_the_program_says_what_it_wrote(tmp_path, capsys):
