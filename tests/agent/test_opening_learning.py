@@ -28,7 +28,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-SMALL = Curriculum(lives=24, rounds=2, imitations=8, gradients=4, exams=4)
+SMALL = Curriculum(lives=12, rounds=2, imitations=4, gradients=4, exams=2)
 
 
 def test_both_forms_of_the_network_say_the_same():
@@ -70,11 +70,11 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
     assert record == same
     assert (
         NetworkPolicy(parts, record).record["lives"]
-        == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
+        == 12 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
     )
     with pytest.raises(WeightsError, match="give another folder"):
         teach(
-            Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4),
+            Curriculum(lives=13, rounds=2, imitations=4, gradients=4, exams=2),
             tmp_path / "parts",
             print,
         )
