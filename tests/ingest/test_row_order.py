@@ -34,7 +34,7 @@ GRID = [
     for name, (batch, streams), window, last in itertools.product(
         TABLES, [(8, 8), (24, 4), (60, 2), (5, 1)], [1, 50, 10_000], ["drop", "pad"]
     )
-][::5]
+][::5]  # each value of each dimension is among them
 
 
 PLANS = [
@@ -128,7 +128,6 @@ def test_each_epoch_and_seed_has_an_order_of_its_own_also_of_row_groups():
     found = set()
     for seed, epoch in ((0, 0), (0, 1), (1, 0)):
         plan = RowsPlan(groups=((100,) * 20,), batch_size=40, seed=seed, streams=1)
-        assert plan == RowsPlan(groups=((100,) * 20,), batch_size=40, seed=seed, streams=1)
         found.add(tuple(read.group for read in plan.schedule(epoch).reads))
     assert len(found) == 3
 
