@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.schema import DataFile
+from sluice.etl.schema import DataFile, Field
 from sluice.ingest.choices import Errors
-from sluice.ingest.columns import ColumnError
+from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader, SourceError
@@ -223,3 +223,9 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
         read(3)
     assert read(0).num_rows == read(2).num_rows == 100
     groups.close()
+
+
+def test_there_is_one_label():
+    fields = [Field(name=name, role="label", type="int8") for name in ("click", "buy")]
+    with raises(ColumnError, "click", "buy"):
+        Columns.of(fields)

@@ -404,10 +404,6 @@ class TestSpecs:
         }
         assert len(versions) == 3
 
-    def test_a_spec_stands_alone(self, clicks):
-        with raises(ParquetError, "spec", "roles", "hash"):
-            table_of(clicks, "label=clicked", spec=Spec.own(SPEC))
-
 
 RATED = """
 [input]

@@ -73,7 +73,6 @@ def test_errors_of_the_program_are_never_quarantined(error):
     ("options", "facts"),
     [
         ({"on_error": "skip"}, ("on_error", "'skip'", "quarantine, raise")),
-        ({"on_error": "quarantin"}, ("'quarantin'", "'quarantine'")),
         ({"max_rows": -1}, ("max_rows=-1",)),
         ({"max_rate": 1.5}, ("max_rate", 1.5)),
     ],
