@@ -72,11 +72,9 @@ def make(
 
 @dataclasses.dataclass
 class Twin:
-    """What a version must hold. `key` names the columns of its rule, under the names that `rows` have; an older
-    table's `split_key` has the label, too."""
+    """What a version must hold. `key` names the columns of its rule, under the names that `rows` have."""
 
     key: tuple[str, ...]
-    split_key: tuple[str, ...] = ()
     by_time: bool = False
     seed: int = 0
     folds: int = 5
@@ -85,9 +83,7 @@ class Twin:
     def in_train(self, row: dict) -> bool:
         if self.by_time:
             return row["day"] < 8
-        return (
-            mixed(key_of(row, self.split_key or self.key, self.seed) ^ 0x5EED5EED00000001) >> 11
-        ) * 2.0**-53 < 0.8
+        return (mixed(key_of(row, self.key, self.seed) ^ 0x5EED5EED00000001) >> 11) * 2.0**-53 < 0.8
 
     def fold(self, row: dict) -> int:
         return mixed(key_of(row, self.key, self.seed) ^ 0xF01DF01D00000001) % self.folds
@@ -180,8 +176,10 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     assert holds(table) == twin.features(later, later)
 
 
-def test_of_rows_of_one_moment_a_label_decides_only_between_those_that_agree_in_all_else():
-    made = Spec.parse(spec(*COLUMNS))
+@pytest.mark.parametrize("key", ["", 'key = ["row", "click"]\n'])
+def test_of_rows_of_one_moment_a_label_decides_only_between_those_that_agree_in_all_else(key):
+    """Also in a table of an older version, whose key may have the label."""
+    made = Spec.parse(spec(*COLUMNS, table=key + HASH))
     rows = {name: pa.array([row[name] for row in drawn(50)], kind) for name, kind in KINDS.items()}
     flipped = {**rows, "click": pa.compute.subtract(1, rows["click"])}
     same = [
