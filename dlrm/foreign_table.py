@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from sluice.etl.schema import DataFile, Field
+from sluice.etl.schema import Field
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms
@@ -63,7 +63,11 @@ def open_table(
         uri=data if "://" in data else os.path.abspath(data),
         version=found,
         fields=_fields(source),
-        files=_files(source),
+        files=tuple(
+            replace(file, split=split)
+            for split in source.splits
+            for file in source.files_of(split, one_of_many=True)
+        ),
         schema=pa.schema([]),
         records={},
         permission=source.permission,
@@ -88,12 +92,4 @@ def _fields(source: ParquetFiles) -> tuple[Field, ...]:
             bag=(0, source.bags[one.name], 0) if one.name in source.bags else None,
         )
         for one in source.fields
-    )
-
-
-def _files(source: ParquetFiles) -> tuple[DataFile, ...]:
-    return tuple(
-        replace(file, split=split)
-        for split in source.splits
-        for file in source.files_of(split, one_of_many=True)
     )

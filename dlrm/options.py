@@ -43,6 +43,9 @@ SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
 ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
 """Kinds that only a FILE can ask for, with what each of them does."""
+_KINDS_HELP = ", ".join(
+    [*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())]
+)
 SHARDINGS = ("auto", *SHARDING_KINDS)
 PRECISIONS = ("fp32", "bf16")
 MOST_ROWS = 2**32 - 1
@@ -59,12 +62,6 @@ _REMOVED = ("auxiliary", "live", "mllog")
 """Settings that recorded runs of earlier versions have."""
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
-
-
-def _kinds_help() -> str:
-    return ", ".join(
-        [*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())]
-    )
 
 
 class ConfigError(UsageError):
@@ -334,7 +331,7 @@ class RankSettings:
     sharding: str = setting(
         "auto",
         "how tables are spread over ranks; FILE: "
-        f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_kinds_help()}; kernels on "
+        f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_KINDS_HELP}; kernels on "
         "GPUs: fused, uvm (in the host's memory), uvm_caching",
         metavar="|".join([*SHARDINGS, "FILE"]),
     )

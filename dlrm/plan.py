@@ -20,7 +20,7 @@ from sluice.dlrm.options import (
     tables_of,
 )
 from sluice.dlrm.sharding.apply import asked, describe
-from sluice.dlrm.sharding.machine import TrainingMachine, read
+from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import (
     DTYPES,
@@ -154,7 +154,27 @@ def main(argv: list[str]) -> dict[str, Any]:
         f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
         f"{gb(machine.usable_bytes)} of it for tables"
     )
-    placed = _place_each_way(found, machine, storage)
+    placed: dict[str, ModelPlacement | PlacementError] = {}
+    ways: dict[str, dict[str, Any]] = {}
+    for way in ("auto", *SHARDING_KINDS):
+        try:
+            placement = place(found, machine, storage, asked(way, found, machine.ranks))
+        except PlacementError as error:
+            placed[way] = error
+            ways[way] = {"fits": False, "why": str(error)}
+            say(f"  {way:<7} no: {error}")
+            continue
+        placed[way] = placement
+        held, read_ = placement.balance
+        ways[way] = {
+            "fits": True,
+            "fullest_rank_bytes": placement.most_bytes,
+            "balance": _balance(placement),
+        }
+        say(
+            f"  {way:<7} fits: {gb(placement.most_bytes)} on the fullest rank; largest over mean "
+            f"{held:.2f} in bytes, {read_:.2f} in reads"
+        )
     chosen = placed[args.sharding]
     result = {
         "fits": isinstance(chosen, ModelPlacement),
@@ -163,7 +183,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         "missing_bytes": chosen.missing if isinstance(chosen, DoesNotFit) else 0,
         "ranks": machine.ranks,
         "usable_bytes": machine.usable_bytes,
-        "ways": {way: _way(one) for way, one in placed.items()},
+        "ways": ways,
     }
     if isinstance(chosen, PlacementError):
         if isinstance(chosen, DoesNotFit):
@@ -207,19 +227,6 @@ def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> d
     return found
 
 
-def _place_each_way(
-    tables: Sequence[Table], machine: TrainingMachine, storage: Storage
-) -> dict[str, ModelPlacement | PlacementError]:
-    placed: dict[str, ModelPlacement | PlacementError] = {}
-    for way in ("auto", *SHARDING_KINDS):
-        try:
-            placed[way] = place(tables, machine, storage, asked(way, tables, machine.ranks))
-        except PlacementError as error:
-            placed[way] = error
-        say(f"  {way:<7} {_in_words(placed[way])}")
-    return placed
-
-
 def _in_detail(placed: ModelPlacement, tables: Sequence[Table]) -> dict[str, Any]:
     return {
         "bytes_per_rank": [placed.bytes_on(r) for r in range(placed.ranks)],
@@ -242,26 +249,6 @@ def _in_detail(placed: ModelPlacement, tables: Sequence[Table]) -> dict[str, Any
 def _balance(placed: ModelPlacement) -> dict[str, float]:
     held, read_ = placed.balance
     return {"bytes": round(held, 4), "reads": round(read_, 4)}
-
-
-def _way(placed: ModelPlacement | PlacementError) -> dict[str, Any]:
-    if isinstance(placed, PlacementError):
-        return {"fits": False, "why": str(placed)}
-    return {
-        "fits": True,
-        "fullest_rank_bytes": placed.most_bytes,
-        "balance": _balance(placed),
-    }
-
-
-def _in_words(placed: ModelPlacement | PlacementError) -> str:
-    if isinstance(placed, PlacementError):
-        return f"no: {placed}"
-    held, read_ = placed.balance
-    return (
-        f"fits: {gb(placed.most_bytes)} on the fullest rank; largest over mean "
-        f"{held:.2f} in bytes, {read_:.2f} in reads"
-    )
 
 
 def program() -> NoReturn:

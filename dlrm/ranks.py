@@ -160,20 +160,6 @@ def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
     )
 
 
-def _met() -> tuple[Any, int, int]:
-    """Returns the ranks' store, the number of this rank, and of how many."""
-    try:
-        met = dist.rendezvous("env://", timeout=_START)  # type: ignore[attr-defined]
-        store, rank, ranks = next(met)
-    except dist.DistError as error:
-        raise LostRanks(
-            f"rank {os.environ['RANK']} on {platform.node()} cannot reach the first rank's host, "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, within {_START.total_seconds():.0f} s. Look at "
-            "that host and the network between them"
-        ) from error
-    return store, rank, ranks
-
-
 def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) -> None:
     """Waits until all ranks have started. Raises LostRanks with those that have not."""
     keys = [f"sluice/started/{number}" for number in range(ranks)]
@@ -202,7 +188,15 @@ def world(step_rows: int = 0) -> Iterator[Ranks]:
         torch.set_num_threads(thread_count(os.environ, Machine().cores(), step_rows))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
-        store, rank, ranks = _met()
+        try:
+            met = dist.rendezvous("env://", timeout=_START)  # type: ignore[attr-defined]
+            store, rank, ranks = next(met)
+        except dist.DistError as error:
+            raise LostRanks(
+                f"rank {os.environ['RANK']} on {platform.node()} cannot reach the first rank's host, "
+                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, within {_START.total_seconds():.0f} s. "
+                "Look at that host and the network between them"
+            ) from error
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # torchrun keeps its store when it starts ranks anew: what those before wrote there must not be read. A
             # store of the ranks' own goes with them; there, agents need not have counted as many starts.

@@ -71,20 +71,15 @@ def main(argv: list[str]) -> dict[str, Any] | None:
             first = not threading.Event().wait(_FIRST_SPEAKS_S)
         if isinstance(error, LostRanks):
             first = os.environ.get("LOCAL_RANK", "0") == "0"
-        raise SystemExit(_report_error(error, first=first)) from None
-
-
-def _report_error(error: Exception, *, first: bool) -> int:
-    """Says what went wrong, on the first rank for all ranks, and returns the code with which the program ends."""
-    missing = advice(error, "train")
-    wrong_input = bool(missing) or isinstance(error, UsageError)
-    if first:
-        if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
-            traceback.print_exc()
-        say(f"error: {missing or error}")
-        tell_torchrun(missing or str(error))
-        print(json.dumps({"error": missing or str(error)}), flush=True)
-    return USAGE if wrong_input else FAILED
+        missing = advice(error, "train")
+        wrong_input = bool(missing) or isinstance(error, UsageError)
+        if first:  # it speaks for all ranks
+            if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
+                traceback.print_exc()
+            say(f"error: {missing or error}")
+            tell_torchrun(missing or str(error))
+            print(json.dumps({"error": missing or str(error)}), flush=True)
+        raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 
 def program() -> NoReturn:

@@ -15,7 +15,10 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Returns a text for each tensor with NaN or infinity, with their number."""
     found = []
     for name, values in tensors:
-        if values.is_floating_point() and values.numel() and not _is_finite(values):
+        if not (values.is_floating_point() and values.numel()):
+            continue
+        # `aminmax` needs no memory, and returns NaN if there is one.
+        if not torch.isfinite(torch.stack(torch.aminmax(values.detach()))).all():
             found.append(f"{name} ({int((~torch.isfinite(values)).sum()):,} of {values.numel():,})")
     return found
 
@@ -24,8 +27,3 @@ def describe_tensors(found: Sequence[str]) -> str:
     """Joins the first of these texts, with the number of the others."""
     more = f" and {len(found) - _MOST_NAMED} more tensors" if len(found) > _MOST_NAMED else ""
     return f"numbers that are not finite: {', '.join(found[:_MOST_NAMED])}{more}"
-
-
-def _is_finite(values: Tensor) -> bool:
-    """Whether all numbers are finite. `aminmax` needs no memory, and returns NaN if there is one."""
-    return bool(torch.isfinite(torch.stack(torch.aminmax(values.detach()))).all())

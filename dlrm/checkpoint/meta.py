@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -193,13 +193,6 @@ def complete_checkpoints(checkpoints: Path) -> list[CompleteCheckpoint]:
             number = 0
         found.append(CompleteCheckpoint(number if isinstance(number, int) else 0, path.parent.name))
     return sorted(found, key=lambda one: (one.number, one.name))
-
-
-def removable(found: Iterable[CompleteCheckpoint], keep: int, needed: Iterable[str]) -> list[str]:
-    """Returns the complete checkpoints that may be removed: all except the last `keep` and the needed ones."""
-    names = [one.name for one in sorted(found, key=lambda one: (one.number, one.name))]
-    stay = {*names[-keep:], *needed} if keep else set(needed)
-    return [name for name in names if name not in stay]
 
 
 def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,14 @@ class CheckpointReader:
                     f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
                     f"{piece.key}, whose size is {stored.size} there"
                 )
-        with _raising_checkpoint_errors(self.path):
+        try:
             for name, wanted in sorted(parts.items()):
                 self._read_file(name, wanted)
+        except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise CheckpointError(
+                f"checkpoint {self.path} cannot be read: {type(error).__name__}: {line}"
+            ) from error
 
     def _read_file(
         self, name: str, wanted: Iterable[tuple[str, list[slice], list[slice], TensorBox]]
@@ -147,18 +152,6 @@ class CheckpointReader:
         ]
         found = self.tensors(dense)
         return {key.rpartition("tower.")[2]: value for key, value in found.items()}
-
-
-@contextmanager
-def _raising_checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turns every error of the library into a CheckpointError."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read: {type(error).__name__}: {line}"
-        ) from error
 
 
 def mean_row_states(state: Tensor, rows: int) -> Tensor:

@@ -38,7 +38,6 @@ from sluice.dlrm.checkpoint.meta import (
     damage,
     raise_if_damaged,
     read_pointer,
-    removable,
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
@@ -201,8 +200,18 @@ class Checkpoints:
         meta: CheckpointMeta,
         host: HostPieces,
     ) -> None:
-        """Writes the checkpoint on all ranks together. An error on one rank stops all."""
-        self._refuse_non_finite(path, mine)
+        """Writes the checkpoint on all ranks together. An error on one rank stops all. Raises NotFinite on every rank,
+        before any file is written, if a rank holds NaN or infinity."""
+        found = not_finite((entry.key, entry.value()) for entry in mine)
+        ranks = self._world.gather_objects(found, self._world.saving)
+        if wrong := [text for texts in ranks for text in texts]:
+            with suppress(OSError):
+                if self._world.first:
+                    self.files.clear(path, META)
+            raise NotFinite(
+                f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it "
+                "stays"
+            )
         file = f"rank-{self._world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
@@ -217,19 +226,6 @@ class Checkpoints:
         )
         if first:
             self._remove_old()
-
-    def _refuse_non_finite(self, path: Path, mine: Sequence[TensorEntry]) -> None:
-        """Raises NotFinite on every rank, before any file is written, if a rank holds NaN or infinity."""
-        found = not_finite((entry.key, entry.value()) for entry in mine)
-        ranks = self._world.gather_objects(found, self._world.saving)
-        if wrong := [text for texts in ranks for text in texts]:
-            with suppress(OSError):
-                if self._world.first:
-                    self.files.clear(path, META)
-            raise NotFinite(
-                f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it "
-                "stays"
-            )
 
     def _write_meta(
         self,
@@ -274,11 +270,14 @@ class Checkpoints:
     def _remove_old(self) -> None:
         """Removes old and half-written checkpoints, after the last one is complete."""
         try:
-            complete = complete_checkpoints(self.folder)
-            old = removable(complete, self._keep, self._needed())
-            half_written = {p.name for p in self.folder.glob("step-*")} - {
-                one.name for one in complete
-            }
+            complete = [one.name for one in complete_checkpoints(self.folder)]
+            needed = self._needed()
+            old = [
+                name
+                for name in complete[: max(0, len(complete) - self._keep)]
+                if name not in needed
+            ]
+            half_written = {path.name for path in self.folder.glob("step-*")} - {*complete}
             for name in (*old, *sorted(half_written)):
                 self.files.clear(self.folder / name, META)
         except (OSError, CheckpointError) as error:
@@ -337,7 +336,7 @@ def check(path: Path, world: Ranks) -> None:
 
 def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
     """Fills a state with the saved tensors and the other saved values."""
-    rows = {
+    table_rows = {
         f"tables.state.{table}.{key}": state["model"][table].size(0)
         for table, values in state.get("tables", {}).get("state", {}).items()
         for key in values
@@ -353,21 +352,17 @@ def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
         saved = stored.sizes.get(key, ())
         if size == saved or key not in stored.sizes:
             pieces += [TensorBox(key, entry.value(), entry.first) for entry in _entries(key, value)]
-        elif len(saved) == len(size) == 1 and key in rows and not saved[0] % rows[key]:
-            _fill_recut_state(value, mean_row_states(stored.tensors([key])[key], rows[key]))
+        elif len(saved) == len(size) == 1 and key in table_rows and not saved[0] % table_rows[key]:
+            # The table was cut by columns in another way. Each part of the columns gets the state of the full row.
+            states = mean_row_states(stored.tensors([key])[key], table_rows[key])
+            for entry in _entries(key, value):
+                first = entry.first[0] % len(states)
+                entry.value().copy_(states[first : first + entry.size[0]])
         else:
             raise CheckpointError(
                 f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed"
             )
     stored.read(pieces)
-
-
-def _fill_recut_state(now: Any, rows: torch.Tensor) -> None:
-    """Fills the row-wise state of a table that was cut by columns in another way. Each part of the columns gets the
-    state of the full row."""
-    for entry in _entries("", now):
-        first = entry.first[0] % len(rows)
-        entry.value().copy_(rows[first : first + entry.size[0]])
 
 
 def _entries(key: str, value: Any) -> Iterator[TensorEntry]:

@@ -12,7 +12,6 @@ from sluice.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
 
 if TYPE_CHECKING:
-    from sluice.dlrm.checkpoint.meta import CheckpointMeta
     from sluice.dlrm.evaluation.split import Findings
     from sluice.dlrm.options import Config
     from sluice.etl.table.table import FeatureTable
@@ -48,11 +47,29 @@ class EvaluationRequest:
     def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
         """Returns the figures on the first rank, and None on the others."""
         from sluice.dlrm.checkpoint.meta import find_checkpoint
+        from sluice.dlrm.follow.versions import seen_in
+        from sluice.dlrm.foreign_table import open_table
         from sluice.dlrm.options import Config
+        from sluice.etl.table.split_rows import TRAIN
 
         path, meta = find_checkpoint(self.run / "checkpoints", take_best=self.best)
         trained = Config.from_dict(meta.config)
-        table = self._open_table(trained, meta, say)
+        table = trained.changed_table(
+            open_table(
+                self.data or trained.data,
+                self.version if self.data or self.version is not None else trained.version,
+                spec=trained.spec,
+                allow_code=self.code.permission,
+                transforms=trained.transforms,
+            )
+        )
+        meta.check(table, same_version=False)
+        # Raises an error with the table's splits if this one is unknown.
+        table.files_of(self.split)
+        if self.split != TRAIN and (
+            seen := seen_in(table, meta, self.split_moved, split=self.split)
+        ):
+            say(f"warning: {seen}")
         config = replace(
             trained,
             data=table.uri,
@@ -79,33 +96,6 @@ class EvaluationRequest:
                 for name, ids in findings.slices.items()
             },
         }
-
-    def _open_table(
-        self, trained: Config, meta: CheckpointMeta, say: Callable[[str], None]
-    ) -> FeatureTable:
-        """Opens the table. Refuses or warns if the run has trained on rows of the split."""
-        from sluice.dlrm.follow.versions import seen_in
-        from sluice.dlrm.foreign_table import open_table
-        from sluice.etl.table.split_rows import TRAIN
-
-        version = self.version if self.data or self.version is not None else trained.version
-        table = trained.changed_table(
-            open_table(
-                self.data or trained.data,
-                version,
-                spec=trained.spec,
-                allow_code=self.code.permission,
-                transforms=trained.transforms,
-            )
-        )
-        meta.check(table, same_version=False)
-        # Raises an error with the table's splits if this one is unknown.
-        table.files_of(self.split)
-        if self.split != TRAIN and (
-            seen := seen_in(table, meta, self.split_moved, split=self.split)
-        ):
-            say(f"warning: {seen}")
-        return table
 
     def _evaluate(self, config: Config, table: FeatureTable, checkpoint: Path) -> Findings | None:
         """Evaluates on all ranks. Returns the findings on the first one."""

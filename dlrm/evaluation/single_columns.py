@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -56,23 +56,18 @@ class SingleColumns:
         judged = label[1::2]
         if min(judged.sum(), len(judged) - judged.sum()) < _LEAST:
             return {}
-        found = {}
+        areas = {}
         for number, name in enumerate((*self._dense, *self._sparse)):
-            scores = (
-                np.nan_to_num(values[number])
-                if number < len(self._dense)
-                else _rates(values[number], label)
-            )
+            is_dense = number < len(self._dense)
+            if is_dense:
+                scores = np.nan_to_num(values[number])
+            else:
+                # For each row, the rate of the label among the rows with an even number that have its id.
+                _, place = np.unique(values[number], return_inverse=True)
+                counts = np.bincount(place[::2], minlength=place.max() + 1)
+                positives = np.bincount(place[::2], label[::2], minlength=place.max() + 1)
+                scores = ((positives + label[::2].mean()) / (counts + 1))[place]
             area = auc(scores[1::2], judged, np.ones(len(judged)))
             assert area is not None  # both labels are there
-            found[name] = max(area, 1 - area) if number < len(self._dense) else area
-        return dict(sorted(found.items(), key=lambda one: -one[1]))
-
-
-def _rates(ids: Any, label: Array) -> Array:
-    """For each row, the rate of the label among the rows with an even number that have its id."""
-    _, place = np.unique(ids, return_inverse=True)
-    counts = np.bincount(place[::2], minlength=place.max() + 1)
-    positives = np.bincount(place[::2], label[::2], minlength=place.max() + 1)
-    rates: Array = (positives + label[::2].mean()) / (counts + 1)
-    return rates[place]
+            areas[name] = max(area, 1 - area) if is_dense else area
+        return dict(sorted(areas.items(), key=lambda item: -item[1]))

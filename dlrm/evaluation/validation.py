@@ -78,17 +78,7 @@ class Validator:
                 singles=singles if is_first else None,
                 through=self.synced_batches.all_of,
             )
-        self._record(findings, split, meta, time.monotonic() - began)
-        self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
-        if is_first:
-            self._singles = singles.result()
-            for text in telling_columns(self._singles, split):
-                self._warn(meta, text)
-        if split == "test" and (warning := too_good(findings.quality.auc, self._singles or {})):
-            self._warn(meta, warning)
-        return findings
-
-    def _record(self, findings: Findings, split: str, meta: CheckpointMeta, seconds: float) -> None:
+        seconds = time.monotonic() - began
         if findings.undefined is not None:
             self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
         place = {"step": meta.step, "split": split}
@@ -99,6 +89,14 @@ class Validator:
                 self.journal.metric(
                     {"kind": "slice", **place, "column": column, "id": number, **part.to_dict()}
                 )
+        self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
+        if is_first:
+            self._singles = singles.result()
+            for text in telling_columns(self._singles, split):
+                self._warn(meta, text)
+        if split == "test" and (warning := too_good(findings.quality.auc, self._singles or {})):
+            self._warn(meta, warning)
+        return findings
 
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
         """Evaluates the validation split, if there is one. Returns whether the AUC has reached `stop_auc`."""

@@ -54,11 +54,8 @@ class Lineage:
         source = self.spec.input
         kind = source.with_place[name]
         marks = (source.decimal, source.thousands) if kind in ("int", "float") else ()
-        return "input", self._find_earlier_name(name), kind, source.times.get(name), marks
-
-    def _find_earlier_name(self, name: str) -> str:
-        """Returns the name that an input column had in the version before."""
-        earlier = self.before.input
-        was = self.spec.input.was.get(name, name)
-        # A rename that stood there before says nothing new.
-        return name if name in earlier.columns and earlier.was.get(name) == was else was
+        # The name that the column had in the version before. A rename that stood there before says nothing new.
+        was, earlier = source.was.get(name, name), self.before.input
+        if name in earlier.columns and earlier.was.get(name) == was:
+            was = name
+        return "input", was, kind, source.times.get(name), marks

@@ -103,8 +103,23 @@ class TableLayout:
             dense = self.missing.mask(dense)
         past: list[torch.Tensor] = []
         if self.history is not None:
-            values, lengths, *past = self._without_history(values, lengths)
-        weights = self._weights(lengths)
+            # The other columns' ids and lengths remain. The history's ids and lengths are by position: all first items,
+            # then all second items, and so on.
+            number = self.columns.index(self.history)
+            counts = lengths.view(len(self.columns), -1)
+            bags = list(torch.split(values, counts.sum(1, dtype=torch.int64).tolist()))
+            items, exists = items_by_position(
+                bags.pop(number), counts[number], self.history.longest
+            )
+            past = [rows_of(items[exists], *self._items), exists.flatten().to(lengths.dtype)]
+            values = torch.cat(bags)
+            lengths = torch.cat([counts[:number], counts[number + 1 :]]).flatten()
+        weights = None
+        if self.weighting:
+            columns = lengths.view(len(self.weighting), -1)
+            weights = torch.cat(
+                [how.weights(n) for how, n in zip(self.weighting, columns, strict=True)]
+            )
         own = values, lengths, weights
         rows = values if self._is_uncompressed else self.compressor.rows(values, lengths)
         found = [(rows, lengths, weights)]
@@ -119,12 +134,6 @@ class TableLayout:
         return dense, KeyedJaggedTensor(
             keys=self.names, values=values, lengths=lengths, weights=weights
         )
-
-    def _weights(self, lengths: torch.Tensor) -> torch.Tensor | None:
-        if not self.weighting:
-            return None
-        bags = lengths.view(len(self.weighting), -1)
-        return torch.cat([how.weights(n) for how, n in zip(self.weighting, bags, strict=True)])
 
     def _with_history(self, config: ModelConfig, tables: list[Table]) -> list[Table]:
         """Returns the tables with that of the history, which is the last of them, or with the target's table for
@@ -154,23 +163,6 @@ class TableLayout:
             else t
             for t in tables[:-1]
         ]
-
-    def _without_history(
-        self, values: torch.Tensor, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns the other columns' ids and lengths, then the history's ids and lengths by position: all first items,
-        then all second items, and so on."""
-        assert self.history is not None
-        number = self.columns.index(self.history)
-        rows = lengths.view(len(self.columns), -1)
-        bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
-        items, exists = items_by_position(bags.pop(number), rows[number], self.history.longest)
-        return (
-            torch.cat(bags),
-            torch.cat([rows[:number], rows[number + 1 :]]).flatten(),
-            rows_of(items[exists], *self._items),
-            exists.flatten().to(lengths.dtype),
-        )
 
 
 def _find_column(name: str, what: str, columns: Sequence[Table]) -> Table:

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -40,17 +40,15 @@ _PLAIN_TYPES = (
     pa.types.is_large_string,
     pa.types.is_null,
 )
-_NUMBERS = (int, float)
 _USUAL_KINDS = {str: ("text",), int: ("int", "float"), float: ("float",), type(None): tuple(WRONG)}
 """The kinds of columns that a value of JSON usually fits, by its type."""
-_CHARSETS = ("utf-8", "utf8", "us-ascii")
-_SINGLE_KINDS = ("int", "float", "text")
 _WHOLE_MINUS_ZERO = re.compile(rb"-0(?![.eE])(?<![eE]-0)")
 _TOGETHER_BYTES = 2**15
 """From this size on, one call of Arrow's reader takes less time than Python's."""
-# The numbers of two fields in Arrow's messages.
-_COMPRESSION = 3
+# The numbers of fields in Arrow's messages.
+_LENGTH = 0
 _HEADER = 2
+_COMPRESSION = 3
 
 
 class Refusal(Exception):
@@ -86,7 +84,15 @@ class Decoder:
         together_bytes: int = _TOGETHER_BYTES,
     ) -> None:
         """Requests of `together_bytes` or more are read by one call of Arrow, if all of their values are usual."""
-        needed = _needed_features(spec)
+        # What the model's columns are made from, and the keys of joins and histories.
+        needed = {
+            name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources
+        }
+        for history in spec.rows.histories:
+            if history.name in needed:
+                needed |= {history.by, history.of}
+        for join in reversed(spec.rows.joins):  # a join's key may come from an earlier join
+            needed |= set(join.on)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
         """The type of each raw feature that a request should have."""
         self._known = spec.input.columns
@@ -105,7 +111,7 @@ class Decoder:
         row = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in self.kinds.items()])
         self._body_schema = pa.schema([("rows", pa.list_(row)), ("fingerprint", pa.string())])
         self._can_join = bool(self.kinds) and not self._times.keys() & self.kinds.keys()
-        self._can_join &= all(kind in _SINGLE_KINDS for kind in self.kinds.values())
+        self._can_join &= all(kind in ("int", "float", "text") for kind in self.kinds.values())
         # In TSV an empty text and a missing one look the same. The other formats distinguish them.
         self._empty_is_none = spec.input.format == "tsv"
 
@@ -113,7 +119,19 @@ class Decoder:
         """Reads a request's body. Raises Refusal if it cannot be answered."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON:
-            _check_charset(content_type)
+            for parameter in content_type.split(";")[1:]:
+                name, _, value = parameter.partition("=")
+                charset = value.strip(' \t"').lower()
+                if name.strip().lower() == "charset" and charset not in (
+                    "utf-8",
+                    "utf8",
+                    "us-ascii",
+                ):
+                    raise Refusal(
+                        415,
+                        f"charset {charset[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and "
+                        "leave the charset out",
+                    )
             rows = self._json(body)
         elif kind == ARROW:
             rows = self._arrow(body)
@@ -139,13 +157,13 @@ class Decoder:
         joined = dict(
             zip(usual, self._read_together([requests[number][1] for number in usual]), strict=False)
         )
-        found: list[RequestRows | Refusal] = []
+        read: list[RequestRows | Refusal] = []
         for number, request in enumerate(requests):
             try:
-                found.append(joined[number] if number in joined else self.read(*request))
+                read.append(joined[number] if number in joined else self.read(*request))
             except Refusal as refusal:
-                found.append(refusal)
-        return found
+                read.append(refusal)
+        return read
 
     def _read_together(self, bodies: Sequence[bytes]) -> list[RequestRows]:
         """Reads bodies of JSON with Arrow. Returns nothing if a body may be one to refuse.
@@ -240,30 +258,33 @@ class Decoder:
     def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
         """Parses numbers and times that are written as in the input, as the ETL job does."""
         if name in self._times:
-            return self._parse_times(name, self._texts.drop_missing(texts))
-        found, bad = self._texts.convert(texts, self.kinds[name])
+            texts = self._texts.drop_missing(texts)
+            times = self._times[name].apply(texts, None)
+            row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(times)), True).as_py()
+            if row >= 0:
+                raise Refusal(
+                    422,
+                    f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, which is no time in its format "
+                    f"{self._times[name].format!r}; write it so, or as seconds since 1970",
+                )
+            return times.cast(ARROW_TYPES[self.kinds[name]])
+        numbers, bad = self._texts.convert(texts, self.kinds[name])
         if bad:
             raise Refusal(
                 422,
                 f"rows[{bad[0]}]: feature {name!r} is {texts[bad[0]].as_py()[:60]!r}, {WRONG[self.kinds[name]]}; "
                 "write it as the spec's input does, or without quotes",
             )
-        return found
-
-    def _parse_times(self, name: str, texts: pa.Array) -> pa.Array:
-        found = self._times[name].apply(texts, None)
-        row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(found)), True).as_py()
-        if row >= 0:
-            raise Refusal(
-                422,
-                f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, which is no time in its format "
-                f"{self._times[name].format!r}; write it so, or as seconds since 1970",
-            )
-        return found.cast(ARROW_TYPES[self.kinds[name]])
+        return numbers
 
     def _json(self, body: bytes) -> RequestRows:
         try:
-            document = _parse_json(body)
+            text = body.decode("utf-8-sig")
+            document = json.loads(text, parse_constant=_reject_constant)
+            # A colon follows each key. If there are more colons than keys, texts have colons, or a key is a duplicate.
+            # Readers differ in which value of a duplicate key they take.
+            if text.count(":") != _count_keys(document):
+                json.loads(text, object_pairs_hook=_reject_duplicate_keys)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is not JSON: {_first_line(error)}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
@@ -292,10 +313,9 @@ class Decoder:
             return False
         kinds = self._plain_kinds
         for name, value in row.items():
-            found = type(value)
-            if kinds.get(name) not in _USUAL_KINDS.get(found, ()):
+            if kinds.get(name) not in _USUAL_KINDS.get(type(value), ()):
                 return False
-            if found in _NUMBERS and not -(2**63) <= value < 2**63:
+            if type(value) in (int, float) and not -(2**63) <= value < 2**63:
                 return False
         return True
 
@@ -321,7 +341,21 @@ class Decoder:
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:
-            table = _read_table(body, self._check_row_count)
+            for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+                # A stream may grow when it is read, by compression or by dictionaries.
+                if message.type not in ("schema", "record batch"):
+                    raise Refusal(415, "Arrow columns must not be dictionary-encoded")
+                if message.type == "record batch" and _find_in_batch(message, _COMPRESSION):
+                    raise Refusal(415, "Arrow batches must not be compressed")
+            batches = []
+            rows = 0
+            with pa.ipc.open_stream(body) as stream:
+                for batch in stream:
+                    rows += batch.num_rows
+                    self._check_row_count(rows)
+                    batch.validate(full=True)  # the stream may be invalid
+                    batches.append(batch)
+                table = pa.Table.from_batches(batches, stream.schema)
             names = table.schema.names  # this fails if a name is not valid text
         except (
             pa.ArrowException,
@@ -411,11 +445,11 @@ def rows_at_most(content_type: str, body: bytes) -> int:
     if content_type.partition(";")[0].strip().lower() == JSON:
         return body.count(b"{")
     try:
-        return sum(
-            _row_count(message.metadata.to_pybytes())
-            for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
-            if message.type == "record batch"
-        )
+        rows = 0
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+            if message.type == "record batch" and (position := _find_in_batch(message, _LENGTH)):
+                rows += max(0, struct.unpack_from("<q", message.metadata, position)[0])
+        return rows
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError):
         return 0  # `Decoder.read` will refuse the request
 
@@ -432,45 +466,6 @@ def _is_usual(body: bytes) -> bool:
     )
 
 
-def _needed_features(spec: Spec) -> set[str]:
-    """Returns the raw features that the model's columns are made from, and the keys of joins and histories."""
-    names = {
-        name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources
-    }
-    for history in spec.rows.histories:
-        if history.name in names:
-            names |= {history.by, history.of}
-    for join in reversed(spec.rows.joins):  # a join's key may come from an earlier join
-        names |= set(join.on)
-    return names
-
-
-def _check_charset(content_type: str) -> None:
-    """Refuses JSON that declares another charset than UTF-8."""
-    for parameter in content_type.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if (
-            name.strip().lower() == "charset"
-            and (given := value.strip(' \t"').lower()) not in _CHARSETS
-        ):
-            raise Refusal(
-                415,
-                f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
-                "the charset out",
-            )
-
-
-def _parse_json(body: bytes) -> Any:
-    """Parses JSON. Raises Refusal for an object with a duplicate key, because readers differ in which value they
-    take."""
-    text = body.decode("utf-8-sig")
-    document = json.loads(text, parse_constant=_reject_constant)
-    # A colon follows each key. If there are more colons than keys, texts have colons, or a key is a duplicate.
-    if text.count(":") != _count_keys(document):
-        json.loads(text, object_pairs_hook=_reject_duplicate_keys)
-    return document
-
-
 def _count_keys(document: Any) -> int:
     """Returns the number of keys of a request: those of the document and of its rows."""
     if not isinstance(document, dict):
@@ -484,13 +479,10 @@ def _count_keys(document: Any) -> int:
 
 
 def _reject_duplicate_keys(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
-        duplicate = next(
-            key for key, times in Counter(key for key, _ in members).items() if times > 1
-        )
-        raise Refusal(422, f"key {duplicate[:60]!r} is there twice in one object; send it once")
-    return found
+    for key, times in Counter(key for key, _ in members).items():
+        if times > 1:
+            raise Refusal(422, f"key {key[:60]!r} is there twice in one object; send it once")
+    return dict(members)
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -501,47 +493,17 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _read_table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table:
-    """Reads all batches of a stream and validates every offset, because the stream may be invalid. `check_row_count` is
-    called with the number of rows so far."""
-    batches = []
-    rows = 0
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-        # A stream may grow when it is read, by compression or by dictionaries.
-        if message.type not in ("schema", "record batch"):
-            raise Refusal(415, "Arrow columns must not be dictionary-encoded")
-        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
-            raise Refusal(415, "Arrow batches must not be compressed")
-    with pa.ipc.open_stream(body) as stream:
-        for batch in stream:
-            rows += batch.num_rows
-            check_row_count(rows)
-            batch.validate(full=True)
-            batches.append(batch)
-        return pa.Table.from_batches(batches, stream.schema)
-
-
-def _is_compressed(message: bytes) -> bool:
-    """Whether a record batch is compressed, by its flatbuffer. Arrow's Python reader does not tell."""
-    root = struct.unpack_from("<I", message, 0)[0]
-    header = _field(message, root, _HEADER)
+def _find_in_batch(message: pa.Message, number: int) -> int:
+    """Returns the position of a field in a record batch's flatbuffer, which Arrow's Python reader does not show. 0: the
+    field is missing."""
+    metadata = message.metadata.to_pybytes()
+    header = _find_field(metadata, struct.unpack_from("<I", metadata, 0)[0], _HEADER)
     if not header:
-        return False
-    batch = header + struct.unpack_from("<I", message, header)[0]
-    return bool(_field(message, batch, _COMPRESSION))
+        return 0
+    return _find_field(metadata, header + struct.unpack_from("<I", metadata, header)[0], number)
 
 
-def _row_count(message: bytes) -> int:
-    """Returns the number of rows in a record batch's flatbuffer."""
-    root = struct.unpack_from("<I", message, 0)[0]
-    header = _field(message, root, _HEADER)
-    position = (
-        _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
-    )
-    return max(0, struct.unpack_from("<q", message, position)[0]) if position else 0
-
-
-def _field(message: bytes, table: int, number: int) -> int:
+def _find_field(message: bytes, table: int, number: int) -> int:
     """Returns the position of a field in a flatbuffer's table. 0: the field is missing."""
     vtable = table - struct.unpack_from("<i", message, table)[0]
     size = struct.unpack_from("<H", message, vtable)[0]

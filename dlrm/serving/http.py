@@ -8,7 +8,7 @@ import datetime
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -92,7 +92,7 @@ class HttpApp:
         self._serving_since = wall_clock()
         self._bucket = Bucket(limits.rate, clock)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
-            self._score,
+            scorer.answer,
             size=lambda request: len(request.body),
             size_limit=limits.body_bytes,
             request_limit=limits.batch_requests,
@@ -124,7 +124,11 @@ class HttpApp:
                     {**self.scorer.servable.about(), "features": self.scorer.decoder.kinds}
                 )
             elif path == "/health":
-                reply = self._health()
+                reload = {"reload": self._background.about()} if self._background else {}
+                since = iso_time(self._serving_since)
+                reply = _json_reply(
+                    {"ok": True, **self.scorer.servable.about(), "since": since, **reload}
+                )
             else:
                 reply = Reply(
                     200, self.served.text(self.batcher.waiting), content_type=CONTENT_TYPE_LATEST
@@ -145,10 +149,8 @@ class HttpApp:
         """Answers with this model from the next batch on."""
         self.served.model(scorer.servable.about())
         self.scorer = scorer
+        self.batcher.work = scorer.answer
         self._serving_since = self._wall_clock()
-
-    def _score(self, requests: Sequence[PredictRequest]) -> Sequence[Answer | Refusal]:
-        return self.scorer.answer(requests)
 
     async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> Reply:
         begun_at = self._clock()
@@ -220,17 +222,6 @@ class HttpApp:
             parts.append(part)
             more = message.get("more_body", False)
         return b"".join(parts)
-
-    def _health(self) -> Reply:
-        reload = {"reload": self._background.about()} if self._background else {}
-        return _json_reply(
-            {
-                "ok": True,
-                **self.scorer.servable.about(),
-                "since": iso_time(self._serving_since),
-                **reload,
-            }
-        )
 
 
 def _json_reply(content: Mapping[str, Any]) -> Reply:

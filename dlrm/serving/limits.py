@@ -26,15 +26,9 @@ class ServerLimits:
     """Requests in one batch."""
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("body_bytes", 1),
-            ("rows", 1),
-            ("waiting", 1),
-            ("connections", 1),
-            ("batch_requests", 1),
-        ):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not {low} or more")
+        for name in ("body_bytes", "rows", "waiting", "connections", "batch_requests"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not 1 or more")
         if not 0 < self.seconds < float("inf"):
             raise ConfigError(f"seconds: {self.seconds!r} is not a positive number")
         if not 0 <= self.rate < float("inf"):

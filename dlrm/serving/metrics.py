@@ -23,15 +23,14 @@ class ServerMetrics:
             "sluice_serve_requests", "Requests for predictions, by status", ["status"], **home
         )
         self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
-        missing = Counter(
+        self._missing = Counter(
             "sluice_serve_missing_features",
             "Rows in which a feature was not named",
             ["feature"],
             **home,
         )
         # Cached, because finding a label's counter takes longer than counting.
-        self._of_status = functools.cache(requests.labels)
-        self._missing = missing
+        self._requests_by_status = functools.cache(requests.labels)
         self._missing_since: Count[str] = Count()
         """The missing features since the last call of `text`. They are collected, because a request may lack many."""
         self._seconds = Histogram(
@@ -63,7 +62,7 @@ class ServerMetrics:
     def request(self, status: int, seconds: float) -> None:
         """Counts an answered request, with any status."""
         self.statuses[status] += 1
-        self._of_status(status).inc()
+        self._requests_by_status(status).inc()
         self._seconds.observe(seconds)
 
     def answered(self, rows: int, missing: Mapping[str, int]) -> None:

@@ -14,10 +14,6 @@ from sluice.common.errors import UsageError
 from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
-from sluice.dlrm.serving.served_model import Servable
-
-_ERRORS = (UsageError, OSError)
-"""Errors of a run, its table or its state. Their message suffices without the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +54,23 @@ class Reload:
     async def look(self, service: HttpApp) -> bool:
         """Checks once for a newer model. Returns whether the server uses one now."""
         try:
-            scorer = await asyncio.to_thread(self._newer, service.scorer.servable)
-            if scorer is not None:
-                service.take(scorer)
+            newest = await asyncio.to_thread(
+                find_checkpoint, self.run / "checkpoints", take_best=self.take_best
+            )
+            served = service.scorer.servable
+            is_newer = newest != (served.path, served.meta)
+            if is_newer:
+                service.take(await asyncio.to_thread(self.load))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a user's module may raise any error, even SystemExit
             self._note_failure(error, service)
             return False
         self._failing = False
-        if scorer is None:
+        if not is_newer:
             return False
         service.served.reload("taken")
-        about = scorer.servable.about()
+        about = service.scorer.servable.about()
         self._report(
             f"now serving {about['checkpoint']}, trained on version {about['version']} of the table"
         )
@@ -91,13 +91,10 @@ class Reload:
             },
         }
 
-    def _newer(self, servable: Servable) -> Scorer | None:
-        """Returns the model to serve. None: it is already served."""
-        newest = find_checkpoint(self.run / "checkpoints", take_best=self.take_best)
-        return None if newest == (servable.path, servable.meta) else self.load()
-
     def _note_failure(self, error: BaseException, service: HttpApp) -> None:
-        text = str(error) if isinstance(error, _ERRORS) else f"{type(error).__name__}: {error}"
+        # The message of an error of a run, its table or its state suffices without the class.
+        is_usual = isinstance(error, UsageError | OSError)
+        text = str(error) if is_usual else f"{type(error).__name__}: {error}"
         moment, last = self.wall_clock(), self._failure
         repeated = self._failing and last is not None and last.error == text
         self._failure = (

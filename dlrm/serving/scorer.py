@@ -73,8 +73,17 @@ class Scorer:
             rows if isinstance(rows, Refusal) else None for rows in read
         ]
         decoded = [(n, rows) for n, rows in enumerate(read) if isinstance(rows, RequestRows)]
-        for group in _group_by_rows(decoded):
-            for number, answer in self._answer_together(group):
+        # A pass through the model has at most _PASS_ROWS rows, or one larger request.
+        passes: list[list[tuple[int, RequestRows]]] = []
+        rows_in_pass = 0
+        for number, rows in decoded:
+            if not passes or rows_in_pass + rows.count > _PASS_ROWS:
+                passes.append([])
+                rows_in_pass = 0
+            passes[-1].append((number, rows))
+            rows_in_pass += rows.count
+        for requests_of_pass in passes:
+            for number, answer in self._answer_together(requests_of_pass):
                 answers[number] = answer
         return [answer for answer in answers if answer is not None]
 
@@ -98,31 +107,14 @@ class Scorer:
                 for part in (decoded[:half], decoded[half:])
                 for answer in self._answer_together(part)
             ]
-        answers: list[tuple[int, Answer | Refusal]] = []
-        for (number, rows), end in zip(
-            decoded, itertools.accumulate(r.count for _, r in decoded), strict=True
-        ):
-            answers.append((number, self._answer(rows, values[end - rows.count : end])))
-        return answers
+        ends = itertools.accumulate(rows.count for _, rows in decoded)
+        return [
+            (number, self._answer(rows, values[end - rows.count : end]))
+            for (number, rows), end in zip(decoded, ends, strict=True)
+        ]
 
     def _answer(self, rows: RequestRows, values: list[float]) -> Answer:
         meta = self.servable.meta
         return Answer(
-            probabilities=values,
-            step=meta.step,
-            version=meta.version,
-            missing=rows.missing,
+            probabilities=values, step=meta.step, version=meta.version, missing=rows.missing
         )
-
-
-def _group_by_rows(decoded: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:
-    """Groups requests into passes of at most _PASS_ROWS rows. A larger request is its own group."""
-    passes: list[list[tuple[int, RequestRows]]] = []
-    rows_in_pass = 0
-    for request in decoded:
-        if not passes or rows_in_pass + request[1].count > _PASS_ROWS:
-            passes.append([])
-            rows_in_pass = 0
-        passes[-1].append(request)
-        rows_in_pass += request[1].count
-    return passes

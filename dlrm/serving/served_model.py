@@ -99,14 +99,16 @@ class Servable:
             )
         spec = table.spec()
         state = table.state() or FittedState()
-        layout = layout_of(config, table)
+        dense = tuple(f.name for f in table.fields if f.role == "dense")
+        missing = MissingNumbers(dense) if config.missing == "mask" else None
+        layout = TableLayout(config.model, tables_of(table.fields, config.model), missing)
         check(path)
         model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
         if read(path) != meta:
             raise CheckpointError(
                 f"checkpoint {path} was replaced by another one while it was loaded; load it again"
             )
-        found = cls(
+        servable = cls(
             path=path,
             meta=meta,
             spec=spec,
@@ -119,8 +121,8 @@ class Servable:
             online=online_of(table, state),
             transforms=ColumnTransforms.of(table),
         )
-        found.try_out()
-        return found
+        servable.try_out()
+        return servable
 
     def try_out(self) -> None:
         """Raises CheckpointError unless the model gives plausible answers to made-up rows, with numbers of 0 and random
@@ -266,13 +268,6 @@ def _as_float32(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[n
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:
     """Returns the operators that the table leaves to the loader, by column."""
     return {f.name: ops.online(f, state) for f in table.fields if f.online}
-
-
-def layout_of(config: Config, table: FeatureTable) -> TableLayout:
-    """Returns the layout of tables as in training."""
-    dense = tuple(f.name for f in table.fields if f.role == "dense")
-    missing = MissingNumbers(dense) if config.missing == "mask" else None
-    return TableLayout(config.model, tables_of(table.fields, config.model), missing)
 
 
 def ranker(

@@ -10,8 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.knobs import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from sluice.dlrm.serving.http import HttpApp
     from sluice.dlrm.serving.scorer import Scorer
     from sluice.etl.table.pins import PinKeeper
@@ -50,18 +47,6 @@ def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
     if hard < 0 or hard >= needed:
         return connections, needed
     return max(1, hard - _OTHER_FILES), hard
-
-
-def _raise_file_limit(wanted: int, say: Say) -> int:
-    """Raises this process's limit of files if needed. Returns how many connections it may have open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed, file_limit = affordable(wanted, soft, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
-    if allowed < wanted:
-        say(
-            f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)"
-        )
-    return allowed
 
 
 _LIMITS = ServerLimits()
@@ -130,13 +115,34 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it. Returns counts of the answers."""
     from sluice.etl.table.pins import PinKeeper
 
-    limits = options.limits.server_limits(_raise_file_limit(options.limits.max_connections, say))
+    wanted = options.limits.max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed, file_limit = affordable(wanted, soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
+    if allowed < wanted:
+        say(
+            f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)"
+        )
+    limits = options.limits.server_limits(allowed)
+    host, port = options.host, options.port
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port {port}: must be from 0 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The port is opened before the model is loaded, so that a wrong port is reported at once.
-    with (
-        _listening(options.host, options.port) as listener,
-        PinKeeper(f"serve-{options.run.name}", say) as pins,
-    ):
-        return Server(options, limits, pins, say).serve(listener)
+    # The protocol must be given as TCP. Otherwise asyncio does not set TCP_NODELAY, and an answer waits 40 ms for the
+    # client to acknowledge its head.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1024)
+        except OSError as error:
+            raise UsageError(
+                f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port, "
+                "or 0 for any that is free"
+            ) from None
+        with PinKeeper(f"serve-{options.run.name}", say) as pins:
+            return Server(options, limits, pins, say).serve(listener)
 
 
 class Server:
@@ -184,8 +190,27 @@ class Server:
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
         """Answers requests until a signal ends it. Returns counts of the answers."""
+        import uvicorn
+
+        # Below this level, hostile requests could fill a log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._service,
+                http=self._protocol,
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                log_config=None,
+                access_log=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=self._options.limits.drain,
+                server_header=False,
+            )
+        )
         self._interrupted = asyncio.Event()
-        self._server = self._uvicorn()
         started_at = time.monotonic()
         asyncio.run(self._run_until_stopped(listener))
         if self._interrupted.is_set():
@@ -217,28 +242,6 @@ class Server:
         pace = scorer.warmed_up()
         self._pins.take(scorer.servable.table.uri, scorer.servable.table.version)
         return scorer, pace
-
-    def _uvicorn(self) -> uvicorn.Server:
-        import uvicorn
-
-        # Below this level, hostile requests could fill a log.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        return uvicorn.Server(
-            uvicorn.Config(
-                self._service,
-                http=self._protocol,
-                loop="asyncio",
-                ws="none",
-                lifespan="off",
-                proxy_headers=False,
-                log_config=None,
-                access_log=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=60,
-                timeout_graceful_shutdown=self._options.limits.drain,
-                server_header=False,
-            )
-        )
 
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
@@ -293,23 +296,3 @@ def _tables_text(servable: Any, rows: int) -> str:
         f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
         f"{float32.rows:,} rows of {split}"
     )
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port {port}: must be from 0 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be given as TCP. Otherwise asyncio does not set TCP_NODELAY, and an answer waits 40 ms for the
-    # client to acknowledge its head.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(1024)
-        except OSError as error:
-            raise UsageError(
-                f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port, "
-                "or 0 for any that is free"
-            ) from None
-        yield listener

@@ -10,6 +10,7 @@ from typing import Any
 
 from sluice.agent.report import run_folder
 from sluice.agent.report.run_folder import RunError
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
@@ -176,7 +177,7 @@ def check(
     with loaders.training(
         config, table, rank=0, local_ranks=local_ranks, conditions=conditions
     ) as loader:
-        loaders.knob_memory(config, loader, local_ranks, say).start()
+        KnobMemory(loader, config, say=say, ranks=local_ranks).start()
         plan = loader.plan
         if start.meta.loader:
             loader.load_state_dict(start.meta.loader)

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 from sluice.agent.controller import Controller
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite
-from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
 from sluice.dlrm.follow.versions import StartPoint
-from sluice.dlrm.options import Config
-from sluice.dlrm.ranks import Ranks, machine
+from sluice.dlrm.ranks import machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training import assemble, loaders
@@ -62,7 +61,6 @@ class VersionRun:
         """Trains and evaluates. The result is empty if the run goes on with the next version."""
         with ExitStack() as stack:
             self._open_loader(stack)
-            self._announce(stack)
             self._prepare_model()
             self._prepare_evaluation(stack)
             if self._config.follow == "parts" and self._start.changes is not None:
@@ -75,7 +73,17 @@ class VersionRun:
                 following = self._session.following(self._start, outcome.meta)
                 if following is not None:
                     return VersionResult({}, following)
-            result = {**self._evaluate_at_end(outcome), **self._describe(controller)}
+            set_aside = self._ranks.gather_objects(self._loader.quarantined["rows_set_aside"])
+            result = {
+                **self._evaluate_at_end(outcome),
+                "decisions": controller.decisions if controller else 0,
+                "opening": controller.opening if controller else None,
+                "version": self._table.version,
+                "bytes_per_step": self._planned.bytes_per_step,
+                "masked": run_plan.masked(self._planned.layout, self._ranks),
+                "rows_set_aside": sum(set_aside),
+                "input": self._conditions.outcome(self._loader),
+            }
             if self._ranks.first:
                 result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
@@ -83,7 +91,8 @@ class VersionRun:
         return VersionResult({**result, "plan": plan})
 
     def _open_loader(self, stack: ExitStack) -> None:
-        self._loader = stack.enter_context(
+        """Opens the loader, reports the plan of the training, and shows its progress at the endpoint."""
+        self._loader = loader = stack.enter_context(
             loaders.training(
                 self._config,
                 self._table,
@@ -92,14 +101,10 @@ class VersionRun:
                 conditions=self._conditions,
             )
         )
-        self._session.signals.workers = self._loader.stacks
+        self._session.signals.workers = loader.stacks
         cleanups = self._session.ending.cleanups
         cleanups.append(self._conditions.give_back)
         stack.callback(cleanups.remove, self._conditions.give_back)
-
-    def _announce(self, stack: ExitStack) -> None:
-        """Reports the plan of the training, and shows its progress at the endpoint."""
-        loader = self._loader
         endpoint = self._session.endpoint
         self._journal = self._session.journal()
         self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
@@ -114,8 +119,8 @@ class VersionRun:
 
     def _prepare_model(self) -> None:
         loader = self._loader
-        self._knob_memory = loaders.knob_memory(
-            self._config, loader, self._ranks.local_ranks, self._journal.say
+        self._knob_memory = KnobMemory(
+            loader, self._config, say=self._journal.say, ranks=self._ranks.local_ranks
         )
         knobs_known = self._knob_memory.start()
         self._parts = assemble.parts_of(
@@ -127,7 +132,27 @@ class VersionRun:
             steps_per_epoch=len(loader),
         )
         self._restore(knobs_known=knobs_known)
-        self._record_start()
+        start = self._start
+        progress = (
+            {
+                "kind": "start",
+                "ranks": self._ranks.ranks,
+                "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
+                "resumed_at": start.meta.step,
+                "data": self._table.uri,
+                "version": self._table.version,
+                "reader": loader.reader,
+            }
+            if start.changes is None
+            else {
+                "kind": "follow",
+                "step": start.meta.step,
+                "epoch": start.meta.epoch,
+                "seconds": round(time.perf_counter() - self._started_at, 3),
+                **start.changes.to_dict(),
+            }
+        )
+        self._journal.event({**progress, **self._planned.to_dict()})
         for text in early_warnings(self._config, self._table, loader.plan):
             self._warn(text)
 
@@ -187,7 +212,15 @@ class VersionRun:
         else:
             save_load.load(start.resume, self._parts, self._ranks)
             loader.load_state_dict(start.meta.loader)
-            journal.say(_resumption(start.meta, self._config))
+            meta, config = start.meta, self._config
+            if meta.epoch < config.epochs:
+                journal.say(
+                    f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
+                )
+            elif config.follow == "parts":
+                journal.say(f"nothing left to train: version {meta.version} is done")
+            else:
+                journal.say(f"nothing left to train: --epochs {config.epochs} are done")
         # The registry scales its knobs to a changed table.
         if start.meta.knobs and (
             not knobs_known if start.changes is not None else not self._config.knobs
@@ -195,33 +228,6 @@ class VersionRun:
             loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
         if differs := start.meta.other_software():
             journal.say(differs)
-
-    def _record_start(self) -> None:
-        start = self._start
-        if start.changes is not None:
-            self._journal.event(
-                {
-                    "kind": "follow",
-                    "step": start.meta.step,
-                    "epoch": start.meta.epoch,
-                    "seconds": round(time.perf_counter() - self._started_at, 3),
-                    **start.changes.to_dict(),
-                    **self._planned.to_dict(),
-                }
-            )
-        else:
-            self._journal.event(
-                {
-                    "kind": "start",
-                    "ranks": self._ranks.ranks,
-                    "steps": start.meta.steps_in_all(len(self._loader), self._config.epochs),
-                    "resumed_at": start.meta.step,
-                    "data": self._table.uri,
-                    "version": self._table.version,
-                    "reader": self._loader.reader,
-                    **self._planned.to_dict(),
-                }
-            )
 
     def _train_and_tune(self) -> tuple[TrainingOutcome, Controller | None]:
         """Trains with the agent until the last epoch or an early end. Returns the outcome and the agent."""
@@ -295,19 +301,6 @@ class VersionRun:
                 }
             )
 
-    def _describe(self, controller: Controller | None) -> dict[str, Any]:
-        """Returns the part of the result that describes the table, the input and the agent."""
-        return {
-            "decisions": controller.decisions if controller else 0,
-            "opening": controller.opening if controller else None,
-            "version": self._table.version,
-            "bytes_per_step": self._planned.bytes_per_step,
-            "masked": run_plan.masked(self._planned.layout, self._ranks),
-            "rows_set_aside": sum(
-                self._ranks.gather_objects(self._loader.quarantined["rows_set_aside"])
-            ),
-            "input": self._conditions.outcome(self._loader),
-        }
 
     def _evaluate_at_end(self, outcome: TrainingOutcome) -> dict[str, Any]:
         """Evaluates the model on its test split, unless the run was asked to stop. Returns the metrics of the run."""
@@ -329,39 +322,23 @@ class VersionRun:
                 if outcome.meta.step
                 else "asked to stop before the first step: there is nothing to save"
             )
-        return {**_summary(outcome, quality, self._ranks), "split": split}
-
-
-def _resumption(meta: CheckpointMeta, config: Config) -> str:
-    """Returns a line about the remaining work of a resumed run."""
-    if meta.epoch < config.epochs:
-        return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
-    done = (
-        f"version {meta.version} is"
-        if config.follow == "parts"
-        else f"--epochs {config.epochs} are"
-    )
-    return f"nothing left to train: {done} done"
-
-
-def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
-    """Returns the metrics of the training over all ranks."""
-    peaks_bytes = ranks.gather_objects(outcome.peak_bytes)
-    first_batches_s = ranks.gather_objects(outcome.first_batch_s)
-    figures = (
-        dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
-        if quality is None
-        else quality.to_dict()
-    )
-    return {
-        **figures,
-        "samples_per_s": round(outcome.timing.samples_per_s, 1),
-        "stall_fraction": round(outcome.timing.stall, 5),
-        "first_batch_s": round(max(first_batches_s), 3),
-        "peak_bytes": sum(peaks_bytes),
-        "steps": outcome.meta.step,
-        "epochs": outcome.meta.epoch,
-        "rows_trained": outcome.meta.rows,
-        "batches_skipped": outcome.meta.skipped,
-        "stopped": outcome.stopped,
-    }
+        peaks_bytes = self._ranks.gather_objects(outcome.peak_bytes)
+        first_batches_s = self._ranks.gather_objects(outcome.first_batch_s)
+        figures = (
+            dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
+            if quality is None
+            else quality.to_dict()
+        )
+        return {
+            **figures,
+            "samples_per_s": round(outcome.timing.samples_per_s, 1),
+            "stall_fraction": round(outcome.timing.stall, 5),
+            "first_batch_s": round(max(first_batches_s), 3),
+            "peak_bytes": sum(peaks_bytes),
+            "steps": outcome.meta.step,
+            "epochs": outcome.meta.epoch,
+            "rows_trained": outcome.meta.rows,
+            "batches_skipped": outcome.meta.skipped,
+            "stopped": outcome.stopped,
+            "split": split,
+        }

@@ -44,10 +44,20 @@ def place(
     asked: Mapping[str, str] | None = None,
 ) -> ModelPlacement:
     """Places every table. `asked` gives KIND or KIND:KERNEL for tables whose kind is not chosen here."""
-    storage, asked = storage or Storage(), dict(asked or {})
+    storage, asked = storage or Storage(), asked or {}
     if not tables:
         raise PlacementError("no tables to place")
-    fixed, kernel_of = _asked(tables, machine, storage, asked)
+    fixed: dict[str, tuple[str, str]] = {}
+    kernel_of: dict[str, str] = {}
+    for t in tables:
+        if t.name not in asked:
+            continue
+        kind, _, kernel = asked[t.name].partition(":")
+        if problem := _find_problem(t, kind, kernel, machine, storage):
+            raise PlacementError(f"table {t.name!r}: {problem}")
+        fixed[t.name] = (kind, "asked for")
+        if kernel:
+            kernel_of[t.name] = kernel
     load = _Loads(tables, machine, storage, kernel_of)
     free = [t for t in tables if t.name not in fixed]
     found, missing = _fitted(load, machine, fixed, free)
@@ -67,27 +77,20 @@ def place(
                 break
             if not left:
                 return spilled
-    raise _does_not_fit(load, machine, missing, bool(fixed))
-
-
-def _asked(
-    tables: Sequence[TableLike],
-    machine: TrainingMachine,
-    storage: Storage,
-    asked: Mapping[str, str],
-) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Table → (kind, why), and table → kernel, for the tables in `asked`."""
-    kinds, chosen = {}, {}
-    for t in tables:
-        if t.name not in asked:
-            continue
-        kind, _, kernel = asked[t.name].partition(":")
-        if problem := _find_problem(t, kind, kernel, machine, storage):
-            raise PlacementError(f"table {t.name!r}: {problem}")
-        kinds[t.name] = (kind, "asked for")
-        if kernel:
-            chosen[t.name] = kernel
-    return kinds, chosen
+    total, usable = load.bytes, machine.usable_bytes * machine.ranks
+    if total > usable:
+        missing = total - usable
+        where = f"in all; it takes {-(-total // machine.usable_bytes)} such ranks or more"
+    elif fixed:
+        where = "on the fullest rank; cut otherwise they may fit"
+    else:
+        where = "on the fullest rank; cutting them does not help"
+    raise DoesNotFit(
+        f"{gb(total)} of tables and their state do not fit {machine.ranks} ranks of "
+        f"{gb(machine.usable_bytes)} each ({gb(machine.memory_bytes)} less {machine.reserve:.0%} kept back): "
+        f"{gb(missing)} missing {where}",
+        missing,
+    )
 
 
 def _find_problem(
@@ -148,25 +151,6 @@ def _fitted(
             break
     assert best is not None
     return best[1], int(best[0][0])
-
-
-def _does_not_fit(load: _Loads, machine: TrainingMachine, missing: int, fixed: bool) -> DoesNotFit:
-    total, usable = load.bytes, machine.usable_bytes * machine.ranks
-    if total > usable:
-        missing, where = (
-            total - usable,
-            f"in all; it takes {-(-total // machine.usable_bytes)} such ranks or more",
-        )
-    else:
-        where = "on the fullest rank; " + (
-            "cut otherwise they may fit" if fixed else "cutting them does not help"
-        )
-    return DoesNotFit(
-        f"{gb(total)} of tables and their state do not fit {machine.ranks} ranks of "
-        f"{gb(machine.usable_bytes)} each ({gb(machine.memory_bytes)} less {machine.reserve:.0%} kept back): "
-        f"{gb(missing)} missing {where}",
-        missing,
-    )
 
 
 def cuts(t: TableLike, ranks: int) -> list[str]:

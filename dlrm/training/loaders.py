@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
@@ -20,9 +18,6 @@ from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
-
-# The loaders' share of a machine's memory; the rest is for tables, dense layers and their gradients.
-LOADERS_PART = 0.5
 
 
 def conditions(config: Config, run: Path, rank: int, local_ranks: int = 1) -> RunConditions:
@@ -55,13 +50,6 @@ def training(
     )
 
 
-def knob_memory(
-    config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]
-) -> KnobMemory:
-    """Returns the memory of the loader's knobs: where they start and where they are stored, by the settings."""
-    return KnobMemory(loader, config, say=say, ranks=local_ranks)
-
-
 def evaluation(
     config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int
 ) -> BatchLoader:
@@ -92,10 +80,10 @@ def _loader(
     errors: Errors = Errors(),
     **options: Any,
 ) -> BatchLoader:
-    # A machine's memory is shared by its ranks.
     limit = config.memory_limit
     if limit is None:
-        limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
+        # A machine's ranks share half of its memory. The rest is for tables, dense layers and their gradients.
+        limit = Machine().memory_limit() // 2 // local_ranks
     spec = reading.petastorm.transform_spec
     petastorm = replace(reading.petastorm, transform_spec=None)
     try:

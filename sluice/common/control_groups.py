@@ -101,7 +101,15 @@ class ControlGroups:
 
     def of(self, controller: str) -> Iterator[Groups]:
         """Finds the process's own groups by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
-        mounts = self._mounts()
+        # `cgroup2` or a version 1 controller, the mounted group, and the folder.
+        mounts: list[tuple[str, str, str]] = []
+        for line in (self._text("mountinfo") or "").splitlines():
+            before, _, after = line.partition(" - ")
+            fields, tail = before.split(), after.split()
+            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
+                continue
+            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
+            mounts += [(kind, fields[3], fields[4]) for kind in kinds]
         for line in (self._text("cgroup") or "").splitlines():
             _, _, rest = line.partition(":")
             controllers, _, group = rest.partition(":")
@@ -112,28 +120,14 @@ class ControlGroups:
                 if kind != ("cgroup2" if version == 2 else controller):
                     continue
                 # In a container the mount shows a part of the tree only: `inside` is where that part begins.
-                below = (
-                    group[len(inside) :] if inside != "/" and group.startswith(inside) else group
-                )
-                if inside != "/" and not group.startswith(inside):
-                    below = "/"
+                below = group
+                if inside != "/":
+                    below = group[len(inside) :] if group.startswith(inside) else "/"
                 steps = [s for s in below.split("/") if s and s != ".."]
                 top = self._root / mount.lstrip("/")
                 yield Groups(
                     version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1))
                 )
-
-    def _mounts(self) -> list[tuple[str, str, str]]:
-        """Returns the mounts: (`cgroup2` or a version 1 controller, the mounted group, the folder)."""
-        found = []
-        for line in (self._text("mountinfo") or "").splitlines():
-            before, _, after = line.partition(" - ")
-            fields, tail = before.split(), after.split()
-            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
-                continue
-            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
-            found += [(kind, fields[3], fields[4]) for kind in kinds]
-        return found
 
     def _text(self, name: str) -> str | None:
         return text_of(self._root / f"proc/{self._pid}/{name}")

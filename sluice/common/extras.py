@@ -47,23 +47,6 @@ def install_command(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
-def _explain_fbgemm(error: OSError) -> str:
-    """Says why fbgemm cannot be loaded. A release loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11,
-    and so on. The package for GPUs needs the libraries of a driver."""
-    reason = error.__cause__ or error.__context__ or error
-    torch = metadata.version("torch")
-    release = f"1.{int(torch.split('.')[1]) - 5}.*"
-    if _NO_DRIVER.search(str(reason)):
-        return (
-            f"fbgemm-gpu cannot be loaded ({reason}), because it needs the driver of an NVIDIA GPU. Without a GPU: "
-            f'pip uninstall -y fbgemm-gpu && pip install --no-deps "fbgemm-gpu-cpu=={release}"'
-        )
-    return (
-        f"the installed fbgemm-gpu cannot be loaded ({reason}). It was built for another torch than {torch}: "
-        f'pip install "torchrec=={release}" and the same release of fbgemm-gpu (fbgemm-gpu-cpu without a GPU)'
-    )
-
-
 def advice(error: Exception, verb: str = "") -> str:
     """Returns a sentence that names the package and the extra, the folder that was left out, or why fbgemm cannot be
     loaded. Empty for any other error."""
@@ -73,7 +56,20 @@ def advice(error: Exception, verb: str = "") -> str:
     ]:
         return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
     if isinstance(error, OSError) and "/fbgemm_gpu/" in str(error):
-        return _explain_fbgemm(error)
+        # A release loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11, and so on. The package for GPUs
+        # needs the libraries of a driver.
+        reason = error.__cause__ or error.__context__ or error
+        torch = metadata.version("torch")
+        release = f"1.{int(torch.split('.')[1]) - 5}.*"
+        if _NO_DRIVER.search(str(reason)):
+            return (
+                f"fbgemm-gpu cannot be loaded ({reason}), because it needs the driver of an NVIDIA GPU. Without a "
+                f'GPU: pip uninstall -y fbgemm-gpu && pip install --no-deps "fbgemm-gpu-cpu=={release}"'
+            )
+        return (
+            f"the installed fbgemm-gpu cannot be loaded ({reason}). It was built for another torch than {torch}: "
+            f'pip install "torchrec=={release}" and the same release of fbgemm-gpu (fbgemm-gpu-cpu without a GPU)'
+        )
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in EXTRAS:
         return ""

@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -70,12 +70,6 @@ class ArgumentParser(argparse.ArgumentParser):
         raise OptionError(f"{message.removeprefix('argument ')} ({hint}see --help)")
 
 
-def none_of(value: Any, choices: Iterable[Any]) -> str:
-    """Returns a message that a value is none of the choices, and which of them may have been meant."""
-    names = [str(one) for one in choices]
-    return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """How a field is written on a command line, and which values it may have."""
@@ -106,23 +100,18 @@ class Option:
     def problem(self, value: Any, kind: Any) -> str:
         """Returns what is wrong with a value of this kind. Empty: nothing."""
         if self.choices and value not in self.choices:
-            return none_of(value, filter(None, self.choices))
-        if kind in (int, float) and not self._fits(value, kind):
-            return f"{value!r} is not {self.kind(kind)}"
-        return ""
-
-    def _fits(self, value: Any, kind: Any) -> bool:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, kind))
-            or not abs(value) < float("inf")
-        ):
-            return False
-        return (
-            (self.least is None or value >= self.least)
+            names = list(filter(None, self.choices))
+            return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"
+        if kind in (int, float) and not (
+            isinstance(value, (int, kind))
+            and not isinstance(value, bool)
+            and abs(value) < float("inf")
+            and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
             and (self.above is None or value > self.above)
-        )
+        ):
+            return f"{value!r} is not {self.kind(kind)}"
+        return ""
 
     def kind(self, kind: type) -> str:
         """Returns which values it takes, in words."""
@@ -286,25 +275,22 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         how["nargs"] = "?"
     if required and not option.positional:
         how["required"] = True
-    group.add_argument(*_flags(field), help=_help(option, field.default).replace("%", "%%"), **how)
-
-
-def _help(option: Option, default: Any) -> str:
-    """Returns the help of an option, with its default if that says something to a person."""
-    if (
+    # The help has the default if that says something to a person.
+    text, default = option.help, field.default
+    if not (
         default is MISSING
         or isinstance(default, bool)
         or default in (None, "", ())
-        or "(default" in option.help
+        or "(default" in text
     ):
-        return option.help
-    if isinstance(default, float):
-        shown = f"{default:g}"
-    elif isinstance(default, tuple):
-        shown = ",".join(map(str, default))
-    else:
-        shown = option.show(default)
-    return f"{option.help} (default: {shown})".lstrip()
+        if isinstance(default, float):
+            shown = f"{default:g}"
+        elif isinstance(default, tuple):
+            shown = ",".join(map(str, default))
+        else:
+            shown = option.show(default)
+        text = f"{text} (default: {shown})".lstrip()
+    group.add_argument(*_flags(field), help=text.replace("%", "%%"), **how)
 
 
 def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:

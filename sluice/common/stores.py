@@ -7,6 +7,7 @@ if it were in a slow store: `latency://60ms/ABSOLUTE/PATH`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -71,24 +72,20 @@ class Place:
                 raise StoreError(f"{text}: write file:///path, with an absolute path")
             return cls("", unquote(rest) if decode else rest)
         if scheme == SLOW and rest and not rest.startswith("/") and "://" not in rest:
-            return cls._delayed(text, rest)
-        found = _QUERY.search(rest)
-        path = rest[: found.start()] if found else rest
+            form = _DELAYED.fullmatch(rest)
+            if form is None or not form[3].strip("/"):
+                raise StoreError(
+                    f"{text}: write latency://60ms/ABSOLUTE/PATH, a delay in ms or s and an absolute path of this "
+                    "machine"
+                )
+            delay_ms = float(form[1]) * (1000 if form[2] == "s" else 1)
+            return cls("", form[3], "", delay_ms, f"{SLOW}://{form[1]}{form[2]}")
+        query = _QUERY.search(rest)
+        path = rest[: query.start()] if query else rest
         if not path:
             raise StoreError(f"{text}: there is no path in it")
         scheme = "s3" if scheme in ("s3a", "s3n") else scheme
-        return cls(scheme, path, found[1] if found else "", prefix=f"{scheme}://")
-
-    @classmethod
-    def _delayed(cls, text: str, rest: str) -> Place:
-        form = _DELAYED.fullmatch(rest)
-        if form is None or not form[3].strip("/"):
-            raise StoreError(
-                f"{text}: write latency://60ms/ABSOLUTE/PATH, a delay in ms or s and an absolute path of this "
-                "machine"
-            )
-        delay = float(form[1]) * (1000 if form[2] == "s" else 1)
-        return cls("", form[3], "", delay, f"{SLOW}://{form[1]}{form[2]}")
+        return cls(scheme, path, query[1] if query else "", prefix=f"{scheme}://")
 
     @property
     def name(self) -> str:
@@ -151,16 +148,6 @@ class Place:
                 raise StoreError(f"{self.name}: {error}") from None
         except OSError as error:
             raise StoreError(f"{self.name}: cannot be opened ({error})") from None
-        return self._fsspec()
-
-    def open(self) -> Any:
-        """Opens the file for reading."""
-        files, path = self.files()
-        return files.open_input_file(path)
-
-    def _fsspec(self) -> tuple[pafs.FileSystem, str]:
-        from pyarrow import fs
-
         web = self.scheme in ("http", "https")  # the query is part of the address there
         name = f"{self.name}?{self.query}" if web and self.query else self.name
         try:
@@ -180,6 +167,11 @@ class Place:
                 "latency and fsspec's schemes can be read"
             ) from None
         return fs.PyFileSystem(fs.FSSpecHandler(other)), inner
+
+    def open(self) -> Any:
+        """Opens the file for reading."""
+        files, path = self.files()
+        return files.open_input_file(path)
 
 
 def plain_path(uri: str) -> str:
@@ -208,13 +200,15 @@ def _s3(host: str, query: str, endpoint: str, attempts: int | None) -> pafs.File
         access, _, secret = keys.partition(":")
         settings |= {"access_key": unquote(access), "secret_key": unquote(secret)}
     if not settings.keys() & {"region", "endpoint_override"}:
-        settings["region"] = _region_of(bucket)
+        with contextlib.suppress(
+            OSError
+        ):  # the environment's default, if the bucket does not say it
+            settings["region"] = fs.resolve_s3_region(bucket)
     # It counts repetitions, and doubles its waits from 0.05 s on.
     strategy = fs.AwsDefaultS3RetryStrategy(max_attempts=(attempts or _S3_ATTEMPTS) - 1)
     settings["retry_strategy"] = strategy
     if attempts is not None:
         settings |= {"request_timeout": _S3_REQUEST_S, "connect_timeout": _S3_CONNECT_S}
-    if attempts is not None:
         return fs.S3FileSystem(**settings)
 
     class PatientS3(fs.S3FileSystem):  # type: ignore[misc]
@@ -237,13 +231,3 @@ def _endpoint() -> str:
     """Returns the endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return url.rstrip("/")
-
-
-def _region_of(bucket: str) -> str | None:
-    """Returns the region of a bucket, or None for the environment's default if the bucket does not say it."""
-    from pyarrow import fs
-
-    try:
-        return str(fs.resolve_s3_region(bucket))
-    except OSError:
-        return None

@@ -31,17 +31,14 @@ def wrapped(text: str, width: int = 0) -> str:
             blocks[-1] += f" {line}"
         else:
             blocks.append(line)
-    return "\n".join(_wrapped_line(block, width) for block in blocks)
-
-
-def _wrapped_line(line: str, width: int) -> str:
-    listed = _LISTED.match(line)
-    if line.startswith(" ") and not listed:
-        return line
-    return textwrap.fill(
-        line,
-        width,
-        subsequent_indent=" " * listed.end() if listed else "",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    for number, block in enumerate(blocks):
+        listed = _LISTED.match(block)
+        if listed or not block.startswith(" "):
+            blocks[number] = textwrap.fill(
+                block,
+                width,
+                subsequent_indent=" " * listed.end() if listed else "",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(blocks)

@@ -30,23 +30,16 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     with BenchSession(options, say) as session:
         outcome = session.run()
     outcome = session.reported(outcome)
-    return (
-        outcome
-        if options.conditions.packed is None
-        else {**outcome, **_beside_parquet(options, outcome)}
-    )
-
-
-def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rates from the packed copy and from Parquet alone, and the disk space of both."""
-    from sluice.tools.bench_session import BenchSession
-
+    if options.conditions.packed is None:
+        return outcome
+    # The packed copy is compared with Parquet alone.
     conditions = replace(options.conditions, packed=None, packed_folder="")
     with BenchSession(replace(options, run="", conditions=conditions), say) as session:
         plain = session.run()
     return {
+        **outcome,
         "rows_per_s_parquet": plain["rows_per_s"],
-        "rows_per_s_packed": packed["rows_per_s"],
+        "rows_per_s_packed": outcome["rows_per_s"],
         "parquet_bytes": session.stored_bytes,
-        "packed_bytes": packed["store"].get("packed_bytes", 0),
+        "packed_bytes": outcome["store"].get("packed_bytes", 0),
     }

@@ -28,7 +28,7 @@ from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.sources import reader_of
-from sluice.ingest.row_order import Order, Read
+from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
 from sluice.tools.bench_options import BenchOptions
@@ -64,22 +64,16 @@ class BenchSession:
         columns = Columns.of(self._table.fields, options.fill, known=plain.fill if plain else {})
         if plain:  # what the loader would refuse
             plain.check(columns)
-        self._check_knobs(options.knobs)
-        self._latency_s = options.store_latency_ms / 1000
+        if not is_file_name(options.knobs):
+            asked, made = Knobs().parse(options.knobs), [name for name, *_ in self._functions]
+            made += [transform.name for transform in self._table.transforms]
+            known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
+            for stage in (*asked.workers, *asked.backend, *asked.fused):
+                if not known.issuperset(stage.split("+")):
+                    raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
         self._stack = ExitStack()
         self._run: RunFolder | None = None
         self._run_is_full = False
-
-    def _check_knobs(self, knobs: str) -> None:
-        """Raises a KnobError for a stage that will not exist, before anything slow."""
-        if is_file_name(knobs):
-            return
-        asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
-        made += [one.name for one in self._table.transforms]
-        known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
-        for stage in (*asked.workers, *asked.backend, *asked.fused):
-            if not known.issuperset(stage.split("+")):
-                raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
         # This loads torch, so mistakes in the arguments are reported before.
@@ -87,6 +81,7 @@ class BenchSession:
         from sluice.ingest.stages.transform import Transform
 
         options = self._options
+        latency_s = options.store_latency_ms / 1000
         with ExitStack() as stack:
             self._loader = loader = stack.enter_context(
                 BatchLoader(
@@ -100,7 +95,7 @@ class BenchSession:
                         Transform(name, function, arrow=arrow)
                         for name, function, arrow in self._functions
                     ],
-                    before_read=self._before_read if self._latency_s else None,
+                    before_read=(lambda _: time.sleep(latency_s)) if latency_s else None,
                     fill=options.fill,
                     order=Order(
                         shuffle=options.shuffle,
@@ -212,9 +207,6 @@ class BenchSession:
         if outcome["order_hash"] is None:
             self._say("no epoch was finished, so there is no order hash; give more --seconds")
         return outcome
-
-    def _before_read(self, _read: Read) -> None:
-        time.sleep(self._latency_s)
 
     def _step(self) -> None:
         if self._options.step_ms:

@@ -6,15 +6,11 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-
-if TYPE_CHECKING:
-    from sluice.tools.doctor_checks import Finding
-
 
 _EXAMPLES = """\
 examples:
@@ -26,7 +22,6 @@ _DESCRIPTION = (
     "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
     "and store. Exit code: 0 all is well, 1 something is not."
 )
-_MARKS = {True: "✓", False: "✗", None: "–"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,20 +71,14 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     if options.json:
         result["findings"] = [dataclasses.asdict(finding) for finding in findings]
     else:
-        print(as_table(findings), file=sys.stderr)
+        width = max(len(finding.what) for finding in findings)
+        # What is wrong comes first.
+        for finding in sorted(findings, key=lambda finding: finding.well is not False):
+            mark = {True: "✓", False: "✗", None: "–"}[finding.well]
+            print(f"{mark} {finding.what:<{width}}  {finding.value}", file=sys.stderr)
+            if finding.advice:
+                print(f"  {'':<{width}}  → {finding.advice}", file=sys.stderr)
     if result["problems"]:
         print(json.dumps(result), flush=True)
         raise SystemExit(1)
     return result
-
-
-def as_table(findings: Iterable[Finding]) -> str:
-    """Returns a table. What is wrong comes first."""
-    findings = sorted(findings, key=lambda finding: finding.well is not False)
-    width = max(len(f.what) for f in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.well]} {finding.what:<{width}}  {finding.value}")
-        if finding.advice:
-            lines.append(f"  {'':<{width}}  → {finding.advice}")
-    return "\n".join(lines)

@@ -247,7 +247,16 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
     if isinstance(opened, ParquetFiles):
         rows = sum(file.rows for file in opened.files)
         yield _foreign(opened.table, f"{len(paths)} Parquet files of {rows:,} rows")
-        yield _columns(opened)
+        count = Counter(field.role for field in opened.fields)
+        roles = ", ".join(f"{count[role]} {role}" for role in ROLES if count[role])
+        by = "the spec" if opened.spec is not None else "its guess"
+        filled = f"; empty values of {', '.join(opened.fill)} become 0" if opened.fill else ""
+        try:
+            opened.check(Columns.of(opened.fields, opened.fill, opened.bags))
+        except ColumnError as error:
+            yield Finding("columns", str(error), False)
+        else:
+            yield Finding("columns", f"a loader takes {roles} by {by}{filled}")
     else:
         yield Finding(
             "table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files"
@@ -261,19 +270,6 @@ def _foreign(table: TableFiles | None, files: str) -> Finding:
         return Finding("table", f"{files}, no feature table", None)
     kind = f"{table.kind.capitalize()} table of another program"
     return Finding("table", f"{kind}, version {table.version}: {files}", None)
-
-
-def _columns(opened: ParquetFiles) -> Finding:
-    """Reports whether a loader would accept the values of plain files' columns, as far as footers show it."""
-    count = Counter(field.role for field in opened.fields)
-    roles = ", ".join(f"{count[role]} {role}" for role in ROLES if count[role])
-    by = "the spec" if opened.spec is not None else "its guess"
-    try:
-        opened.check(Columns.of(opened.fields, opened.fill, opened.bags))
-    except ColumnError as error:
-        return Finding("columns", str(error), False)
-    filled = f"; empty values of {', '.join(opened.fill)} become 0" if opened.fill else ""
-    return Finding("columns", f"a loader takes {roles} by {by}{filled}")
 
 
 def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
@@ -343,6 +339,7 @@ def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Itera
         halves = cache.half_written(cache_folder, remove=clean)
         yield _left(f"half-written files in {cache_folder}", [path.name for path in halves], clean)
     if table is not None and os.path.isdir(table):
+        # No process of this host has a draft's number. A draft that another host is writing is written again next time.
         drafts = [
             path
             for path in Path(table).rglob(f"{REMEMBERED}.*")

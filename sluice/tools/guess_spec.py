@@ -22,7 +22,6 @@ from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, label_values, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
@@ -259,8 +258,10 @@ def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
         or proposal.facts.optional
     ):
         return None
-    low, high = (_number(value, proposal) for value in (proposal.facts.low, proposal.facts.high))
-    times, _ = converted(proposal.facts.sampled, "float")
+    facts = proposal.facts
+    ends, _ = converted(pa.array([facts.low, facts.high], facts.type), "float")
+    low, high = ends.to_pylist()
+    times, _ = converted(facts.sampled, "float")
     times = times.to_numpy()
     middle = len(times) // 2
     if len(times) and times[:middle].max(initial=low) > times[middle:].min(initial=high):
@@ -268,13 +269,14 @@ def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
         bounds = [int(at) for at in np.quantile(times, [0.8, 0.9])]
     else:
         start, end = (_seconds(at, proposal) for at in (low, high))
-        bounds = [_stamp(start + (end - start) * share, proposal) for share in (0.8, 0.9)]
+        moments = [start + (end - start) * share for share in (0.8, 0.9)]
+        bounds = [
+            int(f"{datetime.datetime.fromtimestamp(at, datetime.UTC):{proposal.formats[0]}}")
+            if proposal.formats
+            else int(at * proposal.unit)
+            for at in moments
+        ]
     return (min(0, int(low)), bounds[0], bounds[1]) if low < bounds[0] < bounds[1] <= high else None
-
-
-def _number(value: object, proposal: Proposal) -> float:
-    number, _ = converted(pa.array([value], proposal.facts.type), "float")
-    return float(number[0].as_py())
 
 
 def _seconds(number: float, proposal: Proposal) -> float:
@@ -284,13 +286,6 @@ def _seconds(number: float, proposal: Proposal) -> float:
     return float(
         ParseTime(format=proposal.formats).apply(pa.array([str(int(number))]), None)[0].as_py()
     )
-
-
-def _stamp(seconds: float, proposal: Proposal) -> int:
-    """Returns the number with which a column writes a time."""
-    if not proposal.formats:
-        return int(seconds * proposal.unit)
-    return int(f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):{proposal.formats[0]}}")
 
 
 def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
@@ -341,10 +336,19 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     if proposal.role == "weight":
         return ['{op = "fill"}']
     if proposal.role == "dense":
-        return [
-            '{op = "fill"}',
-            *(_scale_to_zero(proposal.spread, learns=learns) if proposal.spread else ()),
-        ]
+        operators = ['{op = "fill"}']
+        spread = proposal.spread
+        # A model's first steps fail on large numbers, so these operators bring them near 0.
+        if spread and spread.is_skewed:
+            operators.append(f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}')
+        if spread and spread.limits:
+            low, high = spread.limits
+            operators.append(f'{{op = "clip", low = {low:.6g}, high = {high:.6g}}}')
+        if spread:
+            # A loader learns nothing, so the mean and the deviation of the sample are used.
+            scale = f'{{op = "scale", minus = {spread.mean:.6g}, by = {spread.deviation:.6g}}}'
+            operators.append('{op = "standardise"}' if learns else scale)
+        return operators
     if proposal.role == "label":
         _, made = label_of(proposal.label, {proposal.name: str(proposal.facts.type)})
         return [
@@ -355,19 +359,6 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
             if isinstance(op, (OneHot, Compare))
         ]
     return [f'{{op = "hash", size = {proposal.size}}}']
-
-
-def _scale_to_zero(spread: Spread, *, learns: bool) -> Iterator[str]:
-    """Yields operators that bring numbers near 0, because a model's first steps fail on large numbers."""
-    if spread.is_skewed:
-        yield f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}'
-    if spread.limits:
-        yield f'{{op = "clip", low = {spread.limits[0]:.6g}, high = {spread.limits[1]:.6g}}}'
-    if learns:
-        yield '{op = "standardise"}'
-    else:
-        # A loader learns nothing, so the mean and the deviation of the sample are used.
-        yield f'{{op = "scale", minus = {spread.mean:.6g}, by = {spread.deviation:.6g}}}'
 
 
 def _write_column(
@@ -386,29 +377,22 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more. The columns
     in `exclude` are left out."""
     is_table = isinstance(source, str) and is_iceberg(source)
+    sample = None
     if is_table or not (paths := text_paths(source)):
         facts, rows, others, form = facts_of(source)
-        found = proposals(facts, rows, label, is_click=True)
-        return spec_text(_exclude(found, exclude), others, form, None)
-    sample = TextSample.of(paths, label)
-    with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
-        pq.write_table(
-            sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
-        )
-        facts, _, others, _ = facts_of(f"{folder}/rows.parquet")
-    found = proposals(facts, sample.rows, sample.label, is_click=True)
-    others = {**others, **sample.others}
-    return spec_text(_exclude(found, exclude), others, sample.form, sample)
-
-
-def _exclude(found: dict[str, Proposal], names: Collection[str]) -> dict[str, Proposal]:
-    """Leaves out the columns of these names."""
-    for name in names:
+    else:
+        sample = TextSample.of(paths, label)
+        with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
+            path = f"{folder}/rows.parquet"
+            pq.write_table(sample.table, path, row_group_size=-(-sample.table.num_rows // 2))
+            facts, _, others, _ = facts_of(path)
+        rows, label, form = sample.rows, sample.label, sample.form
+        others = {**others, **sample.others}
+    found = proposals(facts, rows, label, is_click=True)
+    for name in exclude:
         if name not in found:
             raise UsageError(f"--exclude {name}: there is no such column{nearest(name, found)}")
         if found[name].role == "label":
             raise UsageError(f"--exclude {name}: it is the label; name another one with --label")
-    return {
-        name: replace(proposal, role="", time="", why="by --exclude") if name in names else proposal
-        for name, proposal in found.items()
-    }
+        found[name] = replace(found[name], role="", time="", why="by --exclude")
+    return spec_text(found, others, form, sample)

@@ -144,6 +144,10 @@ def draw(moment: Moment, width: int) -> list[str]:
         f"{name} {workers} {percent(busy)}"
         for name, workers, busy in rows(before, after, moment.fused)
     ]
+    agent = ""
+    if moment.attempt is not None:
+        agent = f"{moment.attempt.text}, {seconds(round(now - moment.attempt.at))} ago"
+        agent += f": {moment.attempt.effect}" if moment.attempt.effect else ""
     held_back = after.held_back - before.held_back
     memory = _share(after.memory_used / max(after.memory_limit, 1), bar)
     memory += f"  of {format_bytes(after.memory_limit)}"
@@ -155,14 +159,9 @@ def draw(moment: Moment, width: int) -> list[str]:
         *(("workers" if not n else "", one) for n, one in enumerate(_packed(stages, width))),
         ("memory", f"{format_bytes(after.memory_used):{_FIGURE}}{memory}"),
         ("cores", _cores(before, after)),
-        ("agent", "" if moment.attempt is None else _told(moment.attempt, now)),
+        ("agent", agent),
     ]
     return [f"{label:{_LABEL}}{text}".rstrip()[:width] for label, text in lines if text]
-
-
-def _told(attempt: Attempt, now: float) -> str:
-    ago = seconds(round(now - attempt.at))
-    return f"{attempt.text}, {ago} ago{attempt.effect and ': '}{attempt.effect}"
 
 
 def _packed(words: Sequence[str], width: int) -> list[str]:

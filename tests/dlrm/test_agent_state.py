@@ -11,6 +11,7 @@ import pytest
 from benchmarks.small_table import small_table
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
@@ -48,7 +49,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
         world() as here,
         loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader,
     ):
-        kept = loaders.knob_memory(config, loader, 1, print)
+        kept = KnobMemory(loader, config, say=print, ranks=1)
 
         def learned(workers):
             known = StageCost(

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.small_table import small_table
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.errors import UsageError
 from sluice.dlrm import start_options as options
 from sluice.dlrm.options import Config
@@ -163,7 +164,7 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
         config, table, rank=1, local_ranks=2, conditions=loaders.conditions(config, tmp_path, 1)
     ) as loader:
         assert (loader.plan.streams, loader.plan.window_rows) == (4, 90)
-        assert loaders.knob_memory(config, loader, 2, print).start()
+        assert KnobMemory(loader, config, say=print, ranks=2).start()
         assert (
             loader.knobs.workers["read"] == 3
         )  # where the next run of two ranks on this machine begins

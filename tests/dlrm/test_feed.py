@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.small_table import small_table
 from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
 from sluice.ingest.knobs import KnobError, Knobs
@@ -23,7 +24,7 @@ def _knobs(table, text):
         local_ranks=1,
         conditions=loaders.conditions(config, Path(table.uri).parent, 0),
     ) as loader:
-        loaders.knob_memory(config, loader, 1, print).start()
+        KnobMemory(loader, config, say=print, ranks=1).start()
         return loader.knobs
 
 
