@@ -38,7 +38,6 @@ MODELS = {
 }
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd")
-TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
 ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
@@ -47,21 +46,16 @@ _KINDS_HELP = ", ".join(
     [*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())]
 )
 SHARDINGS = ("auto", *SHARDING_KINDS)
-PRECISIONS = ("fp32", "bf16")
 MOST_ROWS = 2**32 - 1
 """The rows of the largest table: ids are words of 32 bits in the loader."""
 TABLE_DTYPES = ("fp32", "fp16", "bf16")
 SERVED_DTYPES = ("fp32", "fp16", "int8")
 WIRES = ("fp32", "fp16")
-HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
-ON_NONFINITE = ("stop", "skip")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
 _REMOVED = ("auxiliary", "live", "mllog")
 """Settings that recorded runs of earlier versions have."""
-FOLLOWS = ("", "epochs", "parts")
-"""`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
 
 
 class ConfigError(UsageError):
@@ -158,12 +152,12 @@ class ModelConfig:
         "auto",
         "where dien looks a history's items up: in the target's table, where the same "
         "id means the same item (auto, by the spec), or in one of their own",
-        choices=HISTORY_TABLES,
+        choices=("auto", "target", "own"),
     )
     precision: str = setting(
         "fp32",
         "precision of the dense layers' products; weights and the loss stay float32",
-        choices=PRECISIONS,
+        choices=("fp32", "bf16"),
     )
     compress: dict[str, str] = setting(
         {},
@@ -195,7 +189,7 @@ class OptimConfig:
     table_optimiser: str = setting(
         "rowwise_adagrad",
         "what updates the tables, within the backward pass",
-        choices=TABLE_OPTIMISERS,
+        choices=("rowwise_adagrad", "adagrad", "adam", "sgd"),
     )
     lr: float = setting(0.05, "learning rate of the embedding tables", above=0)
     schedule: str = setting(
@@ -254,7 +248,7 @@ class DataSettings:
         "nothing) the newest one at each epoch's end; `parts` one after the other, training once on "
         "what each added, after an evaluation on it",
         bare="epochs",
-        choices=FOLLOWS,
+        choices=("", "epochs", "parts"),
     )
     follow_wait: float = setting(
         0.0, "with `parts`: how long to wait for another one at the end", metavar="SECONDS", least=0
@@ -299,7 +293,7 @@ class LoopSettings:
         "stop",
         "a batch whose loss is no number: stop, or skip it on all ranks before any "
         "weight changes, and count it",
-        choices=ON_NONFINITE,
+        choices=("stop", "skip"),
     )
     profile: int = setting(
         0,

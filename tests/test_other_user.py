@@ -18,8 +18,7 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
-from sluice.dlrm.telemetry.journal import Journal
-from sluice.dlrm.telemetry.progress import TrainingProgress
+from sluice.dlrm.telemetry.journal import WrittenJournal
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
@@ -61,7 +60,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
         with (
             RunFolder.create(place / "run", {"kind": "train"}) as folder,
-            Journal(folder, TrainingProgress()) as journal,
+            WrittenJournal(folder) as journal,
         ):
             journal.event({"kind": "start"})
             journal.metric(

@@ -1,27 +1,13 @@
-"""Computes checksums of a checkpoint's files while they are written, and compares them when the files are read."""
+"""Compares a checkpoint's files with their checksums."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 _CHUNK = 8 * 2**20
-
-
-class ChecksummedParts:
-    """Yields the bytes of a file to its writer. `value` is the CRC-32 of the bytes so far."""
-
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self._parts = parts
-        self.value = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for part in self._parts:
-            self.value = zlib.crc32(part, self.value)
-            yield part
 
 
 def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list[str]:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_NO_SUCH_THING = (errno.EINVAL, errno.ENOTSUP)
-
 
 class CheckpointDisk:
     """The operations on a real file system."""
@@ -39,7 +37,7 @@ class CheckpointDisk:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in _NO_SUCH_THING:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sluice.dlrm.checkpoint.checksums import ChecksummedParts
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.host_pieces import HostPieces
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointError
@@ -181,9 +181,16 @@ def write(
             [entry.key, NAMES[entry.dtype], entry.tensor_size, entry.first, entry.size, name]
         )
         at = end
-    summed = ChecksummedParts(_bytes(header, entries, host or HostPieces()))
-    files.write(folder / file, summed)
-    return {"file": file, "sum": summed.value, "pieces": pieces}
+    checksum = 0
+
+    def summed() -> Iterator[Any]:
+        nonlocal checksum
+        for part in _bytes(header, entries, host or HostPieces()):
+            checksum = zlib.crc32(part, checksum)
+            yield part
+
+    files.write(folder / file, summed())
+    return {"file": file, "sum": checksum, "pieces": pieces}
 
 
 def _bytes(

@@ -152,16 +152,12 @@ class CheckpointMeta:
         ]
         return f"the checkpoint was written with {', '.join(changed)}" if changed else None
 
-    def put(self, folder: Path, files: CheckpointDisk) -> None:
-        """Makes a checkpoint's folder complete."""
-        files.write_atomically(folder / META, json.dumps(asdict(self), indent=1))
-
     def write(self, folder: Path, sums: Mapping[str, int], files: CheckpointDisk) -> CheckpointMeta:
         """Makes a checkpoint's folder complete, then points LATEST to it. Returns what was written. Raises
         CheckpointError if another program changed LATEST meanwhile."""
         number = 1 + max((one.number for one in complete_checkpoints(folder.parent)), default=0)
         written = replace(self, sums=dict(sums), saved=number)
-        written.put(folder, files)
+        files.write_atomically(folder / META, json.dumps(asdict(written), indent=1))
         files.sync_folder(folder.parent)  # before LATEST points there
         files.write_atomically(folder.parent / LATEST, folder.name + "\n")
         path, found = latest(folder.parent)

@@ -28,7 +28,7 @@ from sluice.etl.table.table import FeatureTable
 if TYPE_CHECKING:
     from sluice.dlrm.checkpoint.save_load import Checkpoints
     from sluice.dlrm.ranks import Ranks
-    from sluice.dlrm.telemetry.journal import Journal, Silence
+    from sluice.dlrm.telemetry.journal import Journal
     from sluice.dlrm.training.assemble import TrainingParts
 
 
@@ -40,7 +40,7 @@ class Validator:
     table: FeatureTable
     parts: TrainingParts
     world: Ranks
-    journal: Journal | Silence
+    journal: Journal
     checkpoints: Checkpoints
     steps_per_epoch: int
     synced_batches: SyncedBatches

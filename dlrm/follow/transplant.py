@@ -45,7 +45,7 @@ def transplant(
     other = parts.dense.state_dict()
     columns = columns_of_tables(parts.layout)
     sizes = {table.name: table.rows for table in parts.layout.tables}
-    compress = Config.from_dict(after.config).model.compress
+    config = Config.from_dict(after.config).model
     boxes: list[TensorBox] = []
     for key, value in (
         *_tensors_by_key("model", model),
@@ -55,12 +55,22 @@ def transplant(
         name = rest.partition(".weight")[0]
         if not is_table or key not in stored.sizes or not changes.keeps(columns[name]):
             continue
-        if (column := columns[name]) in changes.grown and compress.get(column) == "spread":
+        if (column := columns[name]) in changes.grown and config.compress.get(column) == "spread":
             _fill_spread_table(stored.tensors([key])[key], value, *changes.grown[column])
         else:
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(boxes)
-    labels = _moved_labels(before, after, parts.layout, changes)
+    # Each weight's labels before and now: the feature of each index. A column that starts again counts as new.
+    layout = parts.layout
+    history = layout.history.name if layout.history is not None else None
+    old_columns = [
+        name if changes.keeps(name) else f"{name}, before"
+        for name in before.columns
+        if name != history
+    ]
+    old = labels_of(config, before.dense, old_columns)
+    new = labels_of(config, after.dense, [column.name for column in layout.compressor.columns])
+    labels = {name: (old[name], new[name]) for name in new}
     for key, value in (
         *_tensors_by_key("model", model),
         *_tensors_by_key("dense.state", other["state"]),
@@ -141,23 +151,6 @@ def _fill_dense(
             f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed"
         )
     value.copy_(old)
-
-
-def _moved_labels(
-    before: CheckpointMeta, after: CheckpointMeta, layout: TableLayout, changes: TableDiff
-) -> dict[str, tuple[Labels, Labels]]:
-    """Returns for each weight its labels before and now: the feature of each index. A column that starts again counts
-    as new."""
-    history = layout.history.name if layout.history is not None else None
-    old_columns = [
-        name if changes.keeps(name) else f"{name}, before"
-        for name in before.columns
-        if name != history
-    ]
-    model = Config.from_dict(after.config).model
-    old = labels_of(model, before.dense, old_columns)
-    new = labels_of(model, after.dense, [column.name for column in layout.compressor.columns])
-    return {name: (old[name], new[name]) for name in new}
 
 
 def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from sluice.ingest.process.stacks import own_stacks
 
 _JUDGES = 2  # so many ranks check the reports; the second notices if the first has stopped
 _VERDICT_KEY = "sluice/verdict"
-_ANSWER_S = 1.0
+_EVERY_S = 1.0
 _HOST = platform.node()
 
 
@@ -48,7 +48,6 @@ class Heartbeat:
         ending: RankExit,
         *,
         workers: Callable[[], str] = str,
-        every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         kill: Callable[[list[Beat]], None] | None = None,
     ) -> None:
@@ -59,7 +58,6 @@ class Heartbeat:
         self._ranks = ranks
         self._activity = activity
         self._ending = ending
-        self._every_s = every_s
         self._clock = clock
         self._workers, self._kill = workers, kill or _end_silent
         self._number = 0
@@ -84,13 +82,13 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(2 * self._every_s)  # a store that does not answer is not waited for
+            thread.join(2 * _EVERY_S)  # a store that does not answer is not waited for
         faulthandler.unregister(signal.SIGUSR2)
 
     def _run(self) -> None:
         # If the store is gone, its owner has ended. The ranks learn that in another way.
         with suppress(Exception):
-            while not self._ended.wait(self._every_s):
+            while not self._ended.wait(_EVERY_S):
                 self._talk()
             self._report(over=True)
 
@@ -99,7 +97,7 @@ class Heartbeat:
         self._silent_s = 0.0
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._every_s):
+        while not self._ended.wait(_EVERY_S):
             self.look()
 
     def look(self) -> None:
@@ -107,7 +105,7 @@ class Heartbeat:
         beat = self._activity.beat(os.getpid(), os.getppid())
         now = self._clock()
         # Time in which this rank was stopped itself does not count.
-        self._silent_s += min(now - self._looked_at, 2 * self._every_s)
+        self._silent_s += min(now - self._looked_at, 2 * _EVERY_S)
         self._looked_at = now
         is_late = beat.limit_s is None or beat.age_s > beat.limit_s
         if self._silent_s > beat.silence_s and is_late:
@@ -139,9 +137,7 @@ class Heartbeat:
         """Rank → its last report, and for how long it has sent no other. Time in which this rank itself did not listen
         does not count: it may have stood still with all others."""
         now = self._clock()
-        elapsed_s = (
-            0.0 if self._listened_at is None else min(now - self._listened_at, 2 * self._every_s)
-        )
+        elapsed_s = 0.0 if self._listened_at is None else min(now - self._listened_at, 2 * _EVERY_S)
         self._listened_at = now
         for rank in range(self._ranks):
             if not self._store.check([_beat_key(rank)]):
@@ -185,7 +181,7 @@ def _beat(text: bytes) -> Beat:
 def _end_silent(beats: list[Beat]) -> None:
     """Ends ranks of this machine's own torchrun that report nothing, after asking for their stacks. A stopped process
     gives no answer, and obeys no other signal."""
-    for number, wait_s in ((signal.SIGUSR2, _ANSWER_S), (signal.SIGKILL, 0.0)):
+    for number, wait_s in ((signal.SIGUSR2, 1.0), (signal.SIGKILL, 0.0)):
         for beat in beats:
             with suppress(psutil.Error):
                 process = psutil.Process(beat.process)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_FAILED = 1
 _GRACE_S = 3.0
 
 
@@ -60,7 +59,7 @@ class RankExit:
         cleaning.join(_GRACE_S)
         with suppress(OSError):
             sys.stderr.flush()
-        self._leave(_FAILED)
+        self._leave(1)
 
 
 def tell_torchrun(text: str) -> None:
@@ -77,15 +76,13 @@ def tell_torchrun(text: str) -> None:
 
 
 def end_with_torchrun(ending: RankExit) -> None:
-    """Does what `end_with_launcher` does if torchrun started this process; a person's shell may end before it."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_launcher(ending)
+    """If torchrun started this process, the process ends soon after torchrun from now on. A torchrun that is killed
+    cannot tell its ranks. A person's shell may end before this process.
 
-
-def end_with_launcher(ending: RankExit) -> None:
-    """From now on, this process ends soon after the one that started it, should that one be killed outright, as
-    torchrun then cannot tell its ranks. A thread waits for that; the system's own signal for this would come when the
-    thread that started us ends, which torchrun's may at any time."""
+    A thread waits for that; the system's own signal for this would come when the thread that started us ends, which
+    torchrun's may at any time."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
     launcher = os.getppid()
     try:
         descriptor = os.pidfd_open(launcher)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -21,6 +21,9 @@ from sluice.dlrm.serving.limits import Bucket, ServerLimits
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
+
+if TYPE_CHECKING:
+    from sluice.dlrm.serving.reload import Reload
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -56,13 +59,6 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
-class BackgroundTask(Protocol):
-    """A task that runs while the server runs, and reports its state."""
-
-    async def __call__(self, service: HttpApp) -> None: ...
-    def about(self) -> dict[str, Any]: ...
-
-
 def iso_time(moment: float) -> str:
     """Returns a time in seconds since 1970 as text in ISO 8601."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
@@ -76,8 +72,7 @@ class HttpApp:
         scorer: Scorer,
         limits: ServerLimits,
         *,
-        background: BackgroundTask | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        background: Reload | None = None,
         wall_clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
     ) -> None:
@@ -87,10 +82,9 @@ class HttpApp:
         self.scorer = scorer
         self.limits = limits
         self._background = background
-        self._clock = clock
         self._wall_clock = wall_clock
         self._serving_since = wall_clock()
-        self._bucket = Bucket(limits.rate, clock)
+        self._bucket = Bucket(limits.rate, time.monotonic)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
             scorer.answer,
             size=lambda request: len(request.body),
@@ -100,7 +94,6 @@ class HttpApp:
             units=lambda request: request.units,
             answer_s=limits.seconds,
             pace=pace or Pace(),
-            clock=clock,
         )
         self.batcher.on_batch = self.served.batch
         self.served.model(scorer.servable.about())
@@ -153,7 +146,7 @@ class HttpApp:
         self._serving_since = self._wall_clock()
 
     async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> Reply:
-        begun_at = self._clock()
+        begun_at = time.monotonic()
         try:
             if wait := self._bucket.take():
                 text = (
@@ -173,9 +166,9 @@ class HttpApp:
         except ClientGone:
             reply = _error_reply(499, "the client went away")
         except Exception:
-            self.served.request(500, self._clock() - begun_at)
+            self.served.request(500, time.monotonic() - begun_at)
             raise
-        self.served.request(reply.status, self._clock() - begun_at)
+        self.served.request(reply.status, time.monotonic() - begun_at)
         return reply
 
     async def _answer_to(self, headers: Mapping[bytes, bytes], receive: Receive) -> Answer:

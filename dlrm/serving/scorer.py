@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,6 @@ from sluice.dlrm.serving.served_model import BadValue, Servable
 
 _PASS_ROWS = 8192  # the most rows of one pass through the model, which bounds its memory
 _ROW_BYTES = 512
-_WARM_ROWS = 1024
-_WARM_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +50,17 @@ class Scorer:
         self.servable = servable
         self.decoder = Decoder(servable.spec, servable.fingerprint, most_rows=most_rows)
 
-    def warmed_up(self, clock: Callable[[], float] = time.perf_counter) -> Pace:
+    def warmed_up(self) -> Pace:
         """Measures how fast the model is, on rows without features. This also builds everything that is built at first
         use."""
         batches = []
-        for rows in (1, _WARM_ROWS):
+        for rows in (1, 1024):
             request = PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))
             times = []
-            for _ in range(_WARM_TIMES):
-                started_at = clock()
+            for _ in range(3):
+                started_at = time.perf_counter()
                 self.answer([request])
-                times.append(clock() - started_at)
+                times.append(time.perf_counter() - started_at)
             batches.append((request.units, min(times)))
         return Pace.from_two_batches(batches[0], batches[1])
 

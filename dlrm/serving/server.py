@@ -73,16 +73,6 @@ class LimitOptions:
     max_connections: int = setting(_LIMITS.connections, "connections that are open")
     drain: int = setting(20, "how long SIGTERM waits", metavar="SECONDS")
 
-    def server_limits(self, connections: int) -> ServerLimits:
-        return ServerLimits(
-            body_bytes=self.max_body,
-            rows=self.max_rows,
-            seconds=self.timeout,
-            rate=self.rate,
-            waiting=self.max_waiting,
-            connections=connections,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -123,7 +113,14 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
         say(
             f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)"
         )
-    limits = options.limits.server_limits(allowed)
+    limits = ServerLimits(
+        body_bytes=options.limits.max_body,
+        rows=options.limits.max_rows,
+        seconds=options.limits.timeout,
+        rate=options.limits.rate,
+        waiting=options.limits.max_waiting,
+        connections=allowed,
+    )
     host, port = options.host, options.port
     if not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: must be from 0 to 65535")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sluice.agent.report.run_folder import check_unused
+from sluice.agent.report.run_folder import RunFolder, check_unused
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
@@ -24,7 +24,7 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import LostVersion
 
 if TYPE_CHECKING:
-    from sluice.dlrm.telemetry.journal import Journal, Silence
+    from sluice.dlrm.telemetry.journal import Journal
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class TrainingSession:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._journal: Journal | Silence | None = None
+        self._journal: Journal | None = None
         self._evaluations_left = count((self.start.pause or 0) - 1, -1)
         self._stack = ExitStack()
 
@@ -80,18 +80,16 @@ class TrainingSession:
         if version != self.start.table.version:
             self.start = start_on(version)
 
-    def journal(self) -> Journal | Silence:
+    def journal(self) -> Journal:
         """Returns the run's journal. The first call creates it."""
-        from sluice.dlrm.telemetry.journal import Journal, Silence
+        from sluice.dlrm.telemetry.journal import Journal, WrittenJournal
 
-        if self._journal is None:
-            self._journal = (
-                self._stack.enter_context(
-                    Journal.of_run(self.start.run, self.start.config, resume=self.start.go_on)
-                )
-                if self.ranks.first
-                else Silence()
-            )
+        if self._journal is None and self.ranks.first:
+            record = {"kind": "train", **self.start.config.to_dict()}
+            folder = RunFolder.create(self.start.run, record, resume=self.start.go_on)
+            self._journal = self._stack.enter_context(WrittenJournal(folder))
+        elif self._journal is None:
+            self._journal = Journal()
         return self._journal
 
     def on_evaluation(self) -> None:

@@ -6,7 +6,7 @@ import platform
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sluice.agent.controller import Controller
 from sluice.agent.report.narrative import summary
@@ -31,12 +31,6 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 
 
-class VersionResult(NamedTuple):
-    result: dict[str, Any]
-    following: StartPoint | None = None
-    """The start on the next version, if there is one."""
-
-
 class VersionRun:
     """The part of a run on one version. All ranks take the same steps in the same order, because they exchange data
     in many of them."""
@@ -57,8 +51,8 @@ class VersionRun:
             self._config, start.run, ranks.rank, ranks.local_ranks
         )
 
-    def train(self) -> VersionResult:
-        """Trains and evaluates. The result is empty if the run goes on with the next version."""
+    def train(self) -> tuple[dict[str, Any], StartPoint | None]:
+        """Trains and evaluates. Returns the result, or the start on the next version if there is one."""
         with ExitStack() as stack:
             self._open_loader(stack)
             self._prepare_model()
@@ -72,7 +66,7 @@ class VersionRun:
             if not (outcome.stopped or outcome.good_enough):
                 following = self._session.following(self._start, outcome.meta)
                 if following is not None:
-                    return VersionResult({}, following)
+                    return {}, following
             set_aside = self._ranks.gather_objects(self._loader.quarantined["rows_set_aside"])
             result = {
                 **self._evaluate_at_end(outcome),
@@ -88,7 +82,7 @@ class VersionRun:
                 result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
         plan = {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}
-        return VersionResult({**result, "plan": plan})
+        return {**result, "plan": plan}, None
 
     def _open_loader(self, stack: ExitStack) -> None:
         """Opens the loader, reports the plan of the training, and shows its progress at the endpoint."""
@@ -108,7 +102,7 @@ class VersionRun:
         endpoint = self._session.endpoint
         self._journal = self._session.journal()
         self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
-        self._journal.set_listener(endpoint.observe)
+        self._journal.listener = endpoint.observe
         endpoint.show_loader(loader, self._table.version)
         stack.callback(endpoint.show_loader, None, self._table.version)
         self._journal.say(self._planned.text)
@@ -154,7 +148,7 @@ class VersionRun:
         )
         self._journal.event({**progress, **self._planned.to_dict()})
         for text in early_warnings(self._config, self._table, loader.plan):
-            self._warn(text)
+            self._journal.warn(start.meta.step, text)
 
     def _prepare_evaluation(self, stack: ExitStack) -> None:
         session = self._session
@@ -183,11 +177,6 @@ class VersionRun:
             on_evaluation=session.on_evaluation,
         )
 
-    def _warn(self, text: str, step: int | None = None) -> None:
-        step = self._start.meta.step if step is None else step
-        self._journal.event({"kind": "warning", "step": step, "text": text})
-        self._journal.say(f"warning: {text}")
-
     def _restore(self, *, knobs_known: bool) -> None:
         """Loads the checkpoint into the model and the loader, if there is one. `knobs_known`: the registry had the
         loader's knobs."""
@@ -195,7 +184,7 @@ class VersionRun:
         journal = self._journal
         loader = self._loader
         if start.seen:
-            self._warn(start.seen)
+            journal.warn(start.meta.step, start.seen)
         if start.resume is None:
             return
         if start.changes is not None and start.before is not None:
@@ -271,7 +260,7 @@ class VersionRun:
                 table_changed=has_new_version,
                 hosts=self._ranks.gather_objects(platform.node()),
                 memory_used=Machine().memory_used,
-                warn=lambda step, text: self._warn(text, step),
+                warn=journal.warn,
             )
             try:
                 outcome = trainer.train(loader, self._start.meta)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sluice.dlrm.lookup_frequencies import share
-from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS
+from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS, Table
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import (
@@ -23,11 +23,9 @@ from sluice.dlrm.sharding.shard_sizes import (
     ModelPlacement,
     PlacementError,
     Storage,
-    TableLike,
     TablePlacement,
     TableShard,
     gb,
-    part,
 )
 
 TARGET = 1.1  # largest over mean load of a rank that a placement should reach
@@ -38,7 +36,7 @@ _ALL_TRIED = 64
 
 
 def place(
-    tables: Sequence[TableLike],
+    tables: Sequence[Table],
     machine: TrainingMachine,
     storage: Storage | None = None,
     asked: Mapping[str, str] | None = None,
@@ -94,7 +92,7 @@ def place(
 
 
 def _find_problem(
-    t: TableLike, kind: str, kernel: str, machine: TrainingMachine, storage: Storage
+    t: Table, kind: str, kernel: str, machine: TrainingMachine, storage: Storage
 ) -> str | None:
     """Returns why a table cannot be placed in this way, or None."""
     ranks, kinds = machine.ranks, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)
@@ -126,7 +124,7 @@ def _fitted(
     load: _Loads,
     machine: TrainingMachine,
     fixed: Mapping[str, tuple[str, str]],
-    free: Sequence[TableLike],
+    free: Sequence[Table],
 ) -> tuple[ModelPlacement, int]:
     """Returns the best balanced placement that fits, and 0; or the one that lacks the least memory, and the missing
     bytes."""
@@ -141,9 +139,7 @@ def _fitted(
     for count in _counts(must, len(heavy)):  # The last ones, below `must`, only save memory.
         cut = {t.name: (cuts(t, machine.ranks)[0], load.why(t)) for t in heavy[:count]}
         found = load.spread({**fixed, **cut})
-        missing = max(
-            0, max(found.bytes_on(r) for r in range(machine.ranks)) - machine.usable_bytes
-        )
+        missing = max(0, found.most_bytes - machine.usable_bytes)
         score = (float(missing), max(found.balance))
         if best is None or score < best[0]:
             best = score, found
@@ -153,7 +149,7 @@ def _fitted(
     return best[1], int(best[0][0])
 
 
-def cuts(t: TableLike, ranks: int) -> list[str]:
+def cuts(t: Table, ranks: int) -> list[str]:
     """Returns the kinds by which a table can be cut over the ranks, the better one first."""
     if ranks == 1:
         return []
@@ -175,7 +171,7 @@ class _Loads:
 
     def __init__(
         self,
-        tables: Sequence[TableLike],
+        tables: Sequence[Table],
         machine: TrainingMachine,
         storage: Storage,
         kernel_of: Mapping[str, str],
@@ -187,29 +183,41 @@ class _Loads:
         self.bytes = sum(storage.total(t.rows, t.width) for t in tables)
         self._reads = sum(self._read(t.lookups, t.width) for t in tables)
 
-    def kernel(self, t: TableLike) -> str:
+    def kernel(self, t: Table) -> str:
         return self._kernels.get(t.name, "fused")
 
     def spill(self, name: str) -> None:
         """Moves this table's bytes to the hosts' memory."""
         self._kernels[name] = "uvm_caching"
 
-    def size(self, t: TableLike) -> int:
+    def size(self, t: Table) -> int:
         """Returns the bytes of a table in the ranks' own memory."""
         return shard_sizes.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
 
-    def part(self, t: TableLike, rank: int, rows: int, width: int, lookups: float) -> TableShard:
-        return part(self._storage, rank, rows, width, lookups=lookups, kernel=self.kernel(t))
+    def part(self, t: Table, rank: int, rows: int, width: int, lookups: float) -> TableShard:
+        """Returns a part with what it costs; `lookups` are those that fall on its rows."""
+        total = self._storage.total(rows, width)
+        device, host = shard_sizes.split(total, self.kernel(t))
+        # Sums are made, and sent, in float32.
+        return TableShard(
+            rank=rank,
+            rows=rows,
+            width=width,
+            bytes=device,
+            host_bytes=host,
+            reads=self._read(lookups, width),
+            sends=4 * width if rows else 0,
+        )
 
     def _read(self, lookups: float, width: int) -> float:
         return lookups * self._storage.weights(1, width)
 
-    def share(self, t: TableLike) -> float:
+    def share(self, t: Table) -> float:
         """Returns a table's share of all bytes, or of all reads if that is larger."""
         reads = self._read(t.lookups, t.width) / self._reads if self._reads else 0.0
         return max(self.size(t) / self.bytes, reads)
 
-    def why(self, t: TableLike) -> str:
+    def why(self, t: Table) -> str:
         if self.kernel(t) == "uvm_caching":
             return "spilled to the hosts' memory"
         if self.size(t) > self._machine.usable_bytes:
@@ -249,7 +257,7 @@ class _Loads:
         return ModelPlacement(places=tuple(found[t.name] for t in self._tables), ranks=ranks)
 
     def _cut(
-        self, t: TableLike, kind: str, held: Sequence[float], read: Sequence[float]
+        self, t: Table, kind: str, held: Sequence[float], read: Sequence[float]
     ) -> list[TableShard]:
         """Returns a table's parts. `held` and `read` are the ranks' loads so far."""
         ranks = len(held)
@@ -273,7 +281,7 @@ class _Loads:
         least_loaded = sorted(range(ranks), key=load_with_piece)[:pieces]
         return [replace(piece, rank=r) for r in sorted(least_loaded)]
 
-    def _cut_rows(self, t: TableLike, ranks: range) -> list[TableShard]:
+    def _cut_rows(self, t: Table, ranks: range) -> list[TableShard]:
         """Cuts as TorchRec does: into equal blocks, the last one shorter."""
         block = -(-t.rows // len(ranks))
         ends = [min(t.rows, n * block) for n in range(len(ranks) + 1)]
@@ -283,7 +291,7 @@ class _Loads:
         ]
 
 
-def _pieces(t: TableLike, ranks: int) -> int:
+def _pieces(t: Table, ranks: int) -> int:
     """Returns the largest number of equal parts by columns, at most one a rank."""
     return max(
         (n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS),

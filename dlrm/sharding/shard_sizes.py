@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sluice.common.errors import UsageError
-from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.sharding.machine import TrainingMachine
 
 # Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's. `uvm_caching` keeps a
@@ -40,21 +38,6 @@ class DoesNotFit(PlacementError):
     def __init__(self, message: str, missing: int) -> None:
         super().__init__(message)
         self.missing = missing
-
-
-class TableLike(Protocol):
-    """What a placement needs to know of a table; `sluice.dlrm.options.Table` has it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def lookups(self) -> float: ...
-    @property
-    def use(self) -> lookup_frequencies.Runs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,24 +147,6 @@ class ModelPlacement:
 def _uneven(loads: Sequence[float]) -> float:
     total = sum(loads)
     return max(loads) * len(loads) / total if total else 1.0
-
-
-def part(
-    storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused"
-) -> TableShard:
-    """Returns a part with what it costs; `lookups` are those that fall on its rows."""
-    vector = storage.weights(1, width)
-    device, host = split(storage.total(rows, width), kernel)
-    # Sums are made, and sent, in float32.
-    return TableShard(
-        rank=rank,
-        rows=rows,
-        width=width,
-        bytes=device,
-        host_bytes=host,
-        reads=lookups * vector,
-        sends=4 * width if rows else 0,
-    )
 
 
 def gb(count: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.dlrm.sharding.shard_sizes import ModelPlacement, TableLike
+from sluice.dlrm.options import Table
+from sluice.dlrm.sharding.shard_sizes import ModelPlacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class StepTraffic:
 
 def step_traffic(
     placement: ModelPlacement,
-    tables: Sequence[TableLike],
+    tables: Sequence[Table],
     *,
     batch: int,
     wire: str = "fp32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 _PLAIN_EVERY_S = 10.0
@@ -13,24 +13,21 @@ _PLAIN_EVERY_S = 10.0
 class TrainingProgress:
     """Gets the run's metrics and turns them into lines on standard error."""
 
-    def __init__(
-        self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, out: TextIO | None = None) -> None:
         self.steps = 0
         """The steps of the whole run, as far as is known."""
         self._out = sys.stderr if out is None else out
-        self._clock = clock
         self._on_terminal = self._out.isatty()
-        self._next_line_at = clock()
+        self._next_line_at = time.monotonic()
         self._line_open = False
 
     def observe(self, metric: Mapping[str, Any]) -> None:
         """Takes a metric; only those of training are shown in this line."""
         if metric.get("kind") != "train" or (
-            not self._on_terminal and self._clock() < self._next_line_at
+            not self._on_terminal and time.monotonic() < self._next_line_at
         ):
             return
-        self._next_line_at = self._clock() + _PLAIN_EVERY_S
+        self._next_line_at = time.monotonic() + _PLAIN_EVERY_S
         text = (
             f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
             f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}"

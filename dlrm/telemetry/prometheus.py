@@ -21,7 +21,6 @@ _TRAINING = {
     "samples_per_s": "Rows a second, of all ranks",
     "stall": "Share of the time that input was waited for",
 }
-_EVENTS = ("decision", "fault", "occasion")
 _EVAL = ("auc", "ne", "logloss", "calibration")
 
 
@@ -94,7 +93,7 @@ class Endpoint:
             self._evals[line["split"]] = {
                 name: line[name] for name in _EVAL if line.get(name) is not None
             }
-        if line["kind"] in _EVENTS:
+        if line["kind"] in ("decision", "fault", "occasion"):
             self._decisions += line["kind"] == "decision"
             what = (
                 moves(line["before"], line["after"])

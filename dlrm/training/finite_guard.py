@@ -55,13 +55,17 @@ class FiniteGuard:
 
     def watch(self, step: int, finished: FinishedStep) -> None:
         """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
-        numbers = torch.stack([*self._lengths.values(), finished.loss])
+        batch = finished.fetched.batch
+        loss = torch.zeros(()) if finished.loss is None else finished.loss
+        numbers = torch.stack([*self._lengths.values(), loss])
         names = [
             f"the length of the gradient of {name!r}" if name else "the gradients' length"
             for name in self._lengths
         ]
         self._lengths = {}
-        self._watched.append((step, finished.batch, [*names, "the loss"], *fetch(numbers)))
+        self._watched.append(
+            (step, (batch.epoch, batch.step), [*names, "the loss"], *fetch(numbers))
+        )
 
     def has_failed(self) -> bool:
         """Whether a number that has arrived on this rank is not finite."""

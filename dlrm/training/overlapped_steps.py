@@ -103,7 +103,7 @@ class OverlappedSteps:
                 break
             waited, wait = 0.0, waited
             self._step += 1
-            yield FinishedStep.of(self._started.popleft(), None if self._skipped else loss, wait)
+            yield FinishedStep(self._started.popleft(), None if self._skipped else loss, wait)
         self.pause()
 
     def pause(self) -> None:

@@ -44,30 +44,10 @@ class TrainingBatches(Protocol):
 class FinishedStep:
     """The result of one training step."""
 
-    loss: torch.Tensor
-    """This rank's loss. The mean over all ranks is the loss of the batch."""
-    rank_rows: int
-    """The number of this rank's rows, without padding."""
-    rows: int
-    """The number of rows of all ranks."""
+    fetched: Fetched
+    """The step's batch."""
+    loss: torch.Tensor | None
+    """This rank's loss. The mean over all ranks is the loss of the batch. None: all ranks skipped the batch, because
+    its loss was not finite. Its rows do not count."""
     wait_s: float
     """Seconds spent in the loader's raw `next()`."""
-    position: dict[str, Any]
-    """The loader's position after this step's batch."""
-    others_s: float = 0.0
-    """Seconds that this rank waited for the others before this step."""
-    batch: tuple[int, int] = (0, 0)
-    """The batch's epoch, and its number in the epoch."""
-    skipped: bool = False
-    """Whether all ranks skipped the batch, because its loss was not finite."""
-
-    @classmethod
-    def of(cls, fetched: Fetched, loss: torch.Tensor | None, wait_s: float) -> FinishedStep:
-        """Returns the step of a batch. Without a loss, the batch was skipped and counts no rows."""
-        number = fetched.batch.epoch, fetched.batch.step
-        others_s = fetched.others_s
-        if loss is None:
-            loss = torch.zeros(())
-            return cls(loss, 0, 0, wait_s, fetched.position, others_s, number, skipped=True)
-        rows = fetched.rows
-        return cls(loss, fetched.batch.rows, rows, wait_s, fetched.position, others_s, number)

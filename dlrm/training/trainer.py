@@ -120,17 +120,17 @@ class _TrainingProgress:
             step_s -= wait_s
             wait_s = 0.0
         self.finished = finished
-        self.loss.add_(finished.loss, alpha=finished.rows / ranks)
-        self.meta = replace(
-            self.meta,
-            step=self.meta.step + 1,
-            rows=self.meta.rows + finished.rows,
-            skipped=self.meta.skipped + finished.skipped,
-        )
-        self.rows += finished.rank_rows
+        fetched = finished.fetched
+        step = self.meta.step + 1
+        if finished.loss is None:
+            self.meta = replace(self.meta, step=step, skipped=self.meta.skipped + 1)
+        else:
+            self.meta = replace(self.meta, step=step, rows=self.meta.rows + fetched.rows)
+            self.loss.add_(finished.loss, alpha=fetched.rows / ranks)
+            self.rows += fetched.batch.rows
         self.wait_s += wait_s
         self.compute_s += step_s - wait_s
-        self.others_s += finished.others_s
+        self.others_s += fetched.others_s
         self.own_s += own_s
 
 
@@ -220,7 +220,7 @@ class Trainer:
                 self._report(progress)
             evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
             if evaluation_due or (config.save_every and meta.step % config.save_every == 0):
-                self._save(progress, finished)
+                self._save(progress, finished.fetched.position)
             if evaluation_due and self._evaluate(progress.meta):
                 progress.good_enough = True
                 return
@@ -235,9 +235,8 @@ class Trainer:
                 self._report(progress)
             if progress.meta.step != progress.saved_at:
                 # After a whole epoch, the position is the start of the next one; after a stop, the last step.
-                if not stopped:
-                    finished = replace(finished, position=feed.state_dict())
-                self._save(progress, finished)
+                position = finished.fetched.position if stopped else feed.state_dict()
+                self._save(progress, position)
         if not (stopped or progress.good_enough):
             progress.good_enough = self._evaluate(progress.meta)
             progress.table_changed = not progress.good_enough and self.table_changed(progress.meta)
@@ -246,7 +245,7 @@ class Trainer:
         """Makes one step after the other, one for each batch."""
         for number, fetched in enumerate(batches, step):
             self._check(fetched.batch)
-            yield FinishedStep.of(fetched, self._step(fetched, number), fetched.wait_s)
+            yield FinishedStep(fetched, self._step(fetched, number), fetched.wait_s)
 
     def _check(self, batch: Batch) -> None:
         """Checks a batch before the model gets it. The first batch of a run also sets the model's bias."""
@@ -327,10 +326,9 @@ class Trainer:
             }
         )
 
-    def _save(self, progress: _TrainingProgress, finished: FinishedStep) -> None:
+    def _save(self, progress: _TrainingProgress, position: dict[str, Any]) -> None:
         """Writes a checkpoint with the position of the next batch. The epoch of that batch is the number of finished
         epochs."""
-        position = finished.position
         progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
         progress.saved_at = progress.meta.step
         self.save(progress.meta)

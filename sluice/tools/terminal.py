@@ -144,6 +144,9 @@ def draw(moment: Moment, width: int) -> list[str]:
         f"{name} {workers} {percent(busy)}"
         for name, workers, busy in rows(before, after, moment.fused)
     ]
+    marks = [" "] * bar
+    for at, letter in moment.marks:
+        marks[min(bar - 1, int(bar * at / max(now, 1e-9)))] = letter
     agent = ""
     if moment.attempt is not None:
         agent = f"{moment.attempt.text}, {seconds(round(now - moment.attempt.at))} ago"
@@ -154,7 +157,7 @@ def draw(moment: Moment, width: int) -> list[str]:
     memory += f", work waited {held_back}×" if held_back else ""
     lines = [
         ("rows/s", f"{count(rate):{_FIGURE}}{_spark(moment.rates, bar)}  {took}"),
-        ("", f"{'':{_FIGURE}}{_marks(moment, bar)}" if moment.marks else ""),
+        ("", f"{'':{_FIGURE}}{''.join(marks)}" if moment.marks else ""),
         ("waiting", f"{percent(stall):{_FIGURE}}{_share(stall, bar)}"),
         *(("workers" if not n else "", one) for n, one in enumerate(_packed(stages, width))),
         ("memory", f"{format_bytes(after.memory_used):{_FIGURE}}{memory}"),
@@ -185,14 +188,6 @@ def _spark(points: Sequence[tuple[float, float]], columns: int) -> str:
         means.append(last)
     most = max(*means, 1e-9)
     return "".join(_BARS[round(8 * mean / most)] for mean in reversed(means))
-
-
-def _marks(moment: Moment, columns: int) -> str:
-    cells = [" "] * columns
-    end = max(moment.rates[-1][0], 1e-9)
-    for at, letter in moment.marks:
-        cells[min(columns - 1, int(columns * at / end))] = letter
-    return "".join(cells)
 
 
 def _share(share: float, columns: int) -> str:
