@@ -208,7 +208,7 @@ def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> d
     rows = batch // min(placed.ranks, streams)
     traffic = step_traffic(placed, given.tables, batch=batch, wire=args.wire)
     holds = placed.most_bytes
-    vector_bytes = round(max(placed.reads_on(r) for r in range(placed.ranks)) * batch)
+    vector_bytes = round(placed.most_reads * batch)
     row_bytes = round(rows * given.sample_bytes)
     steps = -(-given.samples // batch)
     stored = f" ({gb(row_bytes)} of files)" if row_bytes else ""

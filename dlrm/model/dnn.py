@@ -15,7 +15,7 @@ class Dnn(Tower):
     """Layers over all vectors and dense features, concatenated."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
 
-def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:
-    """Whether two columns give the same value the same id, by the table's spec. None: the table has no spec."""
-    if not table.record.spec:
-        return None
-    if any(f.transforms for f in table.fields if f.name in (one, other)):
-        return False
-    columns = {column.name: column for column in table.spec().columns}
-    return (
-        one in columns
-        and other in columns
-        and _id_meaning(columns[one]) == _id_meaning(columns[other])
-    )
-
-
 def _id_meaning(column: ColumnSpec) -> object:
     """Returns what defines a column's ids: a joint vocabulary and the later operators, or all operators if none
     learns."""
@@ -44,7 +30,13 @@ def with_item_table(model: ModelConfig, table: FeatureTable) -> ModelConfig:
     target's table, and the user asked for that."""
     if not (model.history and model.target) or model.history_table == "own":
         return model
-    same = same_ids(table, model.history, model.target)
+    # Whether both columns give the same value the same id, by the table's spec. None: the table has no spec.
+    same: bool | None = None
+    if table.record.spec:
+        both = (model.history, model.target)
+        meanings = [_id_meaning(column) for column in table.spec().columns if column.name in both]
+        transformed = any(f.transforms for f in table.fields if f.name in both)
+        same = not transformed and len(meanings) == 2 and meanings[0] == meanings[1]
     if model.history_table == "auto":
         return replace(model, history_table="target" if same else "own")
     if same is False:

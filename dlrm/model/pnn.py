@@ -20,7 +20,7 @@ class Pnn(Tower):
     """A deep network over all vectors and their dot products. Unlike in DLRM, dense features have no vector."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         self.dots = Dots(columns)
         self.over = mlp(
             [dense + columns * config.width + comb(columns, 2), *config.over_layers, 1],

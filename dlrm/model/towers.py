@@ -51,9 +51,6 @@ class Tower(nn.Module):
 
     inputs: ClassVar[tuple[str, ...]] = ("dense", "pooled")
 
-    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__()
-
     @staticmethod
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         """Returns the cost of each part: its parameters, and its operations for one sample."""
@@ -105,7 +102,7 @@ class Dlrm(Tower):
     network."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.dots = Dots(columns + 1)
         self.over = mlp(
@@ -139,7 +136,7 @@ class Dcn(Tower):
     """DCN-v2: like DLRM, with cross layers over all vectors instead of dot products."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.cross: nn.Module
@@ -194,7 +191,7 @@ class WideDeep(Tower):
     inputs = ("dense", "pooled", "wide")
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         self.linear = nn.Linear(dense, 1, bias=False)  # the deep part's bias is the model's
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
 
@@ -240,7 +237,7 @@ class Dien(Tower):
     inputs = ("dense", "pooled", "history", "lengths", "target")
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__(config, dense, columns)
+        super().__init__()
         self.interests = InterestEvolution(config.width)
         self.over = mlp(
             [dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True

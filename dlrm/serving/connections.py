@@ -64,16 +64,6 @@ class AmbiguousRequest(Exception):
     """A proxy in front of this server may read the request differently, for example as two requests."""
 
 
-def check_head(headers: list[tuple[bytes, bytes]], version: str) -> None:
-    """Raises AmbiguousRequest for an ambiguous head that the parser accepts. The parser itself refuses two lengths,
-    folded headers, and lines that do not end in a carriage return and a line feed."""
-    names = [name for name, _ in headers]
-    if b"transfer-encoding" in names and version != "1.1":
-        raise AmbiguousRequest(f"HTTP/{version} has no Transfer-Encoding")
-    if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
-        raise AmbiguousRequest("it does not name one host")
-
-
 class JoinedWrites:
     """A transport that sends by one system call what is written in one turn of the event loop, such as the head and the
     body of an answer."""
@@ -164,7 +154,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._message_begun = True
 
     def on_headers_complete(self) -> None:
-        check_head(self.headers, self.parser.get_http_version())
+        # The parser itself refuses two lengths, folded headers, and lines that do not end in a carriage return and a
+        # line feed.
+        version, names = self.parser.get_http_version(), [name for name, _ in self.headers]
+        if b"transfer-encoding" in names and version != "1.1":
+            raise AmbiguousRequest(f"HTTP/{version} has no Transfer-Encoding")
+        if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
+            raise AmbiguousRequest("it does not name one host")
         if len(self.pipeline) >= _PIPELINED:
             raise AmbiguousRequest(
                 f"more than {_PIPELINED} requests wait behind one on this connection"

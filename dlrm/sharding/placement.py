@@ -66,7 +66,7 @@ def place(
     )
     if machine.device == "cuda" and machine.host_memory_bytes:
         for t in largest:
-            load.spill(t.name)
+            load.kernels[t.name] = "uvm_caching"  # this moves its bytes to the hosts' memory
             spilled, left = _fitted(load, machine, fixed, free)
             if (
                 max(spilled.host_bytes_on(r) for r in range(machine.ranks))
@@ -179,16 +179,12 @@ class _Loads:
         self._tables = tables
         self._machine = machine
         self._storage = storage
-        self._kernels = dict(kernel_of)
+        self.kernels = dict(kernel_of)
         self.bytes = sum(storage.total(t.rows, t.width) for t in tables)
         self._reads = sum(self._read(t.lookups, t.width) for t in tables)
 
     def kernel(self, t: Table) -> str:
-        return self._kernels.get(t.name, "fused")
-
-    def spill(self, name: str) -> None:
-        """Moves this table's bytes to the hosts' memory."""
-        self._kernels[name] = "uvm_caching"
+        return self.kernels.get(t.name, "fused")
 
     def size(self, t: Table) -> int:
         """Returns the bytes of a table in the ranks' own memory."""
@@ -229,7 +225,7 @@ class _Loads:
         """Places the tables in `cut` as it says, and all others whole. Heavy tables come first. Each goes where it adds
         least to the largest load."""
         kinds = {
-            t.name: cut.get(t.name, ("table", self.why(t) if t.name in self._kernels else _WHOLE))
+            t.name: cut.get(t.name, ("table", self.why(t) if t.name in self.kernels else _WHOLE))
             for t in self._tables
         }
         # The ranks of the other tables depend on the loads of these.

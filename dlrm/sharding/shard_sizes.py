@@ -105,14 +105,22 @@ class ModelPlacement:
     places: tuple[TablePlacement, ...]
     ranks: int
 
+    def parts_on(self, rank: int) -> list[TableShard]:
+        return [part for place in self.places for part in place.parts if part.rank == rank]
+
     def bytes_on(self, rank: int) -> int:
-        return sum(p.bytes for place in self.places for p in place.parts if p.rank == rank)
+        return sum(part.bytes for part in self.parts_on(rank))
 
     def host_bytes_on(self, rank: int) -> int:
-        return sum(p.host_bytes for place in self.places for p in place.parts if p.rank == rank)
+        return sum(part.host_bytes for part in self.parts_on(rank))
 
     def reads_on(self, rank: int) -> float:
-        return sum(p.reads for place in self.places for p in place.parts if p.rank == rank)
+        return sum(part.reads for part in self.parts_on(rank))
+
+    @property
+    def most_reads(self) -> float:
+        """The bytes that the busiest rank reads for one sample."""
+        return max(self.reads_on(r) for r in range(self.ranks))
 
     @property
     def most_bytes(self) -> int:
@@ -131,15 +139,10 @@ class ModelPlacement:
     def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
         """Returns the slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
         vectors."""
-        sent = [
-            sum(p.sends for place in self.places for p in place.parts if p.rank == r)
-            for r in range(self.ranks)
-        ]
+        sent = [sum(part.sends for part in self.parts_on(r)) for r in range(self.ranks)]
         away = batch * (self.ranks - 1) / self.ranks
         return {
-            "read_s": max(self.reads_on(r) for r in range(self.ranks))
-            * batch
-            / machine.memory_bandwidth,
+            "read_s": self.most_reads * batch / machine.memory_bandwidth,
             "exchange_s": machine.send_seconds(max(sent) * away),
         }
 

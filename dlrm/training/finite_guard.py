@@ -41,7 +41,8 @@ class FiniteGuard:
         self._checker = checker
         self._warn = warn
         self.skips = config.on_nonfinite == "skip"
-        self._lengths: Mapping[str, Tensor] = {}
+        self.lengths: Mapping[str, Tensor] = {}
+        """The lengths of the gradients of the step that is being made, as `clip` returns them."""
         self._watched: deque[
             tuple[int, tuple[int, int], Sequence[str], Tensor, Callable[[], bool]]
         ] = deque()
@@ -49,20 +50,16 @@ class FiniteGuard:
         self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 
-    def watch_lengths(self, lengths: Mapping[str, Tensor]) -> None:
-        """Takes the lengths of the gradients of the step that is being made, as `clip` returns them."""
-        self._lengths = lengths
-
     def watch(self, step: int, finished: FinishedStep) -> None:
         """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
         batch = finished.fetched.batch
         loss = torch.zeros(()) if finished.loss is None else finished.loss
-        numbers = torch.stack([*self._lengths.values(), loss])
+        numbers = torch.stack([*self.lengths.values(), loss])
         names = [
             f"the length of the gradient of {name!r}" if name else "the gradients' length"
-            for name in self._lengths
+            for name in self.lengths
         ]
-        self._lengths = {}
+        self.lengths = {}
         self._watched.append(
             (step, (batch.epoch, batch.step), [*names, "the loss"], *fetch(numbers))
         )

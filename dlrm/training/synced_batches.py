@@ -27,22 +27,6 @@ class Stopped(Exception):
     """The ranks were asked to stop. All of them stop before the same batch."""
 
 
-def progress_reader(feed: Any) -> Callable[[], Any]:
-    """Returns a function that reads a loader's counters. Its result changes as long as the loader makes progress."""
-    snapshot = getattr(feed, "snapshot", None)
-
-    def read_progress() -> Any:
-        with suppress(Exception):  # it is being closed
-            return (
-                [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages]
-                if snapshot
-                else None
-            )
-        return None
-
-    return read_progress
-
-
 class SyncedBatches:
     """Synchronises all ranks before each batch. If one rank was asked to stop, all stop before the same batch. So no
     rank is within a step while another waits for its batch, and `end_wait` can end that wait."""
@@ -67,7 +51,14 @@ class SyncedBatches:
         """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
         was not finite."""
         batches = iter(feed)
-        read_progress = progress_reader(feed)
+        snapshot = getattr(feed, "snapshot", None)
+
+        def read_progress() -> Any:
+            """Returns the loader's counters. They change as long as it makes progress."""
+            with suppress(Exception):  # it is being closed, or has none
+                return [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages]
+            return None
+
         try:
             for number in count(1):
                 self._activity.fetches(number, read_progress)

@@ -101,10 +101,6 @@ class _TrainingProgress:
     good_enough: bool = False
     table_changed: bool = False
 
-    def start_epoch(self) -> None:
-        self.finished = None
-        self.start_interval()
-
     def start_interval(self) -> None:
         """Resets the sums, after a report."""
         self.rows = 0
@@ -183,7 +179,8 @@ class Trainer:
         while progress.meta.epoch < self.config.epochs and not (
             self.synced_batches.stopped or progress.good_enough or progress.table_changed
         ):
-            progress.start_epoch()
+            progress.finished = None
+            progress.start_interval()
             self._train_epoch(feed, progress)
             self._pause()
             self._end_epoch(feed, progress)
@@ -280,7 +277,7 @@ class Trainer:
     def _update(self) -> None:
         if self.config.optim.clip:
             parameters = self.parts.dense_parameters.items()
-            self.guard.watch_lengths(clip(parameters, self.config.optim.clip))
+            self.guard.lengths = clip(parameters, self.config.optim.clip)
         self.parts.update()
 
     def _evaluate(self, meta: CheckpointMeta) -> bool:
