@@ -51,7 +51,7 @@ class SyncedBatches:
         """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
         was not finite."""
         batches = iter(feed)
-        snapshot = getattr(feed, "snapshot", None)
+        snapshot: Any = getattr(feed, "snapshot", None)
 
         def read_progress() -> Any:
             """Returns the loader's counters. They change as long as it makes progress."""
