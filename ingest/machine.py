@@ -80,7 +80,8 @@ class Machine:
         """Returns the per cent of the last ten seconds in which a task in this process's control group waited for
         memory. With version 1, or without groups, it counts tasks of the whole host. 0 if the kernel does not report
         it."""
-        own = [g.path[0] / "memory.pressure" for g in self._control.of("memory") if g.version == 2]
+        groups = self._control.groups("memory")
+        own = [group.path[0] / "memory.pressure" for group in groups if group.version == 2]
         for path in [*own, self._root / "proc/pressure/memory"]:
             for line in (text_of(path) or "").splitlines():
                 if line.startswith("some avg10="):

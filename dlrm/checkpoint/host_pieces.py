@@ -35,7 +35,7 @@ class HostPieces:
         self._lane = lane
         self._buffers: list[Tensor] = []
 
-    def of(self, tensor: Tensor) -> Iterator[Tensor]:
+    def pieces(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yields the bytes of a tensor. A piece is valid until the next one is asked for."""
         parts = torch.split(_as_bytes(tensor), self._size)
         lane = self._lane
@@ -55,12 +55,12 @@ class HostPieces:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy on the host."""
-        found = torch.empty(tensor.shape, dtype=tensor.dtype)
-        rest = _as_bytes(found)
-        for piece in self.of(tensor):
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        rest = _as_bytes(copy)
+        for piece in self.pieces(tensor):
             rest[: len(piece)] = piece
             rest = rest[len(piece) :]
-        return found
+        return copy
 
 
 class CudaHostLane:

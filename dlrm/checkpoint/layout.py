@@ -205,7 +205,7 @@ def _bytes(
             raise ValueError(
                 f"{entry.key} is {value.dtype} {tuple(value.shape)} instead of {entry.dtype} {entry.size}"
             )
-        for piece in host.of(value):
+        for piece in host.pieces(value):
             yield piece.numpy().data
 
 

@@ -64,7 +64,23 @@ class Reload:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a user's module may raise any error, even SystemExit
-            self._note_failure(error, service)
+            # The message of an error of a run, its table or its state suffices without the class.
+            is_usual = isinstance(error, UsageError | OSError)
+            text = str(error) if is_usual else f"{type(error).__name__}: {error}"
+            moment, last = self.wall_clock(), self._failure
+            repeated = self._failing and last is not None and last.error == text
+            self._failure = (
+                replace(last, times=last.times + 1, last=moment)
+                if repeated and last
+                else Failure(error=text, times=1, first=moment, last=moment)
+            )
+            self._failing = True
+            self._failures += 1
+            if not repeated:
+                service.served.reload("refused")
+                self._report(
+                    f"a newer checkpoint cannot be served, so the one before it stays: {text}"
+                )
             return False
         self._failing = False
         if not is_newer:
@@ -90,23 +106,6 @@ class Reload:
                 "last": iso_time(last.last),
             },
         }
-
-    def _note_failure(self, error: BaseException, service: HttpApp) -> None:
-        # The message of an error of a run, its table or its state suffices without the class.
-        is_usual = isinstance(error, UsageError | OSError)
-        text = str(error) if is_usual else f"{type(error).__name__}: {error}"
-        moment, last = self.wall_clock(), self._failure
-        repeated = self._failing and last is not None and last.error == text
-        self._failure = (
-            replace(last, times=last.times + 1, last=moment)
-            if repeated and last
-            else Failure(error=text, times=1, first=moment, last=moment)
-        )
-        self._failing = True
-        self._failures += 1
-        if not repeated:
-            service.served.reload("refused")
-            self._report(f"a newer checkpoint cannot be served, so the one before it stays: {text}")
 
     def _report(self, text: str) -> None:
         with suppress(OSError, ValueError):  # standard error may be closed

@@ -76,7 +76,7 @@ class ControlGroups:
 
     def quotas(self) -> Iterator[float]:
         """Returns the cores that each group with a quota allows."""
-        for groups in self.of("cpu"):
+        for groups in self.groups("cpu"):
             for folder in groups.path:
                 if groups.version == 2:
                     quota, _, period = (text_of(folder / "cpu.max") or "max").partition(" ")
@@ -88,7 +88,7 @@ class ControlGroups:
 
     def limited(self) -> Iterator[MemoryGroup]:
         """Returns the groups that limit memory."""
-        for groups in self.of("memory"):
+        for groups in self.groups("memory"):
             for folder in groups.path:
                 text = (
                     text_of(
@@ -99,7 +99,7 @@ class ControlGroups:
                 if text.isdigit() and int(text) < UNLIMITED:
                     yield MemoryGroup(groups.version, folder, int(text))
 
-    def of(self, controller: str) -> Iterator[Groups]:
+    def groups(self, controller: str) -> Iterator[Groups]:
         """Finds the process's own groups by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
         # `cgroup2` or a version 1 controller, the mounted group, and the folder.
         mounts: list[tuple[str, str, str]] = []

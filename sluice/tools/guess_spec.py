@@ -221,7 +221,7 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
             )
             yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
             yield "# Rows of later days go to test. To train on them, raise both bounds."
-            yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
+            yield f"split_time = {toml_texts([name])}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
     user = user_of(found)
@@ -245,7 +245,7 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
     else:
         yield "# A hash of the whole row chooses its split. To split by columns or by time, add split_by or split_time."
     if by:
-        yield f"split_by = {json.dumps(by[0] if len(by) == 1 else by, ensure_ascii=False)}"
+        yield f"split_by = {toml_texts(by)}"
     yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
 
 
@@ -364,9 +364,9 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
 def _write_column(
     name: str, role: str, operators: list[str], seen: str, source: str | None = None
 ) -> list[str]:
-    lines = [seen, "[[column]]", f"name = {json.dumps(name, ensure_ascii=False)}"]
+    lines = [seen, "[[column]]", f"name = {toml_texts([name])}"]
     if source is not None:
-        lines.append(f"from = {json.dumps(source, ensure_ascii=False)}")
+        lines.append(f"from = {toml_texts([source])}")
     lines.append(f'role = "{role}"')
     if operators:
         lines.append(f"ops = [{', '.join(operators)}]")
