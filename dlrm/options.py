@@ -34,7 +34,7 @@ MODELS = {
     "dien": f"{_TOWERS}:Dien",
     "autoint": "sluice.dlrm.model.autoint:AutoInt",
     "pnn": "sluice.dlrm.model.pnn:Pnn",
-    "dnn": "sluice.dlrm.model.dnn:Dnn",
+    "dnn": f"{_TOWERS}:Dnn",
 }
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd")

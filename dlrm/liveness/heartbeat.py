@@ -89,12 +89,8 @@ class Heartbeat:
         # If the store is gone, its owner has ended. The ranks learn that in another way.
         with suppress(Exception):
             while not self._ended.wait(_EVERY_S):
-                self._talk()
+                self.step()
             self._report(over=True)
-
-    def _talk(self) -> None:
-        self.step()
-        self._silent_s = 0.0
 
     def _watch(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -125,6 +121,7 @@ class Heartbeat:
                 self._store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
         if self._store.check([_VERDICT_KEY]):
             self._end(json.loads(self._store.get(_VERDICT_KEY)))
+        self._silent_s = 0.0
 
     def _report(self, *, over: bool = False) -> None:
         self._number += 1

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.model import flops
-from sluice.dlrm.model.dnn import Dnn
 from sluice.dlrm.model.flops import LayerCost, LayerCosts
 from sluice.dlrm.model.interactions import NamedLabels, Names
+from sluice.dlrm.model.towers import Dnn
 from sluice.dlrm.options import ModelConfig
 
 

@@ -53,14 +53,3 @@ def cross(width: int, layers: int, rank: int = 0, experts: int = 1) -> LayerCost
             layers * (experts * each + width) + gates, 2 * layers * (experts * each + gates)
         )
     return LayerCost(layers * one.parameters, layers * one.flops)
-
-
-def second_order(columns: int, width: int) -> LayerCost:
-    """Counts a factorisation machine in its linear form."""
-    return LayerCost(0, 4 * columns * width)
-
-
-def interests(width: int, steps: int) -> LayerCost:
-    """Counts DIEN's two GRUs and its attention, over a history of `steps` items."""
-    gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * steps)
-    return gru + gru + LayerCost(width * width, 2 * width * width + 2 * width * steps)

@@ -185,6 +185,26 @@ class Dcn(Tower):
         }
 
 
+class Dnn(Tower):
+    """A plain deep network over all vectors and dense features, concatenated: the baseline of the other towers."""
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__()
+        self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
+        return logits.squeeze(1)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
+        return {"over": over_cost(config, dense + columns * config.width)}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
+        return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}
+
+
 class WideDeep(Tower):
     """Wide & Deep: a linear model over ids and dense features, plus a deep one over embeddings and dense features."""
 
@@ -226,7 +246,8 @@ class DeepFm(WideDeep):
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
         return {
             **WideDeep.cost(config, dense=dense, columns=columns, history=history),
-            "interaction": flops.second_order(columns, config.width),
+            # A factorisation machine in its linear form.
+            "interaction": LayerCost(0, 4 * columns * config.width),
         }
 
 
@@ -257,8 +278,12 @@ class Dien(Tower):
 
     @staticmethod
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
+        width = config.width
+        # Two GRUs and the attention, over a history of so many items.
+        gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * history)
+        match = LayerCost(width * width, 2 * width * width + 2 * width * history)
         return {
-            "interaction": flops.interests(config.width, history),
+            "interaction": gru + gru + match,
             "over": over_cost(config, dense + (columns + 2) * config.width),
         }
 

@@ -31,6 +31,7 @@ from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
 from sluice.dlrm.sharding.shard_sizes import ModelPlacement
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.ingest.loader import BatchLoader
 
 
@@ -94,10 +95,8 @@ def tuned(
     loader: BatchLoader,
     world: Ranks,
     knob_memory: KnobMemory,
+    journal: Journal,
     *,
-    record: Callable[[Mapping[str, Any]], None],
-    observe: Callable[[Mapping[str, Any]], None],
-    looks: Callable[[Mapping[str, Any]], None] | None,
     say: Callable[[str], None],
     agent: Mapping[str, Any],
 ) -> Iterator[Controller | None]:
@@ -137,9 +136,9 @@ def tuned(
         Controller(
             loading,
             policy,
-            record=knob_memory.observing(record),
-            observe=knob_memory.observing(observe),
-            looks=looks,
+            record=knob_memory.observing(journal.event),
+            observe=knob_memory.observing(journal.metric),
+            looks=journal.looks,
             learned=earlier,
         ) as controller,
         member,

@@ -251,7 +251,7 @@ def test_an_answer_of_the_store_or_a_sleep_of_the_machine_ends_no_rank():
         for _ in range(9):
             clock.now += 1.0
             pulse.look()
-        assert pulse._talk() is None
+        pulse.step()
     clock.now += 5000.0
     pulse.look()
 

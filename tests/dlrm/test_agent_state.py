@@ -15,6 +15,7 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training import assemble, loaders
 
 
@@ -74,9 +75,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             loader,
             here,
             kept,
-            record=lambda _: None,
-            observe=lambda _: None,
-            looks=None,
+            Journal(),
             say=print,
             agent=json.loads(json.dumps(before)),
         ) as controller:
