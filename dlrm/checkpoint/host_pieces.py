@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,23 +12,10 @@ BUFFERS = 2
 """While one piece is used, the next one is on its way."""
 
 
-class HostLane(Protocol):
-    """Copies from a device into buffers of the host."""
-
-    def is_there(self, tensor: Tensor) -> bool:
-        """Whether the tensor lies on the device."""
-
-    def buffer(self, size: int) -> Tensor:
-        """Returns a buffer of so many bytes."""
-
-    def fetch(self, source: Tensor, buffer: Tensor) -> Callable[[], None]:
-        """Starts a copy. Returns a function that waits for it."""
-
-
 class HostPieces:
     """The bytes of tensors. Tensors of the host are read where they are. Others go through two buffers."""
 
-    def __init__(self, size: int = 2**26, lane: HostLane | None = None) -> None:
+    def __init__(self, size: int = 2**26, lane: CudaHostLane | None = None) -> None:
         """`size`: the bytes of a piece. `lane`: the way from the device, if there is one."""
         self._size = size
         self._lane = lane
@@ -67,12 +53,15 @@ class CudaHostLane:
     """The way from a GPU, through pinned memory."""
 
     def is_there(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies on the device."""
         return tensor.is_cuda
 
     def buffer(self, size: int) -> Tensor:
+        """Returns a buffer of so many bytes."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, source: Tensor, buffer: Tensor) -> Callable[[], None]:
+        """Starts a copy. Returns a function that waits for it."""
         buffer.copy_(source, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(source.device))

@@ -90,10 +90,9 @@ class CheckpointReader:
     ) -> None:
         with safe_open(self.path / name, framework="pt") as file:
             for key, in_piece, in_chunk, piece in wanted:
-                if in_chunk:
-                    piece.into.detach()[tuple(in_piece)].copy_(file.get_slice(key)[tuple(in_chunk)])
-                else:
-                    piece.into.detach().copy_(file.get_tensor(key))  # a single number
+                # A single number has no slices.
+                part = file.get_slice(key)[tuple(in_chunk)] if in_chunk else file.get_tensor(key)
+                piece.into.detach()[tuple(in_piece)].copy_(part)
 
     def _advice(self) -> str:
         """Returns a text that names the run's newest finite checkpoint. It reads one after the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +24,7 @@ from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged_files
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
-from sluice.dlrm.checkpoint.host_pieces import CudaHostLane, HostLane, HostPieces
+from sluice.dlrm.checkpoint.host_pieces import CudaHostLane, HostPieces
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -62,7 +62,7 @@ class Checkpoints:
         keep: int,
         record: Callable[[dict[str, Any]], None],
         files: CheckpointDisk | None = None,
-        lane: HostLane | None = None,
+        lane: CudaHostLane | None = None,
         memory_free: Callable[[], int] | None = None,
     ) -> None:
         """`lane` is the way from the ranks' device. `memory_free` returns the free bytes of this host."""
@@ -166,7 +166,19 @@ class Checkpoints:
             for key, value in leaves
             if _is_tensor(value) and not is_sharded(value)
         }
-        owners = owners_of(self._world.gather_objects(unsharded))
+        # Of the ranks that hold a tensor in full, one writes it. The bytes are spread evenly. All ranks decide alike.
+        load: dict[int, int] = {}
+        holders: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        for rank, tensors in enumerate(self._world.gather_objects(unsharded)):
+            load[rank] = 0
+            sizes |= tensors
+            for key in tensors:
+                holders.setdefault(key, []).append(rank)
+        owners = {}
+        for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
+            owners[key] = min(holders[key], key=lambda rank: (load[rank], rank))
+            load[owners[key]] += sizes[key]
         mine = [
             entry
             for key, value in leaves
@@ -287,24 +299,6 @@ class Checkpoints:
                     "text": f"old checkpoints could not be removed: {_first_line(error)}",
                 }
             )
-
-
-def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Decides which rank writes each tensor that several ranks hold in full. `ranks` has each rank's tensors and their
-    bytes. The bytes are spread evenly. The result is the same on every rank."""
-    load: dict[int, int] = {}
-    holders: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
-    for rank, tensors in enumerate(ranks):
-        load[rank] = 0
-        sizes |= tensors
-        for key in tensors:
-            holders.setdefault(key, []).append(rank)
-    found = {}
-    for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
-        found[key] = min(holders[key], key=lambda rank: (load[rank], rank))
-        load[found[key]] += sizes[key]
-    return found
 
 
 def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = True) -> None:

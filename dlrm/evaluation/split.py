@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,25 +21,12 @@ from sluice.ingest.gpu import staging_for
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.ingest.batch import Batch
+    from sluice.ingest.loader import BatchLoader
 
 SLICES = 8
 """Number of ids of a sliced column that are evaluated by themselves."""
 EXACT_ROWS = 20_000_000
 """The most rows of a split that are kept and sorted. The logits of larger splits are counted in bins."""
-
-
-class EvaluationBatches(Protocol):
-    """The part of a loader that an evaluation uses."""
-
-    def __iter__(self) -> Any: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def dense_names(self) -> Sequence[str]: ...
-
-    @property
-    def sparse_names(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +74,7 @@ class Findings:
 @torch.no_grad()
 def evaluate(
     parts: TrainingParts,
-    feed: EvaluationBatches,
+    feed: BatchLoader,
     checker: BatchChecker,
     world: Ranks,
     *,

@@ -14,8 +14,6 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
 
-_LEARNED_ANEW = "its vocabulary was learned anew, so its ids mean other values"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDiff:
@@ -92,7 +90,7 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
                 reason = "another release converted the values that it is made from"
             if not reason and not _ids_stay(columns[1][name], *states):
                 reason = (
-                    _LEARNED_ANEW
+                    "its vocabulary was learned anew, so its ids mean other values"
                     if name in new
                     else "its numbers are scaled by what was learned anew"
                 )

@@ -1,9 +1,9 @@
-"""The data that a loader and the trainer exchange: `Fetched` batches, `FinishedStep`s, and the protocol of a loader."""
+"""The data that a loader and the trainer exchange: `Fetched` batches and `FinishedStep`s."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,20 +24,6 @@ class Fetched:
     """The number of rows over all ranks, without padding."""
     others_s: float = 0.0
     """Seconds that this rank waited for the others, once it had its part."""
-
-
-class TrainingBatches(Protocol):
-    """The methods of a loader that training needs."""
-
-    def __iter__(self) -> Any: ...
-
-    def __len__(self) -> int: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch. Its "epoch" is the number of finished epochs."""
-
-    def close(self) -> None:
-        """Closes the loader, from any thread. A thread that waits for a batch gets a LoaderError."""
 
 
 @dataclass(frozen=True, slots=True)

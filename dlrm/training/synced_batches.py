@@ -19,8 +19,8 @@ from sluice.ingest.errors import LoaderError
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.finite_guard import FiniteGuard
-    from sluice.dlrm.training.steps import TrainingBatches
     from sluice.ingest.batch import Batch
+    from sluice.ingest.loader import BatchLoader
 
 
 class Stopped(Exception):
@@ -44,10 +44,10 @@ class SyncedBatches:
         self._clock = clock
         self._activity = activity or Activity()
         self._lock = threading.Lock()
-        self._waiting_on: TrainingBatches | None = None
+        self._waiting_on: BatchLoader | None = None
         self.stopped = False
 
-    def batches(self, feed: TrainingBatches, guard: FiniteGuard | None = None) -> Iterator[Fetched]:
+    def batches(self, feed: BatchLoader, guard: FiniteGuard | None = None) -> Iterator[Fetched]:
         """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
         was not finite."""
         batches = iter(feed)
@@ -80,7 +80,7 @@ class SyncedBatches:
         finally:
             self._activity.rests()
 
-    def all_of(self, feed: TrainingBatches) -> Iterator[Batch]:
+    def all_of(self, feed: BatchLoader) -> Iterator[Batch]:
         """Yields all batches of the feed. Raises Stopped if the ranks were asked to stop, because the result would be
         incomplete."""
         for fetched in self.batches(feed):
@@ -94,7 +94,7 @@ class SyncedBatches:
             if self._waiting_on is not None:
                 self._waiting_on.close()
 
-    def _next(self, feed: TrainingBatches, batches: Iterator[Batch]) -> Batch | None:
+    def _next(self, feed: BatchLoader, batches: Iterator[Batch]) -> Batch | None:
         with self._lock:
             self._waiting_on = feed
         try:

@@ -19,7 +19,7 @@ from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
-from sluice.dlrm.training.steps import Fetched, FinishedStep, TrainingBatches
+from sluice.dlrm.training.steps import Fetched, FinishedStep
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.gpu import staging_for
 from sluice.ingest.machine import core_wait_s
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.overlapped_steps import OverlappedSteps
     from sluice.ingest.batch import Batch
+    from sluice.ingest.loader import BatchLoader
 
 _LATE_SHARE = 0.1
 """A rank is late or slow if the others wait for it for more than this share of their time."""
@@ -172,7 +173,7 @@ class Trainer:
                 self.parts, self.world, self.guard, self._update
             )
 
-    def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
+    def train(self, feed: BatchLoader, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
         loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
         progress = _TrainingProgress(meta=meta, saved_at=meta.step, loss=loss)
@@ -193,7 +194,7 @@ class Trainer:
             peak_bytes=self._peak_bytes,
         )
 
-    def _train_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
+    def _train_epoch(self, feed: BatchLoader, progress: _TrainingProgress) -> None:
         """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough."""
         config = self.config
         steps = len(feed)
@@ -223,7 +224,7 @@ class Trainer:
                 return
             started_at, own_at = self.clock(), self.own_clock()
 
-    def _end_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
+    def _end_epoch(self, feed: BatchLoader, progress: _TrainingProgress) -> None:
         """Makes the last report and the checkpoint of the epoch, then evaluates the model."""
         stopped = self.synced_batches.stopped
         finished = progress.finished
