@@ -288,7 +288,6 @@ class VersionRun:
                 }
             )
 
-
     def _evaluate_at_end(self, outcome: TrainingOutcome) -> dict[str, Any]:
         """Evaluates the model on its test split, unless the run was asked to stop. Returns the metrics of the run."""
         if not outcome.stopped:
