@@ -276,8 +276,9 @@ def test_the_first_number_that_is_none_is_named():
     guard = FiniteGuard(
         Config(data="fake", version=0), Alone(Clock()), BatchChecker(SIZES, DENSE, "fake"), print
     )
-    guard.watch_lengths({"": torch.tensor(math.nan)})
-    guard.watch(3, SimpleNamespace(loss=torch.tensor(math.inf), batch=(0, 3)))
+    guard.lengths = {"": torch.tensor(math.nan)}
+    batch = SimpleNamespace(batch=SimpleNamespace(epoch=0, step=3))
+    guard.watch(3, SimpleNamespace(loss=torch.tensor(math.inf), fetched=batch))
     with raises(NotANumber, "the gradients' length is nan at step 3"):
         guard.end()
 
