@@ -49,7 +49,12 @@ def test_s3_takes_options_from_the_name_then_from_the_environment(monkeypatch):
 
     _s3.cache_clear()
     asked = []
-    monkeypatch.setattr(pafs, "S3FileSystem", lambda **settings: asked.append(settings))
+
+    class Store:
+        def __init__(self, *, retry_strategy, **settings):
+            asked.append(settings)
+
+    monkeypatch.setattr(pafs, "S3FileSystem", Store)
     monkeypatch.setattr(pafs, "resolve_s3_region", lambda bucket: f"region of {bucket}")
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
