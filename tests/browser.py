@@ -78,8 +78,8 @@ class Browser:
         ):
             self.complaints.append(told["entry"]["text"])
 
-    def open(self, url: str, *, width: int, dark: bool = False) -> None:
-        """Shows a page at this width, in light or dark, and waits until it has been loaded."""
+    def open(self, url: str, *, width: int) -> None:
+        """Shows a page at this width, in light, and waits until it has been loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -87,7 +87,7 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self.dark(dark)
+        self.dark(False)
         self.call("Page.navigate", url=url)
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
 

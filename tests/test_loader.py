@@ -426,17 +426,6 @@ class TestElsewhere:
                     with raises(LoaderError, "state_dict()", "num_workers=0"):
                         attempt(one)
 
-    def test_loaders_and_batches_are_shown_in_one_line(self, clicks):
-        with loader_of(clicks, rank=1, ranks=2) as loader:
-            assert repr(loader) == (
-                f"Loader({clicks}, split train, 2,000 rows; 25 steps of 80; rank 1 of 2; 1 dense: price; "
-                "1 sparse: item; label: clicked; tuning auto)"
-            )
-            assert repr(next(iter(loader))) == (
-                "Batch(40 rows, epoch 0, step 0; dense [40, 1] float32, values [40] int32, lengths [40] int32, "
-                "label [40] float32, weight [40] float32; 1 dense: price; 1 sparse: item; label: clicked)"
-            )
-
 
 class TestStats:
     def test_rows_waits_and_stages_are_counted_from_the_first_batch_on(self, clicks):

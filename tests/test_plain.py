@@ -47,8 +47,6 @@ def run_script(tmp_path, monkeypatch):
         ("etl/two.py", GOOD + "def f():\n" + "    x = 1\n" * 60, "long functions"),
         ("etl/two.py", GOOD + "x = (1, 2)\n", "product"),
         ("benchmarks/two.py", GOOD, "benchmarks"),
-        ("tests/two.py", GOOD, "tests"),
-        ("examples/two.py", GOOD, "examples"),
         ("README.md", "Of this it is no part.\n", "no subject"),
         ("README.md", "word " * 1001, "README.md"),
     ],

@@ -136,15 +136,6 @@ def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
     assert_names(controller.reason.text, "learned policy not used", "trainer")
 
 
-def test_the_learned_policy_is_not_used_outside_its_training():
-    alone, _, _, _ = _run(Planner(), 8)
-    pipeline, controller, _, _ = _run(Auto(Says(inside=False)), 8)
-    assert pipeline.knobs == alone.knobs
-    controller, events = _run(Auto(Says(inside=False)), 0.5)[1:3]
-    for text in (controller.reason.text, events[0]["reason"]["text"]):
-        assert_names(text, "learned policy not used", "what it was taught")
-
-
 def test_an_initial_setting_takes_no_more_than_its_share_of_the_free_memory():
     stages = [dataclasses.replace(s, item_bytes=64 * MIB) for s in STAGES]
     roomy, _, _, _ = _run(

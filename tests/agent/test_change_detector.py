@@ -7,9 +7,7 @@ import dataclasses
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs.rates import rates
 from sluice.agent.policies import make
-from sluice.agent.runtime.change_detector import ChangeDetector
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import assert_names
 
@@ -56,23 +54,18 @@ def _dearer(pipeline, times=4.0):
 
 
 @pytest.mark.parametrize("policy", ["fixed", "shadow", "planner"])
-def test_other_cores_are_noticed_at_the_next_look(policy):
-    def cores(number):
-        return lambda pipeline: setattr(pipeline, "cores", number)
-
+@pytest.mark.parametrize(
+    ("name", "value", "what", "fact"),
+    [
+        ("cores", 1.0, "cores", "4 to 1"),
+        ("memory_limit", 2**33, "memory", "16 GiB to 8 GiB"),
+    ],
+)
+def test_other_limits_are_noticed_at_the_next_look(policy, name, value, what, fact):
     events = []
-    _run(_pipeline(), 30, events, policy, [(12, cores(1.0)), (20, cores(4.0))])
-    (first, one), (second, other) = _occasions(events)[:2]
-    assert (first, second) == ("cores", "cores")
-    assert_names(one, "4 to 1")
-    assert_names(other, "1 to 4")
-    pipeline, lookout = _pipeline(), ChangeDetector()
-    before = pipeline.snapshot()
-    lookout.look(before, None)
-    pipeline.advance(1.0)
-    pipeline.cores = 2.0
-    now = pipeline.snapshot()
-    assert [e["what"] for e in lookout.look(now, rates(before, now))] == ["cores"]
+    change = (12, lambda pipeline: setattr(pipeline, name, value))
+    _run(_pipeline(), 13, events, policy, [change])
+    _assert_occasions(events, (what, fact))
 
 
 def test_a_dearer_transform_is_noticed_within_four_looks_and_once():
@@ -121,9 +114,3 @@ def test_worker_processes_that_died_are_told_once_ranks_have_counted_theirs(died
     events, pipeline = [], Restarting([FakeStage(name="read", cpu_s=0.002)], cores=4)
     _run(pipeline, 30, events, changes=[(12 + n, die(number)) for n, number in enumerate(died)])
     _assert_occasions(events, ("worker", fact))
-
-
-def test_another_memory_limit_is_noticed():
-    events = []
-    _run(_pipeline(), 20, events, changes=[(10, lambda p: setattr(p, "memory_limit", 2**33))])
-    _assert_occasions(events, ("memory", "16 GiB to 8 GiB"))

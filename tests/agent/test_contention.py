@@ -7,17 +7,14 @@ import dataclasses
 import pytest
 
 from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import rates
 from sluice.agent.lab.simulator.physics import SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
-from sluice.agent.policies.planner.explain import why
 from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
-from tests.raises import assert_names
 
 
 def _seen(cpu, core_wait, quota=4.0, idle=None):
@@ -70,13 +67,6 @@ def test_what_our_own_trainer_takes_is_no_other_programs():
     assert Contention.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(
         2.0
     )  # one runs, another waits
-
-
-def test_the_bottleneck_names_the_cores_that_others_would_use():
-    limits, knobs = Limits(workers={"work": (1, 8)}), Knobs(workers={"work": 8})
-    seen = _seen(2.0, 2.0)
-    look = Forecast.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
-    assert_names(why("cores", look, seen), "2 of 4", "want 4")
 
 
 def test_a_little_work_says_nothing():

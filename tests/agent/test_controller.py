@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 
 import pytest
 
@@ -15,7 +14,7 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot
 from tests.agent.fake import FakePipeline, FakeStage, decisions, tune
-from tests.raises import assert_names, raises
+from tests.raises import assert_names
 
 
 def _pipeline():
@@ -260,22 +259,6 @@ def test_changes_are_rationed():
     assert controller.decisions == 10
 
 
-def test_a_decision_carries_its_prediction_and_the_effect_how_far_it_was_off():
-    pipeline = _pipeline()
-    controller, events, _ = _run(pipeline, make("planner"), 20)
-    controller.stop()
-    effect = next(e for e in events if e["kind"] == "effect")
-    assert abs(effect["prediction_error"]) < 0.1
-    verdict = events[-1]
-    assert verdict["kind"] == "verdict"
-    models = verdict["details"]["stages"]["read"]
-    assert models["busy_us_a_row"] == pytest.approx(52, rel=0.05)
-    assert models["residual"] < 0.05
-    twice = verdict["details"]["what_if"]["twice the cores"]["rows_per_s"]
-    assert twice > 1.5 * verdict["details"]["what_if"]["half the cores"]["rows_per_s"]
-    json.dumps(verdict)
-
-
 def test_other_limits_begin_the_policy_anew():
     class Counted(Script):
         begun = 0
@@ -289,28 +272,6 @@ def test_other_limits_begin_the_policy_anew():
     pipeline.stages = [dataclasses.replace(s, most=8) for s in pipeline.stages]
     controller.step()
     assert Counted.begun == 2
-
-
-def test_the_thread_ticks_and_ends():
-    class Running(FakePipeline):
-        def snapshot(self):
-            self.advance(1.0)
-            return super().snapshot()
-
-    pipeline, ticked = Running(_pipeline().stages), threading.Event()
-
-    class Seen(Script):
-        def decide(self, snapshot, state):
-            if self.asked == 2:
-                ticked.set()
-            return super().decide(snapshot, state)
-
-    with Controller(pipeline, Seen(), record=lambda e: None, interval_s=0.001) as controller:
-        assert ticked.wait(60)
-    assert controller.ticks >= 3
-    assert not [t for t in threading.enumerate() if t.name == "sluice-agent"]
-    with raises(ValueError, "interval_s"):
-        Controller(pipeline, Seen(), record=lambda e: None, interval_s=0)
 
 
 def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning():

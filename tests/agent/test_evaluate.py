@@ -7,10 +7,7 @@ import json
 import pytest
 
 from sluice.agent.lab import policies as simulated
-from sluice.agent.lab.simulator.scenario import ScenarioError
 from sluice.agent.lab.tables import Row, missed, summary
-from sluice.common.errors import UsageError
-from sluice.ingest.knobs import KnobError
 
 pytestmark = pytest.mark.slow
 
@@ -56,16 +53,3 @@ def test_policies_are_measured_on_a_scenario_file(tmp_path):
     assert found["policies"].keys() == {"planner", "oracle"}
     assert found["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
     assert found["policies"]["planner"]["median"] > 0
-
-
-@pytest.mark.parametrize(
-    ("argv", "error"),
-    [
-        (["--policy", "plannner"], KnobError),
-        (["--scenario", "/nowhere/x.json"], ScenarioError),
-        (["--seeds", "0"], UsageError),
-    ],
-)
-def test_wrong_usage_is_refused(argv, error):
-    with pytest.raises(error):
-        simulated.main(argv)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.common.settings import make, read
 from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 
@@ -95,13 +94,6 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
     _ended(tmp_path)
     assert begun() == {"services": {"read": 0}}
     assert begun("abd") is None  # its stages cost what they cost
-
-
-def test_knobs_that_were_given_are_distinguished_from_defaults():
-    assert read(KnobOptions, argv=[], prog="p") == {}
-    said = read(KnobOptions, argv=["--registry", "--knobs", "read=2"], prog="p")
-    assert said == {"registry": "", "knobs": "read=2"}
-    assert make(KnobOptions, said) == KnobOptions(registry="", knobs="read=2")
 
 
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():

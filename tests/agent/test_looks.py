@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -12,10 +11,10 @@ from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.contract import InitialSetting
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report import run_folder
-from sluice.agent.report.looks import LookWriter, read
+from sluice.agent.report.looks import read
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import raises
 
@@ -58,26 +57,6 @@ def test_what_was_asked_is_read_back_exactly(tmp_path):
     assert start.policy == "planner"
 
 
-def rewritten(tmp_path, *snapshots):
-    """The snapshots as they are read back."""
-    lines = []
-    writer = LookWriter(lambda line: lines.append({"at": 0.0, **line}))
-    knobs, limits = Knobs(workers={"read": 1}), Limits(workers={"read": (1, 2)})
-    writer.start("fixed", dict, limits, knobs, None)
-    for one in snapshots:
-        writer.decided(one, knobs, None)
-    (tmp_path / "looks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return [one.snapshot for one in read(tmp_path)[0].looks]
-
-
-@pytest.mark.parametrize("values", [(1, 1.0), (0.0, -0.0), (1.0, 1)])
-def test_equal_values_of_another_type_are_kept(tmp_path, values):
-    first = FakePipeline(STAGES).snapshot()
-    snapshots = [replace(first, cores_idle_s=value) for value in values]
-    back = rewritten(tmp_path, *snapshots)
-    assert [repr(one.cores_idle_s) for one in back] == [repr(value) for value in values]
-
-
 class Chooses:
     """A learned policy without a digest."""
 
@@ -114,10 +93,8 @@ def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        {"chose": [None, None]},
         {"chose": [{"workers": 3}, None]},
         {"seen": [[]]},
-        {"at": None},
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, damage):
@@ -128,14 +105,6 @@ def test_a_damaged_line_is_named(tmp_path, damage):
     path.write_text("\n".join(lines) + "\n")
     with raises(RunError, "line 4", "is damaged or of another version"):
         read(tmp_path / "run")
-
-
-def test_an_unfinished_last_line_is_left_out(tmp_path):
-    recorded(tmp_path / "run", Planner())
-    path = tmp_path / "run" / "looks.jsonl"
-    whole = read(tmp_path / "run")[0].looks
-    path.write_text(path.read_text()[:-20])
-    assert read(tmp_path / "run")[0].looks == whole[:-1]
 
 
 @pytest.mark.parametrize("text", [None, ""])

@@ -149,17 +149,6 @@ def test_an_evaluation_takes_no_workers_away():
     assert pipeline.knobs == settled
 
 
-def test_memory_is_a_limit_and_the_rest_is_used():
-    stages = [
-        FakeStage(name="read", cpu_s=0.002, wait_s=0.2, item_bytes=32 * MIB),
-        FakeStage(name="transform", cpu_s=0.004, item_bytes=8 * MIB),
-    ]
-    pipeline, used = FakePipeline(stages, memory_limit=1024 * MIB), []
-    tune(pipeline, 80, observe=lambda seen: used.append(seen["memory_used"]))
-    assert max(used) <= pipeline.memory_limit
-    assert pipeline.knobs.workers["read"] >= 5
-
-
 class Governed(FakePipeline):
     """Its governor keeps memory for work that is due. Readers beyond `admitted` wait for memory, and that slows all."""
 
@@ -197,19 +186,6 @@ def test_short_memory_is_given_back_at_once():
     _, events = tune(pipeline, 20)
     assert "memory" in [event["reason"]["bottleneck"] for event in decisions(events)]
     assert pipeline.snapshot().memory_used <= pipeline.memory_limit
-
-
-def test_steady_load_sees_at_most_one_change_in_a_hundred_decisions():
-    falls = [FakeStage(name="read", wait_s=0.01), FakeStage(name="udf", wait_s=0.02, bend=_falling)]
-    for pipeline in (
-        _store_bound(),
-        _store_bound(step_s=0.02, cores=8, workers={"read": 16, "transform": 8}),
-        FakePipeline(falls),
-    ):
-        controller, _ = tune(pipeline, 100)
-        settled = controller.decisions
-        go_on(controller, pipeline, 200)
-        assert controller.decisions - settled <= 2, str(pipeline.knobs)
 
 
 def test_a_dearer_transform_and_its_return_are_followed():
@@ -332,13 +308,6 @@ def test_workers_that_crowd_the_cores_become_fewer():
     assert min(counts[130:220]) <= 8 < max(counts)
 
 
-def test_workers_that_wait_for_a_lock_move_to_processes():
-    (scenario,) = [s for s in shipped() if s.name.startswith("13")]
-    seen = _course(scenario)
-    assert seen[-1][0].backend["transform"] == "process"
-    assert any("transform" in text and "thread → process" in text for _, text in seen)
-
-
 @pytest.mark.parametrize(("cpu", "switches"), [(0.6, 2), (0.05, 0)])
 def test_a_switch_to_processes_that_brings_nothing_is_tried_once_and_undone(cpu, switches):
     """The lock is the store's, so processes wait as long. A stage that hardly computes is not even tried."""
@@ -350,8 +319,3 @@ def test_a_switch_to_processes_that_brings_nothing_is_tried_once_and_undone(cpu,
     backends = [knobs.backend["udf"] for knobs, _ in seen]
     assert backends[-1] == "thread"
     assert sum(a != b for a, b in itertools.pairwise(backends)) == switches
-
-
-def test_fixed_changes_nothing():
-    controller, events = tune(_store_bound(), 20, "fixed")
-    assert (controller.decisions, events) == (0, [])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
 from sluice.agent import policies
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
-from sluice.agent.policies import CEILING, PRODUCT, RIVALS, make, register
-from sluice.ingest.knobs import KnobError
+from sluice.agent.policies import PRODUCT, make, register
 from tests.agent.policy_contract import PolicyContract
 from tests.raises import raises
 
@@ -40,25 +38,6 @@ def test_auto_decides_as_the_planner_without_a_learned_policy(monkeypatch, scena
     assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, (
         "nothing was decided that could differ"
     )
-
-
-def test_an_unknown_policy_is_named_with_the_nearest():
-    with raises(KnobError, "'planer'", "'planner'"):
-        make("planer")
-
-
-def test_where_the_rivals_are_not_a_name_of_theirs_says_where_they_are(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("sluice.benchmarks.rivals")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(policies, "_registered", {})
-    monkeypatch.setitem(
-        sys.modules, "sluice.benchmarks.rivals", None
-    )  # as import finds a folder that is not there
-    for rival in (*RIVALS, CEILING):
-        with raises(KnobError, f"'{rival}'", "benchmarks/rivals"):
-            make(rival)
-    assert policies.names() == list(PRODUCT)
-    assert make("auto").name == "auto"
 
 
 def test_a_rival_does_not_take_the_name_of_a_product():

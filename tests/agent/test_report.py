@@ -12,7 +12,7 @@ from sluice.agent import __main__ as agent
 from sluice.agent.report import charts, narrative
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
-from sluice.agent.report.format import count, moves, percent
+from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run, RunError, RunFolder
 from tests.agent import grown_run
 from tests.agent.fake import FakePipeline, FakeStage, tune
@@ -321,10 +321,3 @@ def test_an_effect_is_not_compared_across_a_disturbance(tmp_path):
     assert second.result == "slower"
     assert third.result == "not comparable", "the rate before was that of full buffers"
     assert_names(narrative.tell(run), "one change: median 38 %")
-
-
-def test_fusing_and_splitting_a_stage_are_moves():
-    alone, fused = {"workers": {"f": 1}, "fused": []}, {"workers": {"f": 1}, "fused": ["f"]}
-    assert_names(moves(alone, fused), "f", "before it")
-    assert_names(moves(fused, alone), "f", "its own")
-    assert moves(fused, fused) == "nothing"

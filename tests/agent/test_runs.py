@@ -31,21 +31,6 @@ def test_what_is_written_is_read(tmp_path):
     assert run.of("train") == [{"at": 3.0, "kind": "train", "loss": None, "step": 1}]
 
 
-def test_lines_are_there_while_the_run_goes_on(tmp_path):
-    with RunFolder.create(tmp_path / "run", {}) as folder:
-        folder.event({"kind": "start"})
-        assert len(read_lines(folder.path / "events.jsonl")) == 1
-
-
-def test_a_folder_in_use_names_who_uses_it(tmp_path):
-    with (
-        RunFolder.create(tmp_path / "run", {}),
-        raises(RunError, f"process {os.getpid()}"),
-    ):
-        RunFolder.create(tmp_path / "run", {}, resume=True)
-    RunFolder.create(tmp_path / "run", {}, resume=True).close()
-
-
 def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
     with RunFolder.create(tmp_path / "run", {"seed": 1}) as folder:
         folder.metric({"kind": "train", "step": 1})

@@ -23,7 +23,6 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
         (PlannerSettings, {"settle_ticks": 6}, "patience_ticks, 5"),
         (PlannerSettings, {"memory_target": 0.97}, "memory_alarm, 0.95"),
         (RuntimeSettings, {"early_share": 1.2}, "from 0 to 1"),
-        (RuntimeSettings, {"window_looks": 2.5}, "whole number"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(settings, setting, bound):

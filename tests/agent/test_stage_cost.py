@@ -86,14 +86,6 @@ def _costs(*factors):
     return seen
 
 
-def test_a_row_that_is_dearer_by_a_quarter_is_believed_at_the_second_look():
-    *_, before, first, second = _costs(1, 1, 1, 1, 1.25, 1.25)
-    assert (before.drifts, first.drifts, second.drifts) == (0, 0, 1)
-    assert (before.doubtful, first.doubtful, second.doubtful) == (False, True, False)
-    assert first.busy_s(1) == pytest.approx(0.1)
-    assert second.busy_s(1) == pytest.approx(0.125)
-
-
 def test_a_rise_that_passed_is_noise_and_only_a_larger_one_is_believed():
     noisy = [1, 1, 1, 1.3, 1, 1, 1]
     assert _costs(*noisy, 1.4, 1.4)[-1].drifts == 0

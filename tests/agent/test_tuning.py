@@ -93,29 +93,6 @@ def test_knobs_that_were_set_by_hand_are_not_tuned_any_more():
     run.close()
 
 
-def test_the_folder_holds_the_run_and_its_end(tmp_path):
-    times = iter([0.0, 1000.0])  # when the folder is made, and when the first batch is asked for
-    folder = RunFolder.create(tmp_path / "run", {"kind": "load"}, clock=lambda: next(times, 1000.0))
-    pipeline, policy = Moving(), Climbing(most=4)
-    run = started(pipeline, policy, folder=folder, outcome=lambda: {"rows": 5})
-    eventually(lambda: run.status.settled)
-    run.failed(ValueError("no"))
-    run.close()
-    run.close()
-    read = Run.read(tmp_path / "run")
-    assert [decision["at"] for decision in read.of("decision")] == [0, 0, 0], (
-        "`loader.tuning` counts from there, too"
-    )
-    [end] = read.of("end")
-    assert (
-        end.items()
-        >= {"rows": 5, "decisions": 3, "tuning": "climbing", "error": "ValueError: no"}.items()
-    )
-    assert read.of("verdict")
-    assert read.of("loader")
-    assert "more is more" in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_a_run_that_never_began_leaves_a_folder_that_can_be_begun_anew(tmp_path):
     for _ in range(2):
         run = TunedRun(Moving(), make("auto"), folder=RunFolder.create(tmp_path, {"kind": "load"}))

@@ -5,7 +5,6 @@ ones and rejects in test_build."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,10 +181,3 @@ def test_an_output_that_is_read_only_is_refused_before_spark_starts(tmp_path):
         raises(StoreError, tmp_path / "disk" / "t", "Read-only file system"),
     ):
         Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "disk" / "t"))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
-def test_a_folder_without_permission_is_refused_before_spark_starts(tmp_path):
-    (tmp_path / "t").mkdir(mode=0o500)
-    with raises(StoreError, tmp_path / "t", "Permission denied"):
-        Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "t"))

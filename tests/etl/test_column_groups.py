@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply import features as features_module
 from sluice.etl.apply.features import Features
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -73,10 +72,3 @@ def test_columns_together_have_the_values_that_each_has_alone(rows, columns, fea
     for name, values in alone.items():
         assert together[name].type == values.type, name
         np.testing.assert_array_equal(together[name], values, strict=True, err_msg=name)
-
-
-def test_an_error_names_the_column_that_fails(columns, features):
-    columns["C3"] = pa.array([b"\xff"] * 50, pa.binary())
-    columns["I2"] = pa.array(["x"] * 50, pa.string())
-    with pytest.raises(features_module.FeatureError, match=r"column 'I2': fill fails at 'x'"):
-        features.inputs(columns)

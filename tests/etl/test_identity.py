@@ -278,7 +278,6 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
             text(*COLUMNS, table='key = ["idd"]'),
             ("table.key = 'idd'", "'id'"),
         ),
-        (text(*COLUMNS, table='key = ["id", "id"]'), ("table.key = 'id'", "twice")),
         (
             text(*COLUMNS, table='split_by = "tags"'),
             ("table.split_by = 'tags'", "texts"),

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sluice.common.errors import InputError
-from sluice.common.suggest import nearest
 from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -170,7 +169,3 @@ def test_columns_that_differ_by_case_alone_are_refused_before_any_work():
         Spec.own(text + column("City", "key") + column("city", "key"))
     with raises(SpecError, "'Split'"):
         Spec.own(text + column("Split", "key", source="City"))
-
-
-def test_what_is_no_name_at_all_is_answered_with_the_names_that_there_are():
-    assert nearest(None, ["train", "test"]) == " (known: test, train)"

@@ -130,9 +130,7 @@ def test_a_wrong_word_is_one_line_that_says_what_would_do(words, facts):
     ("values", "facts"),
     [
         ({"mode": "apend"}, ("--mode:", "'apend'", "create")),
-        ({"rate": -1.0}, ("--rate:", "-1.0", "positive")),
         ({"seed": 1.5}, ("--seed:", "1.5", "whole number")),
-        ({"seed": True}, ("--seed:", "True")),
     ],
 )
 def test_a_record_is_checked_as_a_command_line_is(values, facts):

@@ -57,17 +57,11 @@ def test_only_what_changes_the_fit_changes_its_hash():
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
     [
-        ("seed = 3", "sede = 3", ("table.sede", "'seed'")),
         ("[table]", "[tabel]", ("tabel", "'table'")),
         (
             "min_count = 2",
             "min_cuont = 2",
             ("column[2].ops[0].min_cuont", "'min_count'"),
-        ),
-        (
-            'op = "log"',
-            'op = "lgo"',
-            ("column[1].ops[1].op = 'lgo'", "'log'"),
         ),
         (
             'role = "dense"',
@@ -99,11 +93,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
         ("size = 10", "salt = 1", ("column[3].ops[0]:", "hash", "size")),
         ("size = 10", 'size = "10"', ("column[3].ops[0].size = '10'", "int")),
         (
-            "width = 8",
-            "widht = 8",
-            ("column[2].embedding.widht", "'width'"),
-        ),
-        (
             'ops = [{op = "hash", size = 10}]',
             "",
             ("'sparse'", "id", "categorify", "hash"),
@@ -115,8 +104,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
             ("table.split:", "0.9"),
         ),
         ("seed = 3", 'split = {"a/b" = 1.0}', ("table.split.a/b",)),
-        ("seed = 3", "row_group_rows = 0", ("table.row_group_rows = 0",)),
-        ("seed = 3", "seed = true", ("table.seed = True", "int")),
         ("seed = 3", "seed = ", ("not TOML",)),
         ("seed = 3", 'split_by = "C9"', ("table.split_by = 'C9'", "'C2'")),
         (
@@ -128,11 +115,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
         ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', ("table.split:", "rise")),
         (
             '{op = "log", shift = 3}',
-            '{op = "hash", size = 3}',
-            ("'dense'", "number"),
-        ),
-        (
-            '{op = "log", shift = 3}',
             '{op = "split"}, {op = "log"}',
             ("ops[2]:", "log", "number", "'I1'", "texts"),
         ),
@@ -140,11 +122,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
             '{op = "log", shift = 3}',
             '{op = "overlap"}',
             ("column[1].ops[1]:", "overlap", "row"),
-        ),
-        (
-            '{op = "log", shift = 3}',
-            '{op = "bag"}',
-            ("ops[1]:", "bag", "'I1'", "number"),
         ),
         (
             '{op = "log", shift = 3}',
@@ -175,11 +152,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
             '{op = "fill"}, {op = "log", shift = 3}',
             '{op = "fill"}, {op = "bucketize", boundaries = [1], online = true}',
             ("'dense'", "number"),
-        ),
-        (
-            '{op = "hash", size = 10}',
-            '{op = "categorify", joint = 3}',
-            ("ops[0].joint = 3", "str"),
         ),
         (
             '{op = "hash", size = 10}',
@@ -214,18 +186,8 @@ def test_only_what_changes_the_fit_changes_its_hash():
         ),
         (
             "[table]",
-            '[[history]]\nname = "H"\nof = "C1"\nby = "C2"\norder = "I9"\nlength = 3\n[table]',
-            ("history[0].order = 'I9'", "'I3'"),
-        ),
-        (
-            "[table]",
             '[[join]]\npath = "x"\non = "C1"\ncolumns = ["C2:text"]\n[table]',
             ("join[0].columns = 'C2'", "already"),
-        ),
-        (
-            "[table]",
-            "[drift]\npsy = {warn = 1}\n[table]",
-            ("drift.psy", "'psi'"),
         ),
         ("[table]", '[dedup]\nkeep = "any"\n[table]', ("dedup.keep = 'any'", "first, last")),
         (
@@ -243,7 +205,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
             '[input]\nformat = "parquet"\noptional = ["I9"]',
             ("input.optional = 'I9'", "'I3'"),
         ),
-        ("seed = 3", 'partition = "C9"', ("table.partition = 'C9'", "'C2'")),
         (
             "seed = 3",
             'partition = "C1"\norder = "I1"',
@@ -271,11 +232,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
         ),
         (
             '"I1..I3:int"',
-            '{name = "I1..I3:int", zone = "UTC"}',
-            ("input.columns[1]", "'UTC'", "seconds"),
-        ),
-        (
-            '"I1..I3:int"',
             '{name = "I1..I3:int", format = "%Y", zone = "Bonn"}',
             ("columns[1].zone = 'Bonn'", "Europe/Berlin"),
         ),
@@ -283,11 +239,6 @@ def test_only_what_changes_the_fit_changes_its_hash():
             "[table]",
             'encoding = "utf-16"\n[table]',
             ("input.encoding = 'utf-16'", "UTF-8"),
-        ),
-        (
-            "[table]",
-            'encoding = "utf-7"\n[table]',
-            ("input.encoding = 'utf-7'", "UTF-8"),
         ),
         (
             "[table]",

@@ -94,14 +94,6 @@ def test_a_query_stands_behind_the_files_name():
     )
     assert store.relative(store.url("a/b.parquet")) == "a/b.parquet"
     assert store.spark_url("data") == "s3a://bucket/deep/t/data"
-    assert store.delta == {
-        "table_uri": "s3://bucket/deep/t",
-        "storage_options": {
-            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "eu-west-1",
-        },
-    }
 
 
 def test_a_table_is_made_and_read_with_the_variables_of_the_launch_page(address, monkeypatch, repo):
@@ -124,13 +116,6 @@ def test_a_table_is_made_and_read_with_the_variables_of_the_launch_page(address,
     small_table("s3://recipe/t", rows=100, mode="append", first=300)
     found = FeatureTable.open("s3://recipe/t")
     assert (found.rows, found.check()) == (400, [])
-
-
-def test_a_question_mark_in_a_folders_name_is_no_query(tmp_path):
-    store = TableStore(tmp_path / "why?")
-    assert store.url("x") == f"{tmp_path}/why?/x"
-    assert store.relative(store.url("x")) == "x"
-    assert small_table(store.uri, rows=50).check() == []
 
 
 def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):

@@ -181,9 +181,7 @@ def test_a_function_may_have_a_limit_and_operators_may_not():
     [
         ("", ("transform[0]:", "function", "op", "ops")),
         ('function = "f"', ("transform[0].function = 'f'", "module:function")),
-        ('function = "m:f"\nsize = 3', ("transform[0].size:",)),
         ('op = "hsh"\ninputs = ["C1"]', ("transform[0].op = 'hsh'", "hash")),
-        ('op = "hash"\ninputs = ["C1"]', ("transform[0]:", "hash", "size")),
         ('op = "hash"\nsize = 3', ("transform[0]:", "inputs")),
         ('op = "categorify"\ninputs = ["C1"]', ("transform[0].op = 'categorify'", "[[column]]")),
         (
@@ -199,10 +197,6 @@ def test_a_function_may_have_a_limit_and_operators_may_not():
             ("input 'label'",),
         ),
         (
-            'function = "m:f"\noutputs = ["label"]',
-            ("output 'label'",),
-        ),
-        (
             'function = "m:f"\noutputs = [{name = "x", role = "sparse"}]',
             ("'x'", "cardinality", "embedding"),
         ),
@@ -214,10 +208,6 @@ def test_a_function_may_have_a_limit_and_operators_may_not():
             'function = "m:f"\noutputs = [{name = "C1", role = "dense"}]',
             ("'C1'", "sparse"),
         ),
-        (
-            'function = "m:f"\noutputs = [{name = "x", role = "text"}]',
-            ("outputs[0].role = 'text'", "dense"),
-        ),
         ('function = "m:f"\noutputs = ["split"]', ("'split'", "table's own")),
         ('function = "m:f"\noutputs = ["x", "x"]', ("'x'", "twice")),
         (
@@ -226,10 +216,6 @@ def test_a_function_may_have_a_limit_and_operators_may_not():
         ),
         ('op = "log"\ninputs = ["tags"]', ("log", "number")),
         ('op = "ngram"\ninputs = ["tags"]', ("texts", "no model")),
-        (
-            'op = "lookup"\nfile = "v.npy"\nwidth = 3\ninputs = ["C1"]\noutputs = ["a", "b"]',
-            ("3 columns", "2 outputs"),
-        ),
         ('op = "hash"\nsize = 3\ninputs = ["I1"]', ("'I1'", "dense")),
         (
             'op = "hash"\nsize = 3\ninputs = ["C1"]\noutputs = [{name = "x", cardinality = 3}]',

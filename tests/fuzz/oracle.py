@@ -45,7 +45,6 @@ from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job import Job
-from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
@@ -79,26 +78,20 @@ class OneLabel(Exception):
     """There is no other label to flip to."""
 
 
-LABEL = "made from the label"
-"""The `Leak.operator` of a column whose source contains the label."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
     """A feature that contains information which it must not have."""
 
     column: str
-    operator: str
-    """The operator, the function or the rule that lets the information in, or `LABEL`."""
     holds: str
     """The information that the column must not have, for example "its own label"."""
-    before: str = ""
-    after: str = ""
+    row: int | None = None
+    """The first row whose feature changes."""
 
     @property
     def text(self) -> str:
-        seen = f": {self.before} becomes {self.after}" if self.before else ""
-        return f"column {self.column!r}, {self.operator}: it holds {self.holds}{seen}"
+        where = "" if self.row is None else f", first in row {self.row}"
+        return f"column {self.column!r}: it holds {self.holds}{where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,18 +305,6 @@ class TablePart:
         self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]
     ) -> Columns:
         """Returns the wanted columns of the table for the kept rows, and after them for the drawn negatives."""
-        features, columns, extras = self._prepare(columns, state)
-        return {
-            column.name: stored(
-                features.run(column, column.left_to_spark, columns, extras), self.spec, column
-            )
-            for column in wanted
-        }
-
-    def _prepare(
-        self, columns: Columns, state: FittedState
-    ) -> tuple[Features, Columns, Mapping[str, pa.Array]]:
-        """Returns the features, the columns with drawn negatives, and the extras. All are for `Features.run`."""
         features, keys = Features(self.spec, state, ahead=False), row_keys(columns, self.spec)
         splits, folds = split_of(columns, keys, self.spec), fold_keys(columns, keys, self.spec)
         if self._negatives:
@@ -333,39 +314,12 @@ class TablePart:
             }
         source = self.made_from
         extras = features.extras(columns, keys[source], splits[source], folds[source])
-        return features, columns, extras
-
-    def find_cause(
-        self, column: ColumnSpec, row: int, *sides: tuple[Columns, FittedState]
-    ) -> tuple[str, str, str]:
-        """Returns why a feature of a row differs between two `sides`: columns and states before and after a change.
-        Returns the first operator or rule whose result differs, and the feature's value on each side."""
-        steps, chains = column.left_to_spark, list[list[str]]()
-        for features, columns, extras in (self._prepare(*side) for side in sides):
-            chains.append(
-                [
-                    repr(features.run(column, steps[:number], columns, extras)[row].as_py())
-                    for number in range(len(steps) + 1)
-                ]
+        return {
+            column.name: stored(
+                features.run(column, column.left_to_spark, columns, extras), self.spec, column
             )
-        differs = [one != other for one, other in zip(*chains, strict=True)]
-        step = differs.index(True) if any(differs) else len(steps)
-        return self._name_step(column, step), chains[0][-1], chains[1][-1]
-
-    def _name_step(self, column: ColumnSpec, number: int) -> str:
-        """Returns the name of a column's operator, counted from 1. Number 0 is the rule that makes its source."""
-        op = column.ops[max(0, number - 1)] if column.ops else None
-        if isinstance(op, Python):
-            return op.function
-        if op and number:
-            return op.name
-        for history in self.spec.rows.histories:
-            if history.name in column.sources:
-                return f"[[{'lag' if history.lag else 'history'}]] {history.name}"
-        for join in self.spec.rows.joins:
-            if join.columns.keys() & set(column.sources):
-                return f"[[join]] {join.path}"
-        return LABEL
+            for column in wanted
+        }
 
     def learn(self, columns: Columns, removed: Mask, keys: Iterable[str]) -> dict[str, pa.Table]:
         """Returns what the operators with these state keys learn from the rows that are not removed."""
@@ -728,40 +682,30 @@ def _check_part(
     if saw_others(part.state, part.spec):
         holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
         leaks += [
-            Leak(column=fitted_op.users[0][0].name, operator=fitted_op.op.name, holds=holds)
+            Leak(column=fitted_op.users[0][0].name, holds=holds)
             for fitted_op in part.spec.fitted
             if not fitted_op.op.of_all_splits
         ]
     features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
-    parts, original = list({part, *learners.values()}), (part.columns, part.state)
-    values = part.compute(*original, features)
+    parts = list({part, *learners.values()})
+    values = part.compute(part.columns, part.state, features)
     # Each part yields its columns after the first change, then after the second, and so on.
     for change, *columns in zip(
         changes, *(one.apply_changes(changes) for one in parts), strict=True
     ):
         changed = dict(zip(parts, columns, strict=True))
-        after = changed[part], _learn_again(part, learners, change, changed)
+        state = _learn_again(part, learners, change, changed)
         checked = (part.written & change.keeps_features[part.row_numbers])[part.made_from]
-        changed_values = part.compute(*after, features)
+        changed_values = part.compute(changed[part], state, features)
         for column in features:
             if _is_known(leaks, column.name, change.leak):
                 continue
             differs = _find_differences(values[column.name], changed_values[column.name])
             rows = np.flatnonzero(checked & differs)
-            if not len(rows):
-                continue
-            operator, *seen = part.find_cause(column, int(rows[0]), original, after)
-            leaks.append(
-                Leak(
-                    column=column.name,
-                    operator=operator,
-                    holds=change.leak,
-                    before=seen[0],
-                    after=seen[1],
-                )
-            )
+            if len(rows):
+                leaks.append(Leak(column=column.name, holds=change.leak, row=int(rows[0])))
         if change.keeps_states:
-            _check_states(part, after[1], leaks, change.leak)
+            _check_states(part, state, leaks, change.leak)
     return unlearnable
 
 
@@ -774,7 +718,7 @@ def _check_states(part: TablePart, after: FittedState, leaks: list[Leak], leak: 
     for fitted_op in part.spec.fitted:
         name, key = fitted_op.users[0][0].name, fitted_op.key
         if not _is_known(leaks, name, leak) and _digest(after[key]) != _digest(part.state[key]):
-            leaks.append(Leak(column=name, operator=fitted_op.op.name, holds=leak))
+            leaks.append(Leak(column=name, holds=leak))
 
 
 def _learn_again(

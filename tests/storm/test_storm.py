@@ -26,7 +26,7 @@ from tests.storm.pools import run_pools
 from tests.storm.runs import run_seed, some_seeds
 from tests.storm.scheduler import Deadlock, Scheduler, Way
 from tests.storm.tables import run_table
-from tests.storm.threads import Condition, Event, Lock, Thread, Time, entered
+from tests.storm.threads import Lock, Thread, Time, entered
 
 pytestmark = pytest.mark.slow
 
@@ -88,18 +88,6 @@ def test_two_threads_that_wait_for_each_other_are_named():
         ):
             second.acquire()
         assert run.now >= 1, "its own clock went on, and nobody slept"
-
-
-def test_a_wait_ends_by_its_time_when_nobody_can_go_on_and_at_no_other():
-    with storm() as crew, entered(Scheduler(chance_of(0), Way(), crew)) as run:
-        condition, event = Condition(), Event()
-        with condition:
-            assert not condition.wait(0.25)
-        assert run.now == 0.25
-        Thread(target=lambda: (Time.sleep(1), event.set()), name="other").start()
-        assert event.wait(2)
-        assert run.now == 1.25
-        run.finish()
 
 
 def test_counters_that_several_threads_change_never_fall_and_add_up():

@@ -206,15 +206,6 @@ class Condition(_Named):
                 lock._times = times
         return woken
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        end = None if timeout is None else self._run.now + timeout
-        while not predicate():
-            left = None if end is None else end - self._run.now
-            if left is not None and left <= 0:
-                return predicate()
-            self.wait(left)
-        return True
-
     def notify(self, n: int = 1) -> None:
         run = self._run
         if run.over or run.failure is not None:
@@ -334,10 +325,6 @@ class Threading:
     def current_thread() -> Any:
         return current().current.thread
 
-    @staticmethod
-    def get_ident() -> int:
-        return current().current.number
-
 
 class Time:
     """The module `time` likewise. No clock moves by itself."""
@@ -346,7 +333,7 @@ class Time:
     def monotonic() -> float:
         return current().now
 
-    perf_counter = thread_time = process_time = monotonic
+    thread_time = monotonic
 
     @staticmethod
     def time() -> float:
