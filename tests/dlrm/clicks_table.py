@@ -102,6 +102,11 @@ def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
     return pa.table(found)
 
 
+def numbers_of(feature: Any) -> list[int]:
+    """The numbers of rows, from a tensor of their feature."""
+    return feature.double().expm1().round().long().tolist()
+
+
 def fitted(
     spec: Spec, columns: dict[str, pa.Array], before: FittedState | None = None
 ) -> FittedState:

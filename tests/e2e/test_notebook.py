@@ -22,13 +22,9 @@ for source in json.load(sys.stdin):
 """
 
 
-def _cells(kind):
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
-
-
 def test_its_cells_run_from_any_folder_and_show_what_the_agent_did(tmp_path):
-    sources = "\0".join(_cells("code"))
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    sources = "\0".join("".join(one["source"]) for one in cells if one["cell_type"] == "code")
     assert "SECONDS = 15\n" in sources
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],

@@ -27,14 +27,10 @@ def search(repo, monkeypatch):
 class Curves:
     """Stands for the trainer: best at lr 0.05 and width 16, and better settings lie above worse ones throughout."""
 
-    def __init__(self, breaks: int = -1) -> None:
-        """At leg number `breaks` the search is interrupted."""
+    def __init__(self) -> None:
         self.legs: list[tuple[str, int | None]] = []
-        self._breaks = breaks
 
     def __call__(self, folder, words, until):
-        if len(self.legs) == self._breaks:
-            raise KeyboardInterrupt
         self.legs.append((folder.name, until))
         given = dict(zip(words[::2], words[1::2], strict=True))
         distance = abs(math.log10(float(given["--lr"]) / 0.05)) + 0.3 * (given["--width"] != "16")
@@ -54,22 +50,6 @@ def test_poor_trials_are_given_up_at_a_pause_and_a_search_ends_at_its_aim(search
     assert {until for _, until in curves.legs} == {1, 3, None}
     last = {folder: until for folder, until in curves.legs}
     assert sum(until is None for until in last.values()) == states.count("COMPLETE")
-
-
-def test_a_search_that_was_broken_off_goes_on_with_the_trial_that_was_under_way(search, tmp_path):
-    broken, after = Curves(breaks=7), Curves()
-    with pytest.raises(KeyboardInterrupt):
-        search.Search(tmp_path, [], seed=1, auc=None, train=broken).run(6, None)
-    going = search.Search(tmp_path, [], seed=1, auc=None, train=after)
-    going.run(6, None)
-    assert after.legs[0][0] == broken.legs[-1][0]
-    assert [trial.state.name for trial in going.study.trials].count("FAIL") == 1
-    ended = [trial for trial in going.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
-    assert len(ended) == 6
-    assert len({json.dumps(trial.params) for trial in ended}) == 6
-    again = Curves()
-    search.Search(tmp_path, [], seed=1, auc=None, train=again).run(6, None)
-    assert again.legs == []
 
 
 def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):

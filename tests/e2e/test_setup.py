@@ -102,27 +102,15 @@ esac""",
     assert not (machine / ".venv/.stamp").exists()
 
 
-def stamp(home: Path) -> None:
-    """As if set-up had been there."""
-    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
-    key = subprocess.run(
-        f"cat {of} | sha256sum | cut -c1-16",
-        shell=True,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    (home / ".venv/.stamp").write_text(key)
-
-
 def test_a_second_call_does_nothing(machine):
     add(machine, "java", JAVA_17)
     (machine / ".venv/bin").mkdir(parents=True)
     python = machine / ".venv/bin/python"
     python.write_text("#!/bin/bash\necho called >> calls\n")
     python.chmod(0o755)
-    stamp(machine)
+    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
+    made = f"cat {of} | sha256sum | cut -c1-16 > .venv/.stamp"  # as if set-up had been there
+    subprocess.run(made, shell=True, cwd=machine, check=True)
     assert set_up(machine).returncode == 0
     assert not (machine / "calls").exists()
     (machine / "requirements.lock").write_text("changed")
@@ -130,46 +118,3 @@ def test_a_second_call_does_nothing(machine):
     (machine.parent / "bin/python3.11").chmod(0o755)
     set_up(machine)
     assert (machine / "calls").exists(), "changed locks were not noticed"
-
-
-def environment_with_spark(machine: Path, repo: Path) -> Path:
-    """Makes an environment with a spark-submit, which set-up has finished. Returns the file that spark-submit adds a
-    line to."""
-    add(machine, "java", JAVA_17)
-    for tool in ("mkdir", "cp", "cmp", "mv", "mktemp", "readlink", "touch"):
-        (machine.parent / "bin" / tool).symlink_to(shutil.which(tool))
-    (machine / ".venv/lib/python3.11/site-packages/pyspark").mkdir(parents=True)
-    (machine / ".venv/bin").mkdir()
-    for name, script in (
-        ("python", "true"),
-        ("spark-submit", 'echo called >> calls\ntouch "${SPARK_SUBMIT_OPTS#*=}"'),
-    ):
-        (machine / ".venv/bin" / name).write_text(f"#!/bin/bash\n{script}\n")
-        (machine / ".venv/bin" / name).chmod(0o755)
-    for name in (".ci/spark-env.sh", "etl/log4j2.properties"):
-        (machine / name).parent.mkdir(exist_ok=True)
-        shutil.copy(repo / name, machine / name)
-    stamp(machine)
-    return machine / "calls"
-
-
-def test_spark_of_the_environment_is_configured_once(machine, repo):
-    """And again after its Java has changed; where noting Spark's classes down fails, everything else goes on."""
-    called = environment_with_spark(machine, repo)
-    conf = machine / ".venv/lib/python3.11/site-packages/pyspark/conf"
-    for _ in range(2):
-        assert set_up(machine).returncode == 0
-    assert called.read_text() == "called\n"
-    assert sorted(path.name for path in conf.iterdir()) == [
-        "log4j2.properties",
-        "spark-env.sh",
-        "spark.jsa",
-        "spark.jsa.java",
-    ]
-    (machine / ".ci/spark-env.sh").write_text("# another")
-    (conf / "spark.jsa.java").write_text("another")
-    (machine / ".venv/bin/spark-submit").write_text("#!/bin/bash\nexit 1\n")
-    again = set_up(machine)
-    assert (again.returncode, (conf / "spark-env.sh").read_text()) == (0, "# another")
-    assert "a little longer" in again.stderr
-    assert "having Java" not in set_up(machine).stderr

@@ -42,7 +42,6 @@ role = "sparse"
 ops = [{op = "quantiles", buckets = 5, online = true}]
 """
 )
-LEFT = ("user", "count", "price", "filled", "parts")
 USERS = (
     "18446744073709551615",
     "9223372036854775808",

@@ -58,5 +58,3 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         Permission.of((MODULE,)).load(f"{MODULE}:basename", "a table")
     with raises(OperatorError, "../evil", "module"):
         Permission.of(("../evil",))
-    with raises(OperatorError, "several names"):
-        Permission.of("mine")

@@ -61,7 +61,7 @@ LOADER = SimpleNamespace(snapshot=lambda: NOW, stats=lambda: STATS)
 FAULT = "fault cores=1@10s: 1 core instead of 2"
 
 
-def filled() -> Endpoint:
+def filled(auc: float | None) -> Endpoint:
     endpoint = Endpoint(1, clock=lambda: 1_790_000_000.25)
     endpoint.show_loader(LOADER, version=4)
     endpoint.observe(
@@ -71,7 +71,7 @@ def filled() -> Endpoint:
         {
             "kind": "eval",
             "split": "test",
-            "auc": None,
+            "auc": auc,
             "ne": 0.75,
             "logloss": 0.5,
             "calibration": 1.0,
@@ -86,7 +86,7 @@ def filled() -> Endpoint:
 
 
 def test_trainer_and_loader_are_exported():
-    text = generate_latest(filled().registry).decode()
+    text = generate_latest(filled(None).registry).decode()
     for line in (
         "sluice_train_rank 1.0",
         "sluice_train_table_version 4.0",
@@ -122,18 +122,7 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     served = ServerMetrics()
     served.request(200, 0.01)
     served.answered(1, {"I1": 1})
-    endpoint = filled()
-    endpoint.observe(
-        {
-            "kind": "eval",
-            "split": "test",
-            "auc": 0.75,
-            "ne": 0.75,
-            "logloss": 0.5,
-            "calibration": 1.0,
-        }
-    )
-    text = generate_latest(endpoint.registry).decode() + served.text(0).decode()
+    text = generate_latest(filled(0.75).registry).decode() + served.text(0).decode()
     told = {
         line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")
     }

@@ -8,7 +8,6 @@ import torch
 
 from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 from sluice.dlrm.serving.served_model import Servable, online_of
-from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.apply.features import Features
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.column_transforms import ColumnTransforms
@@ -41,11 +40,3 @@ def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):
     assert torch.equal(got.values, want.values)
     assert torch.equal(got.lengths, want.lengths)
     assert torch.equal(got.dense, want.dense)
-
-
-def test_what_is_stored_is_taken_for_no_ids(tmp_path):
-    """Neither by the check of the files, nor by what places the embeddings."""
-    _, left = left_ids.tables(tmp_path, 600)
-    check_files(left)
-    for table in tables_of(left.fields, ModelConfig(), profile_of(left)):
-        assert bool(table.use) == (table.name not in left_ids.LEFT), table.name

@@ -95,34 +95,6 @@ def test_batches_are_bounded_by_time_and_late_requests_learn_when_to_retry():
     assert last == now[0]
 
 
-def test_the_loop_answers_others_while_a_batch_is_worked_on():
-    begun, go_on = threading.Event(), threading.Event()
-
-    def work(requests: list[int]) -> list[int]:
-        begun.set()
-        assert go_on.wait(60)
-        return requests
-
-    async def run() -> int:
-        batcher: Batcher[int, int] = Batcher(
-            work,
-            size=lambda _: 1,
-            size_limit=1,
-            request_limit=1,
-            waiting_limit=9,
-            units=lambda n: n,
-            pace=Pace(1.0, 1.0),
-        )
-        asked = asyncio.ensure_future(batcher.ask(7))
-        await asyncio.to_thread(begun.wait, 20)
-        for _ in range(100):
-            await asyncio.sleep(0)  # nothing here waits for the work
-        go_on.set()
-        return await asked
-
-    assert asyncio.run(run()) == 7
-
-
 def test_rows_are_counted_without_being_read():
     raw = clicks_table.raw_rows(50)
     assert rows_at_most(JSON, as_json(raw)) == 51
@@ -152,7 +124,6 @@ def test_the_longest_idle_connection_goes_and_never_one_with_a_request_under_way
 
 def test_no_more_connections_than_files():
     assert affordable(1024, 1024, 4096) == (1024, 1536)
-    assert affordable(1024, 1024, -1) == (1024, 1536)
     assert affordable(1024, -1, -1) == (1024, -1)
     assert affordable(1024, 65536, 65536) == (1024, 65536)
     assert affordable(1024, 256, 1024) == (512, 1024)

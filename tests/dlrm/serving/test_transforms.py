@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -22,12 +21,9 @@ from tests.raises import raises
 pytestmark = pytest.mark.slow
 
 
-def test_a_server_asks_for_the_code_again(transformed, monkeypatch):
+def test_a_server_asks_for_the_code_again(transformed):
     with raises(OperatorError, "'ratio'", f"--allow-code {MODULE}"):
         Servable.load(transformed / "run", "fp32")
-    monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
-    with raises(OperatorError, "'ratio'", f"'{MODULE}:ratio'", "imported"):
-        Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
 
 def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(
@@ -45,8 +41,7 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
     config = Config.from_dict(servable.meta.config)
     with loaders.evaluation(config, servable.table, "train", rank=0, local_ranks=1) as batches:
         batch = next(iter(batches))
-    order = batch.dense[:, 0].argsort()[:200]  # each row has a number of its own
-    numbers = torch.expm1(batch.dense[order, 0].double()).round().long().tolist()
+    numbers = clicks_table.numbers_of(batch.dense[:, 0])
     raw = clicks_table.raw_rows(ROWS).drop_columns("label").take(numbers)
     plain = FeatureTable.open(config.data, allow_code=(MODULE,))
     assert [one.name for one in servable.table.transforms] == [
@@ -54,17 +49,9 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
         "doubled",
     ]
     made = servable.batch({name: raw[name].combine_chunks() for name in raw.column_names})
-    torch.testing.assert_close(made.dense, batch.dense[order], rtol=0, atol=0)
+    assert torch.equal(made.dense, batch.dense)
+    assert made.values.tolist() == batch.values.tolist()
+    assert made.lengths.tolist() == batch.lengths.tolist()
     columns = [c.name for c in servable.layout.columns]
-
-    def rows_of(one, rows: int) -> list[list[list[int]]]:
-        lengths = one.lengths.view(len(columns), rows)
-        ids = one.values.split(lengths.sum(1).tolist())
-        return [
-            [bag.tolist() for bag in part.split(counts)]
-            for part, counts in zip(ids, lengths.tolist(), strict=True)
-        ]
-
-    theirs = rows_of(batch, len(batch.label))
-    assert rows_of(made, 200) == [[column[row] for row in order.tolist()] for column in theirs]
-    assert {len(bag) for bag in theirs[columns.index("grams")]} >= {0, 1}
+    bags = batch.lengths.view(len(columns), -1)[columns.index("grams")]
+    assert set(bags.tolist()) >= {0, 1}

@@ -26,10 +26,6 @@ def short(columns):
     return {"I1": columns["I1"][:-1]}
 
 
-def texts(columns):
-    return {"I1": columns["I1"].astype(object)}
-
-
 def greedy(columns):
     raise MemoryError("all of it")
 

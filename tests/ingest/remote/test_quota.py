@@ -10,40 +10,30 @@ from sluice.ingest.remote.unit import Unit
 from sluice.ingest.remote.worker import memory_of, threads_of
 from tests.ingest import test_machine
 from tests.ingest.remote.conftest import job_and_units
-from tests.ingest.test_machine import GIB, V1, V2
+from tests.ingest.test_machine import GIB, V2
 from tests.raises import raises
 
 machine_of = test_machine.root
 """Makes a machine of 8 cores and 16 GiB out of made-up files."""
-QUOTAS = {
-    "version 2": V2
-    | {
-        "sys/fs/cgroup/a/b/cpu.max": "250000 100000",
-        "sys/fs/cgroup/a/b/memory.max": f"{6 * GIB}",
-        "sys/fs/cgroup/a/memory.max": f"{9 * GIB}",
-    },
-    "version 1": V1
-    | {
-        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "250000",
-        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{6 * GIB}",
-    },
+QUOTA = V2 | {
+    "sys/fs/cgroup/a/b/cpu.max": "250000 100000",
+    "sys/fs/cgroup/a/b/memory.max": f"{6 * GIB}",
+    "sys/fs/cgroup/a/memory.max": f"{9 * GIB}",
 }
 
 
-@pytest.mark.parametrize("version", QUOTAS)
-def test_threads_and_memory_are_those_of_the_pod(machine_of, version):
-    machine = machine_of(QUOTAS[version])
+def test_threads_and_memory_are_those_of_the_pod(machine_of):
+    machine = machine_of(QUOTA)
     assert threads_of(machine) == 3
     assert memory_of(machine).limit == 6 * GIB
 
 
 def test_what_the_pod_has_in_use_already_counts_and_too_little_memory_is_refused(machine_of):
     used = {"sys/fs/cgroup/a/b/memory.current": f"{5 * GIB}"}
-    assert memory_of(machine_of(QUOTAS["version 2"] | used)).base == 5 * GIB
+    assert memory_of(machine_of(QUOTA | used)).base == 5 * GIB
     used = {"sys/fs/cgroup/a/b/memory.current": f"{7 * GIB}"}
     with raises(MemoryLimitError, "6 GiB", "7 GiB"):
-        memory_of(machine_of(QUOTAS["version 2"] | used))
+        memory_of(machine_of(QUOTA | used))
 
 
 class Full(Governor):
