@@ -58,7 +58,6 @@ def set_up(home: Path) -> subprocess.CompletedProcess:
     [
         (None, "none"),
         ('openjdk version "11.0.2" 2019-01-15', "11"),
-        ('java version "1.8.0_202"', "1"),
     ],
 )
 def test_without_a_java_that_spark_can_use_it_says_what_to_install_and_goes_on(

@@ -325,6 +325,11 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
         )
         assert (weighed["a"][1] - weights["a"][0]).abs().max() <= error
         assert (weighed["b"][1] - 2 * weights["b"][6]).abs().max() <= 2 * error
+    one_each = KeyedJaggedTensor(
+        keys=list(ids), values=torch.arange(50), lengths=torch.tensor([1] * 50 + [0] * 100)
+    )
+    step = weights["a"].abs().amax(1, keepdim=True) / 127
+    assert ((narrow(one_each)["a"] - weights["a"]).abs() <= 0.502 * step).all()
     with raises(ValueError, "'a'", "49 rows", "50"):
         narrow.fill("a", [weights["a"][1:]])
     with raises(ConfigError, "'int4'", "fp32"):
