@@ -162,7 +162,6 @@ class Lying(WorkerServer):
     ("lie", "fact"),
     [
         (lambda old, own: [old], "another call"),
-        (lambda old, own: [encode({}, decode(own)[1])], "another call"),
         (lambda old, own: [own, own], "1"),
         (lambda old, own: [encode({**decode(own)[0], "error": "no"}, {})], "str"),
         (lambda old, own: [encode({**decode(own)[0], "error": {}}, {})], "kinds"),
