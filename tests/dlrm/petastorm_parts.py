@@ -48,9 +48,5 @@ def edited_ids() -> Any:
     return TransformSpec(lambda frame: frame, edit_fields=[("C1", np.int32, (), False)])
 
 
-def fails() -> Any:
-    raise RuntimeError("no such service")
-
-
 def text() -> str:
     return "I1 > 3"

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.dlrm.options import Config
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
-from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.dlrm.session.early_warnings import early_warnings
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.table.table import FeatureTable
@@ -129,27 +129,19 @@ def test_the_likely_cause_of_an_empty_split_is_how_splits_are_cut(how, facts):
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch"),
+    ("rows", "batch", "rate"),
     [
-        (5, 8),
-        (1607, 8),
-        (6400, 32),
-        (16_007, 64),
-        (320_000, 1600),
-        (1_638_400, 8192),
-        (10**9, 8192),
+        (5, 8, 0.001),
+        (6400, 32, 0.001),
+        (39_999, 192, 0.001),
+        (40_000, 192, 0.003),
+        (10**9, 8192, 0.003),
     ],
 )
-def test_the_batch_that_is_chosen_makes_200_steps_or_more_and_has_8192_rows_or_fewer(rows, batch):
-    assert defaults(rows)["batch_size"] == batch
+def test_a_chosen_batch_makes_200_steps_or_more_and_many_rows_allow_longer_steps(rows, batch, rate):
+    chosen = defaults(rows)
+    assert (chosen["batch_size"], chosen["dense_lr"]) == (batch, rate)
     assert batch == 8 or (rows >= LEAST_STEPS * batch and batch <= MOST_ROWS)
-
-
-@pytest.mark.parametrize(
-    ("rows", "rate"), [(6400, 0.001), (39_999, 0.001), (40_000, 0.003), (10**9, 0.003)]
-)
-def test_the_dense_layers_take_longer_steps_where_there_are_many_rows(rows, rate):
-    assert defaults(rows)["dense_lr"] == rate
 
 
 def test_options_that_were_given_are_not_listed_as_chosen():
@@ -161,12 +153,3 @@ def test_options_that_were_given_are_not_listed_as_chosen():
     assert "--batch-size 24" in describe_defaults(6400, {"streams": 12}), (
         "a batch has as many rows of each stream"
     )
-
-
-def test_rows_that_are_left_out_are_counted():
-    plan = RowsPlan(groups=((100,),), batch_size=48)
-    assert left_out(plan) == (
-        "--last drop: 4 of 100 rows fill no batch and are left out of each epoch; --last pad "
-        "trains on all"
-    )
-    assert left_out(RowsPlan(groups=((100,),), batch_size=48, last="pad")) is None

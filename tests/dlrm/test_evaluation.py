@@ -87,12 +87,6 @@ def findings(feed: FakeSplit, **how):
     return evaluate(PARTS, feed, BatchChecker(SIZES, ["d0", "d1"], "fake"), Alone(), **how)  # type: ignore[arg-type]
 
 
-def test_rows_that_only_fill_a_batch_count_nowhere():
-    found = findings(split())
-    assert found.quality.rows == 2 * 64 + 32
-    assert found.positives == sum(int(b.label[b.weight > 0].sum()) for b in split().batches)
-
-
 @pytest.mark.parametrize(
     ("column", "name"),
     [("number", "d1"), ("turned", "d1"), ("ids", "few"), ("bag", "bag"), ("none", "")],

@@ -42,20 +42,3 @@ def test_flops_are_those_that_torch_counts(settings):
     with FlopCounterMode(display=False) as counter:
         tower(*(torch.zeros(shapes[n]) for n in tower_of(config.kind).inputs))
     assert counter.get_total_flops() == 5 * count(config, dense=13, columns=7)["total"].flops
-
-
-def test_mlperf_dlrm_dcn_v2():
-    """Sizes of the reference's command line; by hand: 3 × (2 · 3456 · 512 + 3456) in the cross layers alone."""
-    tower = ModelConfig(
-        kind="dcn",
-        width=128,
-        dense_layers=(512, 256),
-        over_layers=(1024, 1024, 512, 256),
-        cross_rank=512,
-    )
-    found = count(tower, dense=13, columns=26)
-    assert found["dense"].parameters == 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128
-    assert found["interaction"].parameters == 3 * (2 * 3456 * 512 + 3456)
-    assert (
-        found["over"].parameters == (3456 + 1) * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import signal
@@ -16,8 +15,6 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.incidents import find_incidents
-from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
@@ -37,7 +34,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, LostVersion
 from sluice.etl.table.vacuum import vacuum
 from tests import ports
-from tests.dlrm import clicks_table, slow_service
+from tests.dlrm import clicks_table
 from tests.dlrm.rig import SMALL_MODEL, last_json, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.raises import assert_names, raises
@@ -46,10 +43,6 @@ pytestmark = pytest.mark.slow
 
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
-LOOKED_UP = (
-    f'[[transform]]\nname = "levels"\nfunction = "{slow_service.__name__}:ask"\n'
-    'inputs = ["I1"]\noutputs = ["I1"]\n'
-)
 
 
 def columns(*without: str, **more: str) -> dict[str, str]:
@@ -405,15 +398,6 @@ def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(
     assert pins(TableStore(tmp_path / "table"), time.time()) == ()
 
 
-def test_a_run_that_does_not_follow_names_the_version_that_is_gone(tmp_path, forks):
-    small_table(tmp_path / "table", rows=800, files=1, values=50)
-    words = (tmp_path / "table", 1, "--run-dir", tmp_path / "run", *data(tmp_path))
-    process = forks.run("tests.dlrm.vanishing_version", *words, tmp=tmp_path)
-    assert process.returncode == 2, process.stderr[-3000:]
-    assert_names(last_json(process)["error"], "vacuum", tmp_path / "table")
-    assert pins(TableStore(tmp_path / "table"), time.time()) == ()
-
-
 def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     """On two ranks. The first change comes while it trains; all is killed later; the second comes before the resume.
     Each rank is watched as it goes."""
@@ -488,55 +472,6 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     left = pins(TableStore(folder / "table"), time.time())
     assert [pin.version for pin in left] == [1]  # of the run that was killed, until it expires
     assert left[0].expires <= time.time() + LASTS_S
-
-
-def test_auto_is_asked_again_at_new_columns_and_gives_a_waiting_transform_more_workers(
-    tmp_path, forks
-):
-    """On two ranks. The second version's transform asks a slow service, so that one worker holds up the trainer."""
-    folder, rows = tmp_path, 8000
-    clicks_table.write(
-        folder / "table",
-        clicks_table.raw_rows(rows),
-        text=clicks_table.spec_text(columns("I2", "I5"), features("I2", "I5")),
-    )
-    tuning = ("--tuning", "auto", "--knobs", "read=1,shuffle=1")
-    more = ("--follow", "--epochs", 1000, "--allow-code", slow_service.__name__, *tuning)
-    words = ("dlrm.train", "--run-dir", folder / "run", *data(folder), *more)
-    with forks.start(*words, tmp=folder, ranks=2) as started:
-        started.until("validation after 1 epoch")
-        clicks_table.write(
-            folder / "table",
-            with_c17(clicks_table.raw_rows(rows, first=rows)),
-            mode="overwrite",
-            text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + LOOKED_UP)),
-        )
-        for sign in ("version 0 of the table becomes 1", "levels 1 → ", "validation after"):
-            started.until(sign)
-        started.send(signal.SIGTERM)
-        started.ended()
-    run = Run.read(folder / "run")
-    (follow,) = run.of("follow")
-    chosen = [event for event in run.of("opening") if event["at"] > follow["at"]]
-    assert len(chosen) == 1, "the policy was asked once at the new pipeline"
-    record = chosen[0]["record"]
-    stages = [stage["name"] for stage in record["seen"]["stages"]]
-    assert (
-        len(stages) == len(record["own"]["workers"]) == len(record["opening"]["knobs"]["workers"])
-    )
-    assert chosen[0]["text"], "why its setting was used or not"
-    incidents = find_incidents(run)
-    (followed,) = (one for one in incidents if one.what == "schema")
-    assert_names(followed.text, "version 1", "C17", "I2", "I5")
-    # On a busy machine the agent may notice dearer rows first, as an incident of its own.
-    turned = [text for one in incidents if one.at >= followed.at for text in one.did]
-    assert any("levels 1 → " in text for text in turned), incidents
-    ended = [event["rows"] for event in run.of("epoch")]
-    taken_up = follow["epoch"]
-    assert len(ended) > taken_up, "an epoch of the new version has ended"
-    assert {after - before for before, after in itertools.pairwise([0, *ended])} == {rows * 8 // 10}
-    report = (folder / "run" / "report.html").read_text()
-    assert followed.text in report
 
 
 def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):

@@ -16,10 +16,8 @@ from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.foreign_table import open_table
 from sluice.dlrm.options import Config, ConfigError, ModelConfig
-from sluice.ingest.loader import BatchLoader
 from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.rig import SMALL_MODEL, last_json
-from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import iceberg, newest, start_threads_of_iceberg
 from tests.raises import assert_names, raises
 
@@ -93,22 +91,6 @@ def hashes(run: Path) -> list[str]:
     return [line["order_hash"] for line in lines if line["kind"] == "epoch"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_table_of_another_program_looks_like_a_feature_table(tmp_path, kind, capsys):
-    source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
-    text = spec_of(source, tmp_path).read_text()
-    table = open_table(source, spec=text)
-    assert "split" not in capsys.readouterr().err, "no split was chosen yet"
-    sizes = {f.name: f.cardinality for f in table.fields if f.role == "sparse"}
-    assert sizes.keys() == {"ad_id", "country", "ts_hour", "ts_weekday"}
-    assert all(sizes.values())
-    assert table.splits == ("train", "validation", "test")
-    assert sum(table.rows_of(split) for split in table.splits) == 2 * ROWS
-    assert open_table(source, table.version, spec=text) == table
-    with BatchLoader(table.source, batch_size=96, split="validation") as loader:
-        assert sum(batch.rows for batch in loader) // 96 == table.rows_of("validation") // 96
-
-
 def test_a_feature_table_keeps_its_own_spec(tmp_path):
     """For such a table, `--spec` only permits functions."""
     table = small_table(tmp_path / "t", rows=100)
@@ -171,29 +153,6 @@ def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
     spec.write_text(spec.read_text().replace("ts_hour", "hour"))
     again = forks.train("--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path)
     assert_names(last_json(again)["error"], spec, "--spec")
-
-
-@pytest.mark.slow
-def test_a_table_in_a_bucket_is_trained_on_at_the_version_that_is_named(
-    tmp_path, forks, monkeypatch
-):
-    server = S3Server()
-    try:
-        bucket = with_bucket(server, monkeypatch)
-        local = Path(as_delta(tmp_path / "t", clicks(0), clicks(1)))
-        for path in filter(Path.is_file, local.rglob("*")):
-            with bucket.open_output_stream(f"data/t/{path.relative_to(local)}") as out:
-                out.write(path.read_bytes())
-        source = f"s3://data/t@v0?{server.query}"
-        rest = words(source, tmp_path / "run", "--spec", spec_of(source, tmp_path))
-        process = forks.train(*rest, tmp=tmp_path)
-        assert process.returncode == 0, process.stderr[-3000:]
-        found = last_json(process)
-        assert (found["version"], found["epochs"]) == (0, 1)
-        again = forks.train("--run-dir", tmp_path / "run", "--resume", "--epochs", 2, tmp=tmp_path)
-        assert (last_json(again)["version"], last_json(again)["epochs"]) == (0, 2)
-    finally:
-        server.close()
 
 
 def test_what_needs_a_feature_table_is_refused():

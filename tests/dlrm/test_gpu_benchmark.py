@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 
-from benchmarks.gpu import GpuUse, parse
+from benchmarks.gpu import parse
 from benchmarks.gpu_cases import compare
 from sluice.common.errors import UsageError
 from tests.dlrm.rig import ROOT, environment, last_json, written
@@ -72,18 +71,3 @@ def test_a_difference_beyond_a_tolerance_is_none(tmp_path, weight, loss, equal):
     assert found["weights"] == pytest.approx(weight, abs=1e-6)
     assert found["losses"] == pytest.approx(loss)
     assert json.dumps(found)
-
-
-def test_the_use_is_a_mean_over_gpus_and_looks():
-    enough = threading.Event()
-    looks: list[int] = []
-
-    def read(gpu: int) -> float:
-        looks.append(gpu)
-        if len(looks) >= 6:
-            enough.set()
-        return 10.0 * gpu
-
-    with GpuUse(2, read, every_s=0.0) as use:
-        assert enough.wait(60)
-    assert use.mean == 5.0

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.dlrm.lookup_frequencies import runs, share
 from sluice.dlrm.model.table_compression import Compression, compressed, rows_of
 from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
@@ -34,15 +33,6 @@ def found(tmp_path_factory) -> tuple[Table, torch.Tensor]:
         Field(name="y", role="label", type="int8"),
     )
     return tables_of(every, ModelConfig(), profile)[0], ids
-
-
-def test_runs_cover_all_lookups_and_tell_where_they_fall(found):
-    table, ids = found
-    assert share(table.use, ROWS, 0, ROWS) == pytest.approx(1)
-    for low, high in ((0, 100), (0, ROWS // RANKS), (ROWS // 2, ROWS)):
-        real = ((ids >= low) & (ids < high)).double().mean().item()
-        assert share(table.use, ROWS, low, high) == pytest.approx(real, abs=0.03)
-    assert table.top[0] == (1, pytest.approx((ids == 1).double().mean().item()))
 
 
 def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(found):
@@ -73,9 +63,3 @@ def test_what_was_chosen_or_is_small_or_even_is_left_alone(found):
     unknown = Table(name="C", rows=ROWS, width=16)
     for t in (small, even, unknown):
         assert spread_out(ModelConfig(), [t]).compress == {}
-
-
-def test_ids_beyond_a_table_are_counted_within():
-    assert share(runs({"bins": {"octave 20": 5, "null": 5}}, 1000), 1000, 0, 1000) == pytest.approx(
-        1
-    )

@@ -58,12 +58,6 @@ def test_logloss_ne_and_calibration_against_their_definitions():
     assert found.rows == 200
 
 
-def test_rows_of_weight_0_count_nowhere():
-    logits, labels = np.array([0.3, -1.0, 2.0]), np.array([1.0, 0.0, 1.0])
-    padded = quality([*logits, 9.0, -9.0], [*labels, 0.0, 1.0], [1, 1, 1, 0, 0])
-    assert padded == quality(logits, labels, np.ones(3))
-
-
 def test_one_class_has_no_auc_and_no_ne_and_large_logits_stay_finite():
     found = quality(np.array([-800.0, 800.0]), np.zeros(2), np.ones(2))
     assert (found.auc, found.ne, found.calibration) == (None, None, None)

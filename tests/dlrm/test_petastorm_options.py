@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm import evaluate, train
-from sluice.dlrm.options import Config, ConfigError
+from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
@@ -128,7 +128,6 @@ def test_a_selector_chooses_among_training_rows_alone(opened):
     ("words", "facts"),
     [
         (("--predicate", "nowhere"), ["--predicate", "'nowhere'", "module:function"]),
-        (("--predicate", f"{MODULE}:fails"), ["RuntimeError: no such service"]),
         (("--predicate", f"{MODULE}:text"), ["'I1 > 3'", "petastorm.predicates.PredicateBase"]),
         (
             ("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"),
@@ -180,8 +179,3 @@ def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_aga
     judged = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert judged["rows"] == 200, "a predicate leaves out no row of a test"
     assert judged["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
-
-
-def test_the_arrow_reader_is_refused_where_a_run_is_written_down():
-    with raises(ConfigError, "--rowgroup-cache", "--reader petastorm"):
-        Config(data="table", version=0, reader="arrow", rowgroup_cache="mine:cache")

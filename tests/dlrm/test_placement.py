@@ -79,17 +79,6 @@ def test_no_table_is_cut_without_need():
     assert found.balance == (1.0, 1.0)
 
 
-def test_a_table_larger_than_a_rank_goes_row_wise_by_itself():
-    big = T("big", 3_650_000_000, 64)
-    small = T("small", 1000, 64, 0.01)
-    found = place(
-        [big, small], TrainingMachine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16")
-    )
-    assert found.places[0].kind == "row"
-    assert "larger than a rank" in found.places[0].why
-    assert found.places[1].kind == "table"
-
-
 def test_what_is_missing_is_exact():
     tables = made([1_000_000] * 4)  # 64 MB and 4 MB of state each
     enough = 4 * 68_000_000 // 2
@@ -100,18 +89,6 @@ def test_what_is_missing_is_exact():
     with raises(DoesNotFit, "3 such ranks") as caught:
         place(tables, TrainingMachine(ranks=2, memory_bytes=enough - 1, reserve=0))
     assert caught.value.missing == 2
-
-
-def test_whole_tables_that_fit_together_but_not_on_one_rank_say_so():
-    with pytest.raises(
-        DoesNotFit, match="on the fullest rank; cut otherwise they may fit"
-    ) as caught:
-        place(
-            made([1000]),
-            TrainingMachine(ranks=2, memory_bytes=50_000, reserve=0),
-            asked={"t0": "table"},
-        )
-    assert caught.value.missing == 68_000 - 50_000
 
 
 def test_memory_is_kept_where_balance_would_break_it():
@@ -139,16 +116,6 @@ def test_what_cannot_be_cut_so_is_refused_with_what_can():
         place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
 
 
-def test_a_block_of_rows_is_read_as_often_as_its_rows_are_used():
-    """The first tenth of the rows gets nine tenths of the lookups: by rows, the first rank reads nearly all."""
-    uneven = T("t", 1000, 16, 10.0, use=((0, 100, 0.9), (100, 1000, 0.1)))
-    found = place([uneven], TrainingMachine(ranks=2, memory_bytes=ROOMY), asked={"t": "row"})
-    assert [found.reads_on(r) / (10 * 16 * 4) for r in range(2)] == pytest.approx(
-        [0.9 + 0.1 * 400 / 900, 50 / 900]
-    )
-    assert found.balance[1] > 1.8
-
-
 def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must():
     tables = made([1_000_000, 500_000, 1000])  # 68, 34 and 0.07 MB with their states
     found = place(
@@ -172,25 +139,6 @@ def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must
     ):
         with pytest.raises(DoesNotFit):
             place(tables, machine)
-
-
-def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
-    machine = TrainingMachine(
-        ranks=4, ranks_per_host=2, memory_bytes=ROOMY, host_memory_bytes=ROOMY
-    )
-    found = place(
-        made([100, 1000, 1000, 1000]),
-        machine,
-        asked={"t0": "data", "t1": "table_row", "t2": "row:uvm", "t3": "table:uvm_caching"},
-    )
-    small, host, spilled, cached = found.places
-    assert [p.rows for p in small.parts] == [100] * 4
-    assert sum(p.reads for p in small.parts) == 16 * 4
-    assert host.ranks in ((0, 1), (2, 3))
-    assert [p.rows for p in host.parts] == [500, 500]
-    assert [p.bytes for p in spilled.parts] == [0] * 4
-    assert sum(p.host_bytes for p in spilled.parts) == 68_000
-    assert (cached.parts[0].bytes, cached.parts[0].host_bytes) == (13_600, 54_400)
 
 
 @pytest.mark.parametrize(

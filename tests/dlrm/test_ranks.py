@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # `deepfm`, `xdeepfm` and `dien` with Adam, schedules and clipping, the first two with smaller tables; then tables of 16
 # bits; then a copy of each table on each rank, trained by element-wise Adagrad.
-RUNS = ["adagrad", "adam", "deepfm", "xdeepfm", "dien", "fp16", "bf16", "copies"]
+RUNS = ["adagrad", "deepfm", "xdeepfm", "dien", "fp16", "bf16", "copies"]
 KINDS = ["auto", "row", "table", "column", "data"]
 
 
@@ -41,16 +41,6 @@ def test_row_wise_and_table_wise_are_in_one_run(found):
 def test_training_equals_the_unsharded_twin(found, ranks, how):
     assert found[ranks][how]["losses"] < 1e-5
     assert found[ranks][how]["weights"] < 1e-5
-
-
-@pytest.mark.parametrize("how", KINDS)
-def test_first_weights_do_not_depend_on_ranks_or_sharding(found, how):
-    assert (
-        found[1][how]["first"]
-        == found[2][how]["first"]
-        == found[4][how]["first"]
-        == found[1]["auto"]["first"]
-    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -110,11 +100,6 @@ def test_a_checkpoint_is_the_same_under_another_sharding_and_on_other_ranks(foun
     assert found[ranks]["recut"]["column unlike"] > 0, (
         "all pieces have the same states, which proves nothing"
     )
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_training_goes_on_from_a_checkpoint_of_two_ranks_under_another_sharding(found, ranks):
-    assert found[ranks]["other"] == pytest.approx(found[2]["resume_adam"]["straight"][4:], abs=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

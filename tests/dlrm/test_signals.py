@@ -35,15 +35,6 @@ def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
         os.close(write)
 
 
-def test_sigterm_asks_to_stop():
-    old = signal.getsignal(signal.SIGTERM)
-    with StopSignals(dist.HashStore(), 0) as watch:
-        assert not watch.stop.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert watch.stop.wait(60)
-    assert signal.getsignal(signal.SIGTERM) is old
-
-
 def test_a_while_after_sigterm_a_wait_for_input_is_ended():
     """Also where the main thread is blocked."""
     ended = threading.Event()

@@ -15,7 +15,7 @@ from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import Timing, Trainer, late_rank, slow_rank
+from sluice.dlrm.training.trainer import Trainer, late_rank, slow_rank
 from tests.dlrm.rig import DENSE, SIZES, batch
 from tests.raises import raises
 
@@ -173,14 +173,6 @@ def test_the_stall_is_the_wait_in_next_alone():
     assert lines[1]["stall"] == pytest.approx(4 / 16)
 
 
-def test_the_time_of_ranks_is_a_mean_and_their_rows_a_sum():
-    timing = Timing()
-    timing.add(rows=100, wait_s=2, compute_s=18, ranks=2)
-    assert timing.seconds == 10
-    assert timing.samples_per_s == 10
-    assert timing.stall == 0.1
-
-
 def test_the_rank_that_others_wait_for_is_named_with_its_own_wait_for_input():
     hosts = ["host0", "host0", "host1"]
     late = late_rank([[0.1, 0.0, 6.0], [9.9, 10.0, 4.0], [5.0, 4.0, 0.5]], hosts)["late"]
@@ -213,13 +205,6 @@ def test_a_line_names_the_slow_rank_by_its_time_without_waits_and_the_rank_with_
     assert {line["loss"] for line in lines} == {SlowTrainer.loss}, "the mean of all ranks' rows"
     late = {"rank": 1, "host": "host1", "others": pytest.approx(4 / 12), "input": 0.5}
     assert [line["late"] for line in lines[1:]] == [late] * 2  # the first batch is told apart
-
-
-def test_all_steps_of_all_epochs_are_counted():
-    outcome, lines, _ = run(3, epochs=2)
-    assert (outcome.meta.step, outcome.meta.epoch, outcome.meta.rows) == (6, 2, 6 * ROWS)
-    assert lines[-1]["step"] == 6
-    assert not outcome.stopped
 
 
 def test_a_request_to_stop_is_answered_before_the_next_batch():

@@ -25,17 +25,6 @@ from tests.raises import assert_names, raises
 pytestmark = pytest.mark.slow
 
 
-def test_the_model_has_what_transforms_add(transformed):
-    meta = latest(transformed / "run" / "checkpoints")[1]
-    assert meta.dense == ("number", "I1", "I2", "I5", "ratio")
-    assert {name: meta.columns[name] for name in ("pair", "both", "C1xpair", "grams")} == {
-        "pair": 50,
-        "both": 7,
-        "C1xpair": 302,
-        "grams": 42,
-    }
-
-
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
 )  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings

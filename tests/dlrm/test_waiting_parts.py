@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,12 +12,9 @@ from sluice.dlrm.follow import versions
 from sluice.dlrm.options import Config
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import SMALL_MODEL, last_json
 
 ROWS = 500
 PARTS = 4
-BATCH = 100
-"""It divides the 400 rows of each part that are trained on."""
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +74,3 @@ def test_with_epochs_the_newest_version_is_next_and_has_all_rows(table):
     assert versions.next_version(config, after(table, 0, config, step=1)) is None
     assert versions.next_version(config, after(table, 2, config)) is None  # the epochs are over
     assert versions.view(table, "epochs") == table
-
-
-def test_a_run_trains_on_each_of_the_parts_that_wait(table, tmp_path, forks):
-    words = ["--batch-size", BATCH, *SMALL_MODEL]
-    words += ["--data", table.uri, "--follow", "parts"]
-    process = forks.train("--run-dir", tmp_path / "run", *words, tmp=tmp_path)
-    assert process.returncode == 0, process.stderr[-3000:]
-    found = last_json(process)
-    rows = PARTS * ROWS * 8 // 10
-    assert (found["rows_trained"], found["steps"]) == (rows, rows // BATCH)
-    assert found["version"] == PARTS - 1
-    lines = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
-    followed = [line["after"] for line in lines if line["kind"] == "follow"]
-    assert followed == [1, 2, 3]
