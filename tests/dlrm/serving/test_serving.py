@@ -329,7 +329,7 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
         keys=list(ids), values=torch.arange(50), lengths=torch.tensor([1] * 50 + [0] * 100)
     )
     step = weights["a"].abs().amax(1, keepdim=True) / 127
-    assert ((narrow(one_each)["a"] - weights["a"]).abs() <= 0.502 * step).all()
+    assert ((narrow(one_each)["a"] - weights["a"]).abs() <= 0.5003 * step).all()
     with raises(ValueError, "'a'", "49 rows", "50"):
         narrow.fill("a", [weights["a"][1:]])
     with raises(ConfigError, "'int4'", "fp32"):
