@@ -54,7 +54,7 @@ def decode_rows_per_s(
     try:
         for decoded in source.open(tasks, make_pool):
             rows += decoded.task.read.rows
-            decoded.part_done()
+            decoded.release()
             if time.perf_counter() - began > seconds:
                 break
         return rows / (time.perf_counter() - began)

@@ -50,7 +50,7 @@ def bound(
         if one.ops:
             chain = Chain(one, [there[name] for name in inputs])
             found.append(
-                Transform(one.name, chain, pure=True, columns=inputs, outputs=outputs, added=added)
+                Transform(one.name, chain, pure=True, reads=inputs, outputs=outputs, added=added)
             )
         else:
             try:
@@ -62,7 +62,7 @@ def bound(
                 Transform(
                     one.name,
                     one.function,
-                    columns=inputs,
+                    reads=inputs,
                     outputs=outputs,
                     added=added,
                     limit_s=one.limit_s,
@@ -80,11 +80,11 @@ def _merge_equal(found: Iterable[Transform], fields: Sequence[Field]) -> Iterato
         chain = one.function
         if not isinstance(chain, Chain) or not chain.equals:
             return one.name
-        return chain.equals, id_kind(fields[places[one.columns[0]]].cardinality)
+        return chain.equals, id_kind(fields[places[one.reads[0]]].cardinality)
 
     for _, run in itertools.groupby(found, kind):
         same = list(run)
-        names = sorted((name for one in same for name in one.columns), key=places.__getitem__)
+        names = sorted((name for one in same for name in one.reads), key=places.__getitem__)
         if len(same) == 1 or len(set(names)) < len(same):
             yield from same
         else:
@@ -93,7 +93,7 @@ def _merge_equal(found: Iterable[Transform], fields: Sequence[Field]) -> Iterato
                 "+".join(one.name for one in same),
                 takes_matrix(chain.of_matrix),
                 pure=True,
-                columns=tuple(names),
+                reads=tuple(names),
                 outputs={name: size for one in same for name, size in one.outputs.items()},
             )
 
@@ -125,7 +125,7 @@ class ColumnTransforms:
                     arrays.get(lengths_name(f.name), np.zeros(rows)), np.int32
                 )
         for call, function in self._calls:
-            names = (of for name in call.columns for of in (name, lengths_name(name)))
+            names = (of for name in call.reads for of in (name, lengths_name(name)))
             given = protocol.call_function(
                 function,
                 visible_columns(call, {name: found[name] for name in names if name in found}),

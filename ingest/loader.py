@@ -34,6 +34,7 @@ from sluice.ingest.row_order import Order, Position, RankShare, Read, RowsPlan, 
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
+from sluice.ingest.stages.row_functions import row_functions
 from sluice.ingest.stages.scatter_kernel import count_converted
 from sluice.ingest.stages.transform import UserTransform, group_into_stages
 from sluice.ingest.stats import LoaderStats, Snapshot
@@ -153,6 +154,7 @@ class BatchLoader(IterableDataset[Batch]):
             columns=columns,
             share=share,
             transforms=group_into_stages(self._input.transforms),
+            rows=row_functions(self._input.functions, groups.result_columns, groups.finish),
             quarantine=row_quarantine,
             memory_limit=self._machine.memory_limit(memory_limit),
             machine=self._machine,

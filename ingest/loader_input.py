@@ -18,6 +18,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
     fields_after,
+    fields_with,
     split_transform_spec,
 )
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
@@ -25,7 +26,14 @@ from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import Order, Read, RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
-from sluice.ingest.stages.transform import Transform, UserTransform, address_of, transforms_of
+from sluice.ingest.stages.transform import (
+    Transform,
+    UserTransform,
+    address_of,
+    given_by,
+    needed_before,
+    transforms_of,
+)
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -51,6 +59,8 @@ class LoaderInput:
     history: History | None
     groups: RowGroupReader
     rows: RowGroupSource
+    functions: tuple[Transform, ...]
+    """The functions over rows, before the shuffle."""
     plan: RowsPlan
     transforms: Sequence[Transform]
     """The transforms of the table's spec, then the user's."""
@@ -99,8 +109,10 @@ def open_input(
 ) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
     functions, transform_spec = split_transform_spec(transforms)
-    table = table_of(source, roles, allow_code, transform_spec=transform_spec)
     own = transforms_of(functions)
+    over_rows = tuple(one for one in own if one.gives)
+    given = given_by(over_rows)
+    table = table_of(source, roles, allow_code, transform_spec=transform_spec, given=given)
     code = {transform.name: transform.code for transform in own}
     opener = reading.files or FileOpener()
     reading = replace(reading, files=opener)
@@ -114,14 +126,19 @@ def open_input(
         if not isinstance(table, ParquetFiles):
             fields = fields_after(fields, first_schema(files, opener), transform_spec)
         layout = Fingerprint.of(fields).layout
-    _refuse_with_petastorm(order, history, reading.petastorm)
+    if given and not isinstance(table, ParquetFiles):
+        fields = fields_with(fields, given)
+        layout = Fingerprint.of(fields).layout
+    _refuse_with_petastorm(order, history, [*reading.petastorm.asked_for, *given])
     operators = Operators(fields, table.state() if any(field.online for field in fields) else None)
     columns = _columns(table, fields, fill, operators, reading.petastorm)
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
         made = table.made(split, columns.names)
     histories = histories_of(history, table, split, columns, operators)
-    groups = _row_groups(table, files, columns, made, order.sample, reading, before_read, histories)
+    groups = _row_groups(
+        table, files, columns, made, order.sample, reading, before_read, histories, over_rows
+    )
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
@@ -136,17 +153,19 @@ def open_input(
         history=history,
         groups=groups,
         rows=rows,
+        functions=over_rows,
         plan=RowsPlan.of(order, rows.row_groups, chances, batch_size=batch_size, seed=seed),
-        transforms=[*bound(table.transforms, table.stored, table.permission), *own],
+        transforms=[
+            *bound(table.transforms, table.stored, table.permission),
+            *(one for one in own if not one.gives),
+        ],
         code=code,
     )
 
 
-def _refuse_with_petastorm(
-    order: Order, history: History | None, petastorm: PetastormOptions
-) -> None:
-    """Raises LoaderError for what reads rows as they are stored, if Petastorm's Reader changes them."""
-    asked_for = ", ".join(petastorm.asked_for)
+def _refuse_with_petastorm(order: Order, history: History | None, changes: Sequence[str]) -> None:
+    """Raises LoaderError for what reads rows as they are stored, if Petastorm's Reader or a function changes them."""
+    asked_for = ", ".join(changes)
     if order.sample is not None and asked_for:
         raise LoaderError(
             f"sample={order.sample!r} with {asked_for}: rows are sampled as they are "
@@ -183,13 +202,16 @@ def _row_groups(  # noqa: PLR0917 # called once
     reading: Reading,
     before_read: Callable[[Read], None] | None,
     histories: UserHistories | None,
+    functions: Sequence[Transform],
 ) -> RowGroupReader:
     names: Sequence[str] = made.sources if made else columns.names
     given = None
     located = located_of(table)
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
-        names, given = petastorm.columns(names, first_schema(files, opener, located))
+        before: Sequence[str] = needed_before(names, functions)
+        before, given = petastorm.columns(before, first_schema(files, opener, located))
+        names = names if functions else before
     return RowGroupReader(
         files,
         names,
@@ -203,4 +225,5 @@ def _row_groups(  # noqa: PLR0917 # called once
         packed=reading.packed,
         history=histories,
         ids=columns.foreign_ids,
+        functions=functions,
     )

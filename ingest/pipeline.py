@@ -49,9 +49,18 @@ from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
+from sluice.ingest.stages.row_functions import RowFunction, RowFunctionWorker, cut_into_slices
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Block, Chunks, Gatherer, Gathering, ReadTask
-from sluice.ingest.stages.transform import Fused
+from sluice.ingest.stages.shuffle import (
+    Block,
+    Chunks,
+    Decoded,
+    Gatherer,
+    Gathering,
+    ReadRows,
+    ReadTask,
+)
+from sluice.ingest.stages.transform import Fused, Transform
 from sluice.ingest.stages.transform_worker import (
     ProcessMemory,
     TransformStage,
@@ -80,6 +89,8 @@ class PipelineParts:
     columns: Columns
     share: RankShare
     transforms: Sequence[Fused] = ()
+    rows: Sequence[RowFunction] = ()
+    """The functions over rows, before the shuffle."""
     quarantine: RowQuarantine
     memory_limit: int
     machine: Machine
@@ -113,6 +124,15 @@ class PipelineParts:
                     remote=remote and one.sendable,
                 )
                 for one in self.transforms
+            ],
+            rows=[
+                stage_spec.transform(
+                    one.transform.name,
+                    movable=one.transform.movable,
+                    limited=one.transform.limited,
+                    buffer_limit="read_ahead_bytes",
+                )
+                for one in self.rows
             ],
             remote=remote,
         )
@@ -168,9 +188,9 @@ class Pipeline:
         self._gather_step_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
-        for stage in parts.transforms:
-            for transform in stage.transforms:
-                function_of(transform)  # raises now if the name cannot be imported
+        of_batches = itertools.chain(*(stage.transforms for stage in parts.transforms))
+        for transform in (*(one.transform for one in parts.rows), *of_batches):
+            function_of(transform)  # raises now if the name cannot be imported
         self._transform_stages: dict[str, list[TransformStage]] = {}
         self._process_memory = ProcessMemory(
             free=lambda: self._governor.free,
@@ -343,32 +363,58 @@ class Pipeline:
         def gatherer() -> Gatherer:
             return Gatherer(parts.plan, parts.columns, chunks, parts.describe)
 
-        def read(
-            tasks: Iterator[ReadTask], make_work: Callable[[], Work]
-        ) -> Pool[ReadTask, ReadDone]:
+        def placing(work: Callable[[Any, Charge], ReadRows], clock: WorkerClock) -> ReadWorker:
+            """Returns the work that also places the rows of windows that it completes."""
+            return ReadWorker(
+                work,
+                windows,
+                gatherer(),
+                clock=clock,
+                shuffle=self._counters[SHUFFLE.name],
+                charge_window=lambda window: self._charge_to_gather(window, windows, governor),
+            )
+
+        def read_backend() -> str:
+            return self.knobs.backend.get(READ.name, "thread")
+
+        def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Any]:
             return self._pool(
                 READ.name,
                 tasks,
-                lambda clock: ReadWorker(
-                    read_where_set(
-                        make_work(),
-                        parts.remote,
-                        lambda: self.knobs.backend.get(READ.name, "thread"),
-                    ),
-                    windows,
-                    gatherer(),
-                    clock=clock,
-                    shuffle=self._counters[SHUFFLE.name],
-                    charge_window=lambda window: self._charge_to_gather(window, windows, governor),
+                (lambda _: make_work())
+                if parts.rows
+                else lambda clock: placing(
+                    read_where_set(make_work(), parts.remote, read_backend), clock
                 ),
                 size=lambda task: parts.decoding.at_work(task.read.rows),
-                measure=lambda done: (done.rows, done.nbytes),
-                corrects=False,
+                measure=_size_of_read,
+                corrects=bool(parts.rows),
             )
 
+        reads: Iterator[Any] = parts.source.open(tasks, read)
+        if parts.rows:
+            reads = cut_into_slices(reads)
+        for function in parts.rows:
+            name = function.transform.name
+            [stage] = self._stages_of([function.transform], self._counters[name])
+
+            def work(
+                clock: WorkerClock, function: RowFunction = function, stage: TransformStage = stage
+            ) -> Callable[[Any, Charge], Any]:
+                worker = RowFunctionWorker(function, stage.runner(), parts.describe)
+                return worker if function.finish is None else placing(worker, clock)
+
+            reads = self._pool(
+                name,
+                reads,
+                work,
+                size=lambda piece: piece.table.nbytes,
+                measure=_size_of_read,
+                corrects=function.finish is None,
+            )
         return self._pool(
             SHUFFLE.name,
-            windows.in_order(parts.source.open(tasks, read)),
+            windows.in_order(reads),
             lambda _: gatherer(),
             size=lambda gathering: gathering.window.rows * parts.columns.window_row_bytes,
             measure=lambda block: (block.rows, block.nbytes),
@@ -459,20 +505,28 @@ class Pipeline:
     def _transform_step(self, fused: Fused) -> Step:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
         counters = self._counters[fused.name]
+        stages = self._stages_of(fused.transforms, counters)
+        return Step(fused, counters, lambda: [stage.runner() for stage in stages])
+
+    def _stages_of(
+        self, transforms: Sequence[Transform], counters: StageCounters
+    ) -> list[TransformStage]:
+        """Makes what the workers of one stage share, for each of its transforms."""
         governor = self._governor
         columns = self._parts.columns
+        name = counters.name
 
         def count_cpu(cpu_s: float, core_wait_s: float) -> None:
             with governor.lock:
                 counters.cpu_s += cpu_s
                 counters.core_wait_s += core_wait_s
 
-        stages = self._transform_stages[fused.name] = [
+        stages = self._transform_stages[name] = [
             TransformStage(
                 transform,
                 columns,
                 self._parts.quarantine,
-                backend=self.knobs.backend.get(fused.name, "thread"),
+                backend=self.knobs.backend.get(name, "thread"),
                 budget=self._restart_budget,
                 charge=governor.hold,
                 spent=count_cpu,
@@ -481,9 +535,9 @@ class Pipeline:
                 burden=self._burden,
                 remote=self._parts.remote,
             )
-            for transform in fused.transforms
+            for transform in transforms
         ]
-        return Step(fused, counters, lambda: [stage.runner() for stage in stages])
+        return stages
 
     def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
         columns = self._parts.columns
@@ -658,6 +712,10 @@ class Pipeline:
 def _has_passed(number: int, series: BatchSeries) -> bool:
     """Whether the series has been through transform stage `number`."""
     return series.done > number
+
+
+def _size_of_read(read: Decoded | ReadDone) -> tuple[int, int]:
+    return read.task.read.rows if isinstance(read, Decoded) else read.rows, read.nbytes
 
 
 def _rows_and_bytes(series: BatchSeries) -> tuple[int, int]:

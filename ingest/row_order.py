@@ -25,7 +25,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,22 @@ class Read:
     parts: tuple[WindowPart, ...]
     draw: int = 0
     """See `Slice.draw`."""
+    first: int = 0
+    """The number in the row group of the first row. Not 0 in a piece of a read."""
+
+    def piece(self, start: int, stop: int) -> Read:
+        """Returns the read of its rows `start` to `stop` alone. The piece counts its rows from 0."""
+        parts = (
+            WindowPart(
+                part.window,
+                part.at + max(0, start - part.start),
+                max(start, part.start) - start,
+                min(stop, part.stop) - start,
+            )
+            for part in self.parts
+            if part.start < stop and start < part.stop
+        )
+        return replace(self, rows=stop - start, parts=tuple(parts), first=self.first + start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,19 @@ COLLATE = StageSpec(name="collate", buffer_limit="prefetch_bytes", workers_a_cor
 
 
 def transform(
-    name: str, *, movable: bool, limited: bool = False, remote: bool = False
+    name: str,
+    *,
+    movable: bool,
+    limited: bool = False,
+    remote: bool = False,
+    buffer_limit: str = "series",
 ) -> StageSpec:
     """Returns a transform stage. `movable`: processes can do its work. `limited`: only processes can.
     `remote`: remote workers can."""
     here = BACKENDS if movable else ("thread",)
     return StageSpec(
         name=name,
-        buffer_limit="series",
+        buffer_limit=buffer_limit,
         workers=64 if remote else 16,
         workers_a_core=4,
         transforms=True,
@@ -89,12 +94,15 @@ def transform(
     )
 
 
-def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:
-    """Returns all stages of a pipeline, in order. Adjacent transform stages can be fused. `remote`: remote workers can
-    read."""
+def pipeline(
+    transforms: Sequence[StageSpec], *, rows: Sequence[StageSpec] = (), remote: bool = False
+) -> tuple[StageSpec, ...]:
+    """Returns all stages of a pipeline, in order: `rows` are functions over rows before the shuffle. Adjacent transform
+    stages over batches can be fused. `remote`: remote workers can read."""
     read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
     return (
         read,
+        *rows,
         SHUFFLE,
         BATCH,
         *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)),

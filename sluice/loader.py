@@ -31,7 +31,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.transform import UserTransform
+from sluice.ingest.stages.transform import UserTransform, given_by, transforms_of
 from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ class Loader(IterableDataset[Any]):
             tuning = "auto" if knobs is None else "fixed"
         mode = policy_of(tuning).name
         self._convert = _converter_of(as_, order, errors)
+        functions, transform_spec = split_transform_spec(transforms)
+        own = transforms_of(functions)
         table = table_of(
             source,
             roles,
@@ -191,7 +193,8 @@ class Loader(IterableDataset[Any]):
             hash,
             spec,
             version=version,
-            transform_spec=split_transform_spec(transforms)[1],
+            transform_spec=transform_spec,
+            given=given_by(one for one in own if one.gives),
         )
         if as_ == "kjt":
             _refuse_weight_column(table)
@@ -210,7 +213,7 @@ class Loader(IterableDataset[Any]):
             order=order,
             reading=reading,
             errors=errors,
-            transforms=transforms,
+            transforms=own if transform_spec is None else [transform_spec, *own],
             fill=fill,
             memory_limit=limit,
             workers=workers,

@@ -322,7 +322,7 @@ class BatchReader:
             self._progress.enter("away")
             raise
         columns, epoch = decoded.table, decoded.task.schedule.epoch
-        decoded.part_done()
+        decoded.release()
         self._progress.count(rows_of(columns))
         self._number = self._number + 1 if epoch == self._epoch else 1
         self._epoch = epoch

@@ -23,6 +23,8 @@ _MESSAGE_BYTES = 2**17
 _TEXT, _TRACE = 2_000, 12_000
 
 Columns = Mapping[str, npt.NDArray[Any]]
+ROWS = "\0rows"
+"""The name under which a function over rows of a row group gets them, in Arrow's form. No column has this name."""
 
 
 class Gone(Exception):
@@ -121,6 +123,10 @@ def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
 def call_function(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
     """Calls a function on a dict of columns and returns its result. If it returns None, the result is the columns that
     it replaced in the dict, as in `columns["price"] = columns["price"] / 2`."""
+    if ROWS in columns:
+        from sluice.ingest.process.row_call import call_on_rows
+
+        return {ROWS: call_on_rows(functools.partial(call_function, function), columns[ROWS])}
     got = dict(columns)
     given = function(columns)
     if given is None:

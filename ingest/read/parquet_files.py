@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -98,6 +99,8 @@ class ParquetFiles:
     """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
     """Petastorm's TransformSpec for each row group. All other fields describe the columns after it."""
+    given: Mapping[str, pa.DataType] = dataclasses.field(default_factory=dict)
+    """The columns that functions over rows give, which the other fields describe, too."""
 
     @classmethod
     def open(
@@ -110,6 +113,7 @@ class ParquetFiles:
         version: int | None = None,
         permission: Permission = NOTHING,
         transform_spec: Any = None,
+        given: Mapping[str, pa.DataType] = MappingProxyType({}),
         say: Callable[[str], None] | None = None,
     ) -> ParquetFiles:
         """Opens the files. A `spec` defines the columns as the ETL would make them, or `roles` gives each a role.
@@ -123,7 +127,7 @@ class ParquetFiles:
             spec = Spec.read(spec)
         found = _find(source, version)
         uri = found.uri
-        stored = _StoredColumns.of(found, spec, transform_spec)
+        stored = _StoredColumns.of(found, spec, transform_spec, given)
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
@@ -156,6 +160,7 @@ class ParquetFiles:
             located=stored.located,
             table=found.table,
             transform_spec=transform_spec,
+            given=given,
         )
         return opened if spec is None else opened.transformed(spec.transforms)
 
@@ -274,10 +279,11 @@ class ParquetFiles:
         # Rows without a label are in their own split, so they need no check.
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        if warning := check_values(self.recipes, columns, self.located):
+        recipes = [one for one in self.recipes if not self.given.keys() & set(one.sources)]
+        if warning := check_values(recipes, columns, self.located):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
-            [recipe for recipe in self.recipes if recipe.name in columns.names], self.located
+            [recipe for recipe in recipes if recipe.name in columns.names], self.located
         ):
             _print_once(warning)
 
@@ -285,9 +291,9 @@ class ParquetFiles:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
         footers of all files plus one. Columns without such footers are left out, and those that a TransformSpec
         edits."""
-        edited = (
-            {field[0] for field in self.transform_spec.edit_fields} if self.transform_spec else ()
-        )
+        edited = {*self.given}
+        if self.transform_spec:
+            edited |= {field[0] for field in self.transform_spec.edit_fields}
         sources = {
             recipe.name: recipe.sources[0]
             for recipe in self.recipes
@@ -333,7 +339,13 @@ class _StoredColumns:
     """The columns that cannot be read, each with the reason."""
 
     @classmethod
-    def of(cls, found: _Found, spec: Spec | None, transform_spec: Any) -> _StoredColumns:
+    def of(
+        cls,
+        found: _Found,
+        spec: Spec | None,
+        transform_spec: Any,
+        given: Mapping[str, pa.DataType],
+    ) -> _StoredColumns:
         located, paths = found.located(spec), found.paths
         footers = _read_footers(located, spec)
         optional = spec.input.optional if spec else ()
@@ -353,6 +365,9 @@ class _StoredColumns:
                 for name, kind in kinds.items()
                 if name in edited or name in types
             }
+        kinds |= given
+        types |= {name: str(kind) for name, kind in given.items()}
+        edited |= given.keys()
         return cls(found.uri, located, footers, types, lacking, kinds, edited, found.unread)
 
     @property
@@ -734,9 +749,10 @@ def table_of(
     *,
     version: int | None = None,
     transform_spec: Any = None,
+    given: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> FeatureTable | ParquetFiles:
     """Opens a loader's source: a feature table, a Delta or Iceberg table of another program, or plain Parquet files.
-    Row groups of all but the first go through `transform_spec`."""
+    Row groups of all but the first go through `transform_spec`, and get the columns in `given` from functions."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable, ForeignDelta
@@ -757,6 +773,7 @@ def table_of(
             version=version,
             permission=Permission.of(allow_code),
             transform_spec=transform_spec,
+            given=given,
         )
     if version is not None:
         raise ParquetError(f"version={version} names a version of a path, and this table is open")
@@ -764,6 +781,12 @@ def table_of(
         raise ParquetError(
             "these files were opened without this TransformSpec, which defines their columns: "
             "give the loader their paths, or give transform_spec to ParquetFiles.open"
+        )
+    if isinstance(source, ParquetFiles) and source.given != given:
+        raise ParquetError(
+            "these files were opened with other columns of functions over rows "
+            f"({', '.join(source.given) or 'none'}) than the loader's ({', '.join(given) or 'none'}): give the loader "
+            "their paths"
         )
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")

@@ -55,6 +55,7 @@ from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
+from sluice.ingest.stages.transform import Transform, given_by, needed_before
 
 T = TypeVar("T")
 
@@ -129,6 +130,7 @@ class RowGroupReader:
         packed: PackedCopy | None = None,
         history: UserHistories | None = None,
         ids: Sequence[str] = (),
+        functions: Sequence[Transform] = (),
     ):
         """Opens nothing yet, except footers that the table does not list.
 
@@ -137,7 +139,8 @@ class RowGroupReader:
         - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
-        - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users."""
+        - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users.
+        - `functions` are functions over rows. `finish` takes the rows after the last one."""
         self.files = tuple(files)
         self._before_read = before_read
         self._sample = sample
@@ -146,12 +149,14 @@ class RowGroupReader:
         self._made = made
         self._selection = made.selection if made else None
         self._history = history
-        self._result_columns = tuple(columns)
+        self.result_columns = tuple(columns)
+        self._functions = tuple(functions)
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
         more = (*self._selection_columns, sample, *(history.sources if history else ()))
-        self.columns = tuple(name for name in dict.fromkeys((*columns, *more)) if name)
+        stored = needed_before(columns, self._functions)
+        self.columns = tuple(name for name in dict.fromkeys((*stored, *more)) if name)
         self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers = HeldFooters()
@@ -172,7 +177,9 @@ class RowGroupReader:
             )
         self.decoding = self._decoding(bags or {}, copies=copies)
         adds = any(one.constants for one in self._located)
-        self.may_stay_packed = not (made or sample or adds or history or given is not None)
+        self.may_stay_packed = not (
+            made or sample or adds or history or given is not None or functions
+        )
         """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
 
     def _packable(self) -> list[str | None]:
@@ -197,9 +204,18 @@ class RowGroupReader:
         others = ((name, constants[name].type) for name in self.columns if name not in in_files)
         self.stored = pa.schema([*self._file_schema, *others])
         """The schema of the columns that are read, in the types of the first file."""
-        wanted = self.given
-        if wanted is None:
-            wanted = pa.schema([self.stored.field(name) for name in self._result_columns])
+        before = self.stored if self.given is None else self.given
+        made_by_functions = given_by(self._functions)
+        wanted = pa.schema(
+            [
+                pa.field(name, made_by_functions[name])
+                if name in made_by_functions
+                else before.field(name)
+                for name in (
+                    self.result_columns if self.given is None or self._functions else before.names
+                )
+            ]
+        )
         self.schema = self._made.schema(wanted) if self._made else wanted
         if self._history:
             self.schema = pa.schema([*self.schema, *self._history.fields])
@@ -228,10 +244,12 @@ class RowGroupReader:
         """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
         if self.given is not None:
             return []
+        read_by_functions = {name for one in self._functions for name in one.reads}
         if self._made is None:
-            return [f.name for f in self._file_schema if pa.types.is_string(f.type)]
-        names = self._made.dictionary_columns(self._file_schema, self._footer(0))
-        return [name for name in names if name not in self._optional]
+            names = [f.name for f in self._file_schema if pa.types.is_string(f.type)]
+        else:
+            names = self._made.dictionary_columns(self._file_schema, self._footer(0))
+        return [name for name in names if name not in self._optional | read_by_functions]
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
         """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""
@@ -246,17 +264,24 @@ class RowGroupReader:
                 raise SourceError(
                     f"{self.describe(read)}: {error or type(error).__name__}"
                 ) from error
+            if self._functions:
+                return table
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
                 names = self._history.names if self._history else ()
-                table = table.select([*self._result_columns, *names]).take(pa.array(rows))
-            made = table if self._made is None else self._columns_of(self._made, table, read)
-            self._check_ids(made, read)
+                table = table.select([*self.result_columns, *names]).take(pa.array(rows))
+            made = self.finish(table, read)
             return made if self._history is None else self._history.joined(made, table)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
             return self.rescue.replace_group(error, read, self.schema)
+
+    def finish(self, table: pa.Table, read: Read) -> pa.Table:
+        """Makes the loader's columns of the columns that are there after the functions over rows."""
+        made = table if self._made is None else self._columns_of(self._made, table, read)
+        self._check_ids(made, read)
+        return made
 
     def _columns_of(
         self, made: MadeColumns | OperatorColumns, table: pa.Table, read: Read

@@ -25,6 +25,7 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
         "a packed copy": given.reading.packed,
         "before_read (--store-latency-ms)": given.before_read,
         "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
+        "a function over rows (gives=…)": given.functions,
     }
     for what, wanted in local_only.items():
         if wanted:

@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluice.ingest.knobs import REMOTE
 from sluice.ingest.memory.governor import Charge
@@ -153,11 +153,11 @@ def read_where_set(
 
 
 class ReadWorker:
-    """One worker of the read stage."""
+    """One worker that reads rows, or calls the last function over rows, and places the windows that are complete."""
 
     def __init__(
         self,
-        read: Callable[[ReadTask, Charge], ReadRows],
+        read: Callable[[Any, Charge], ReadRows],
         windows: CompletedWindows,
         gather: Gatherer,
         *,
@@ -173,8 +173,9 @@ class ReadWorker:
         self._clock = clock
         self._shuffle = shuffle
 
-    def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
-        read = self._read(task, charge)
+    def __call__(self, item: Any, charge: Charge) -> ReadDone:
+        read = self._read(item, charge)
+        task = read.task
         size = read.nbytes
         # Corrected before `add`: after it, other workers may use the rows and release the charge.
         charge.correct(size)
@@ -188,6 +189,10 @@ class ReadWorker:
                 done.windows[index] = number, self._gather_window(window, window_charge)
             del window
         return done
+
+    def close(self) -> None:
+        if close := getattr(self._read, "close", None):  # a function over rows may hold a process
+            close()
 
     def _gather_window(self, window: Gathering, charge: Charge) -> Block | BaseException:
         """Gathers a window now. Returns an error instead of raising it, because the window may not be due yet."""

@@ -27,7 +27,7 @@ class MatrixPlace:
     @classmethod
     def of(cls, transform: Transform, columns: Columns) -> MatrixPlace:
         """Raises TransformError if these columns do not make a matrix."""
-        names = transform.columns or columns.dense
+        names = transform.reads or columns.dense
         floats = columns.floats
         kinds: dict[str, type[np.number[Any]]] = {
             name: np.float32 if name in floats else columns.id_kind(name)
@@ -39,7 +39,7 @@ class MatrixPlace:
             types = [f"{name} ({kind.__name__})" for name, kind in kinds.items()]
             raise TransformError(
                 f"transform {transform.name!r}: its function takes a matrix. So it needs columns of one type "
-                "(columns=[…], inputs in a spec), has no bags, no arrow=True and no new outputs; columns: "
+                "(reads=[…], inputs in a spec), has no bags, no arrow=True and no new outputs; columns: "
                 f"{', '.join(types)}; bags: {bags}; new outputs: {list(transform.added)}"
             )
         kind = next(iter(kinds.values()))

@@ -38,7 +38,7 @@ class RowQuarantine:
         self._path = path
         self._lock = threading.Lock()
         self._lost_groups: set[tuple[int, int]] = set()
-        self._bad_rows: dict[tuple[int, int], frozenset[int]] = {}
+        self._bad_rows: dict[tuple[int, int], set[int]] = {}
         """The rows with invalid values, for each row group that could be read."""
 
     @property
@@ -71,13 +71,17 @@ class RowQuarantine:
                     stage="read",
                     file=self._path(read.file),
                     row_group=read.group,
-                    rows=range(read.rows),
+                    rows=range(read.first, read.first + read.rows),
                 )
                 self._lost_groups.add(key)
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
     def replace_rows(
-        self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
+        self,
+        attempt: Callable[[int, int], pa.Table],
+        read: Read,
+        schema: pa.Schema,
+        stage: str = "read",
     ) -> pa.Table:
         """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows."""
         try:
@@ -86,17 +90,18 @@ class RowQuarantine:
             # More rows fail than may be quarantined, so this ends the run.
             return self.replace_group(error, read, schema)
         with self._lock:
-            key = (read.file, read.group)
-            if key not in self._bad_rows:
-                for row, wrong in bad:
+            known = self._bad_rows.setdefault((read.file, read.group), set())
+            for row, wrong in bad:
+                number = read.first + row
+                if number not in known:
                     self.quarantine.add(
                         wrong,
-                        stage="read",
+                        stage=stage,
                         file=self._path(read.file),
                         row_group=read.group,
-                        rows=[row],
+                        rows=[number],
                     )
-                self._bad_rows[key] = frozenset(row for row, _ in bad)
+                    known.add(number)
         pieces = {start: table for start, _, table in good}
         here = good[0][2].schema if good else schema  # types of numbers may differ between files
         pieces |= {

@@ -137,7 +137,11 @@ class Decoded:
             addresses = self._addresses = Addresses(self.table, layout)
         return addresses
 
-    def part_done(self) -> None:
+    def share(self, holders: int) -> None:
+        """Lets so many holders share the memory. Each calls `release`."""
+        self._parts_left = holders
+
+    def release(self) -> None:
         """Notes that one part has been gathered. Releases the memory after the last part."""
         with self._lock:
             self._parts_left -= 1
@@ -314,7 +318,7 @@ class Gatherer:
             order = np.arange(window.rows, dtype=np.uint64)
         bags = self._bags(gathering.pieces, None if order is None else order[skipped:])
         for piece in gathering.pieces:
-            piece.decoded.part_done()
+            piece.decoded.release()
         return Block(
             gathering,
             first,

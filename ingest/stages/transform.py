@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import Any
@@ -51,8 +51,12 @@ class Transform:
     """Whether it has its own stage, with its own workers and its own line in every table."""
     pure: bool = False
     """Whether it never writes into its input. Then no copy is kept for the case that it fails on a row."""
-    columns: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     """The columns that the function gets. Empty: all. Other columns are neither copied nor sent."""
+    gives: Mapping[str, Any] = field(default_factory=dict)
+    """The columns that it makes from those that it reads, with their types. Such a function gets rows as they are
+    stored, before they are shuffled: numbers as numpy arrays, texts and lists as Arrow's. It must treat each row for
+    itself, and returns a dict of these columns. Empty: it gets batches."""
     outputs: Mapping[str, int | None] = field(default_factory=dict)
     """The columns that it may return, with the cardinality of columns of ids. Empty: any that it gets."""
     added: tuple[str, ...] = ()
@@ -63,6 +67,15 @@ class Transform:
     """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(self.reads))
+        if self.gives and not self.reads:
+            raise TransformError(
+                f"transform {self.name!r}: it gives {', '.join(self.gives)} and reads nothing; name the columns that "
+                "it gets, reads=[…]"
+            )
+        object.__setattr__(
+            self, "gives", {name: self._type_of(name, kind) for name, kind in self.gives.items()}
+        )
         if isinstance(self.function, str):
             if not re.fullmatch(r"[\w.]+:\w+", self.function) or self.function.startswith(
                 "__main__:"
@@ -76,6 +89,21 @@ class Transform:
                 f"transform {self.name!r}: limit_s and memory_limit only work in processes; name the function as "
                 "module:function"
             )
+
+    def _type_of(self, name: str, kind: Any) -> pa.DataType:
+        """Returns Arrow's type for `float32`, `list<int64>`, a numpy type or Arrow's own."""
+        try:
+            if isinstance(kind, pa.DataType):
+                return kind
+            inner = re.fullmatch(r"list<(\w+)>", str(kind))
+            if inner:
+                return pa.list_(pa.type_for_alias(inner[1]))
+            return pa.type_for_alias(kind) if isinstance(kind, str) else pa.from_numpy_dtype(kind)
+        except (ValueError, TypeError, pa.ArrowException):
+            raise TransformError(
+                f"transform {self.name!r}: gives: {kind!r} of column {name!r} is not a type. Write float32, int64, "
+                "string or list<int64>"
+            ) from None
 
     @classmethod
     def of(cls, given: UserTransform) -> Transform:
@@ -190,6 +218,18 @@ class Fused:
     @property
     def sendable(self) -> bool:
         return all(t.sendable for t in self.transforms)
+
+
+def given_by(functions: Iterable[Transform]) -> dict[str, pa.DataType]:
+    """Returns the columns that functions over rows give, with their types."""
+    return {name: kind for one in functions for name, kind in one.gives.items()}
+
+
+def needed_before(names: Sequence[str], functions: Sequence[Transform]) -> tuple[str, ...]:
+    """Returns the columns that must be there before these functions, to have `names` after them."""
+    for one in reversed(functions):
+        names = tuple(dict.fromkeys([*(n for n in names if n not in one.gives), *one.reads]))
+    return tuple(names)
 
 
 def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psutil
+import pyarrow as pa
 import torch
 
 from sluice.ingest.choices import PROGRAM_ERRORS
@@ -26,6 +27,8 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction
+from sluice.ingest.process.protocol import ROWS
+from sluice.ingest.process.row_call import decode, encode
 from sluice.ingest.process.worker import (
     RestartBudget,
     RestartsExhausted,
@@ -286,6 +289,23 @@ class TransformWorker:
         given = self._run(series, number, {MATRIX: matrix}, where)
         return dict(zip(place.names, given[MATRIX].T, strict=True)) if given else None
 
+    @property
+    def quarantine(self) -> RowQuarantine | None:
+        """Where bad rows go. None: an error ends the run."""
+        return self._stage.quarantine if self._stage.quarantine.allowed else None
+
+    def call_on_rows(self, rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
+        """Calls a function over rows, and returns the columns that it gives."""
+        self._backend = self._current_backend()
+        arrays: Any = {ROWS: rows if self._backend == "thread" else encode(rows)}
+        try:
+            for _ in range(self._stage.burden):
+                given = self._call_function(arrays, where, None)
+        except MemoryError:
+            given = self._call_with_all_memory(arrays, arrays, where)
+        assert given
+        return decode(given[ROWS])
+
     def _run(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
         before = self._copy_batch(arrays)
@@ -370,7 +390,7 @@ class TransformWorker:
     def _select_columns(self, arrays: Arrays) -> Arrays:
         """Returns the function's columns, in the order in which they are named."""
         stage = self._stage
-        names = stage.matrix.names if stage.matrix else stage.transform.columns
+        names = stage.matrix.names if stage.matrix else stage.transform.reads
         if not names:
             return arrays
         missing = [name for name in names if name not in arrays]

@@ -138,7 +138,7 @@ def apply_result(  # noqa: PLR0917
         if name not in changed:
             _write_column(name, value, arrays, where)
     known = transform.outputs or sizes
-    for name in transform.outputs or transform.columns or sizes:
+    for name in transform.outputs or transform.reads or sizes:
         size = known.get(name)
         if size is not None:
             _check_ids(name, changed.get(name, arrays[name]), size, where)

@@ -209,7 +209,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(table, name):
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
-    few = Transform("mine", NAME + "only_two", columns=("I1", "C1"))
+    few = Transform("mine", NAME + "only_two", reads=("I1", "C1"))
     with loading(table, few, Knobs(backend={"mine": backend})) as loader:
         batch = next(iter(loader))
         assert (batch.dense[:, 0] == 2).all()
@@ -464,7 +464,7 @@ class TestRows:
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_quarantined_rows_keep_their_places_with_weight_0(self, table, backend, tmp_path):
         files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
-        few = Transform("mine", NAME + "fails_on_odd_labels", columns=("I1", "label"))
+        few = Transform("mine", NAME + "fails_on_odd_labels", reads=("I1", "label"))
         errors = Errors(on_error="quarantine", max_rate=1, quarantine=path)
         with loading(
             table,

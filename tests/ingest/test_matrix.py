@@ -43,7 +43,7 @@ def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
 )
 def test_columns_come_in_the_order_in_which_they_are_named(table, columns, knobs):
     before = first_batch(table, lambda arrays: None)
-    batch = first_batch(table, NAME + "numbered_columns", knobs, columns=columns)
+    batch = first_batch(table, NAME + "numbered_columns", knobs, reads=columns)
     for name in before.names:
         changed = np.full(80, columns.index(name)) if name in columns else before[name]
         assert (batch[name].numpy() == np.asarray(changed)).all(), name
@@ -71,21 +71,21 @@ def test_rows_on_which_it_fails_are_quarantined_and_unchanged(table, knobs, tmp_
         ("one_row_less", {}, ("(79, 13)", "(80, 13)")),
         ("sums", {}, ("(80,)", "(80, 13)")),
         ("too_large", {}, ("column 'I3'", "1e+300")),
-        ("beyond_cardinality", {"columns": ("C1", "C2")}, ("column 'C2'", "number 5", 2**30)),
+        ("beyond_cardinality", {"reads": ("C1", "C2")}, ("column 'C2'", "number 5", 2**30)),
     ],
 )
 def test_a_result_that_does_not_fit_is_refused_by_name(table, function, how, facts, knobs):
     with raises(TransformError, "'mine'", "epoch 0, step 0", *facts):
-        first_batch(table, NAME + function, knobs, **{"columns": (), **how})
+        first_batch(table, NAME + function, knobs, **{"reads": (), **how})
 
 
 @pytest.mark.parametrize(
     ("how", "facts"),
     [
-        ({"columns": ("I1", "C1")}, ("I1 (float32)", "C1 (int32)", "columns=[…]")),
+        ({"reads": ("I1", "C1")}, ("I1 (float32)", "C1 (int32)", "reads=[…]")),
         ({"arrow": True}, ("arrow=True",)),
-        ({"columns": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs: ['new']",)),
-        ({"columns": ("I1", "Z9")}, ("'Z9'",)),
+        ({"reads": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs: ['new']",)),
+        ({"reads": ("I1", "Z9")}, ("'Z9'",)),
     ],
 )
 def test_columns_that_make_no_matrix_are_refused(table, how, facts):

@@ -213,24 +213,31 @@ def fields_after(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple
     there = {f.name: f for f in fields}
     edited = {field[0] for field in spec.edit_fields}
     for column in after:
-        kind, several = column.type, pa.types.is_list(column.type)
         if column.name in edited:
-            inner = kind.value_type if several else kind
-            if several:
-                role = "id_list"
-            elif pa.types.is_floating(inner):
-                role = "dense"
-            else:
-                role = "sparse"
-            known = there.get(column.name) or Field(name=column.name, role=role, type="")
-            found.append(
-                replace(
-                    known, type=str(kind), layout="list" if several else "scalar", cardinality=None
-                )
-            )
+            found.append(_given_field(column.name, column.type, there))
         elif column.name in there:
             found.append(there[column.name])
     return (*found, *(f for f in there.values() if f.made))
+
+
+def fields_with(fields: Iterable[Field], given: Mapping[str, pa.DataType]) -> tuple[Field, ...]:
+    """Returns a table's columns with those that functions over rows give, in the way of `fields_after`."""
+    there = {f.name: f for f in fields}
+    made = [f for f in there.values() if f.made]
+    stored = [f for f in there.values() if not f.made and f.name not in given]
+    return (*stored, *(_given_field(name, kind, there) for name, kind in given.items()), *made)
+
+
+def _given_field(name: str, kind: pa.DataType, there: Mapping[str, Field]) -> Field:
+    several = pa.types.is_list(kind)
+    if several:
+        role = "id_list"
+    elif pa.types.is_floating(kind):
+        role = "dense"
+    else:
+        role = "sparse"
+    known = there.get(name) or Field(name=name, role=role, type="")
+    return replace(known, type=str(kind), layout="list" if several else "scalar", cardinality=None)
 
 
 def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:

@@ -1,0 +1,130 @@
+"""Users' functions over rows as they are stored: `cut_into_slices`, `RowFunctionWorker`.
+
+They run between reading and shuffling, so texts are gone before rows wait for their batches. A row group is cut into
+slices, so that several workers share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.ingest.choices import PROGRAM_ERRORS
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.process.row_call import with_gives
+from sluice.ingest.process.worker import RestartsExhausted, WorkerClosed
+from sluice.ingest.row_order import Read
+from sluice.ingest.stages.pool import Closed
+from sluice.ingest.stages.quarantine import kinds_of
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.stages.transform import Transform, needed_before
+from sluice.ingest.stages.transform_worker import TransformWorker
+
+SLICE_ROWS = 8192
+"""The rows of a call: few enough for several workers to share a row group, and many enough to hide a call's cost."""
+
+
+def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
+    """Yields slices of row groups, in order. The memory of a row group is released after its last slice."""
+    for decoded in reads:
+        read = decoded.task.read
+        starts = range(0, read.rows, SLICE_ROWS)
+        pieces = [read.piece(start, min(start + SLICE_ROWS, read.rows)) for start in starts]
+        pieces = [piece for piece in pieces if piece.parts]
+        table = decoded.table
+        decoded.share(len(pieces))
+        for piece in pieces:
+            rows = table.slice(piece.first - read.first, piece.rows)
+            yield Decoded(ReadTask(decoded.task.schedule, piece), rows, decoded, parts=1)
+        del decoded, table
+
+
+@dataclass(frozen=True, slots=True)
+class RowFunction:
+    """A function over rows, with what its stage must know."""
+
+    transform: Transform
+    keeps: tuple[str, ...]
+    """The columns that are needed after it."""
+    finish: Callable[[pa.Table, Read], pa.Table] | None
+    """Makes the loader's columns after the last function. None: another function follows."""
+
+
+def row_functions(
+    functions: Sequence[Transform],
+    names: Sequence[str],
+    finish: Callable[[pa.Table, Read], pa.Table],
+) -> tuple[RowFunction, ...]:
+    """Returns functions in their order, of which the last one finishes the columns `names`."""
+    last = len(functions) - 1
+    return tuple(
+        RowFunction(one, needed_before(names, functions[n + 1 :]), finish if n == last else None)
+        for n, one in enumerate(functions)
+    )
+
+
+class RowFunctionWorker:
+    """One worker of a function over rows."""
+
+    def __init__(
+        self, function: RowFunction, caller: TransformWorker, describe: Callable[[Read], str]
+    ):
+        self._function = function
+        self._caller = caller
+        self._describe = describe
+        self._gives = pa.schema(list(function.transform.gives.items()))
+
+    def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
+        read = piece.task.read
+        rescue = self._caller.quarantine
+        try:
+            rows = self._columns(piece.table, read)
+        except ColumnError as error:
+            if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
+                raise
+            rows = rescue.replace_rows(
+                lambda start, stop: self._columns(
+                    piece.table.slice(start, stop - start), read.piece(start, stop)
+                ),
+                read,
+                self._schema_after(piece.table.schema),
+                f"transform {self._function.transform.name!r}",
+            )
+        finish = self._function.finish
+        if finish is not None:
+            rows = finish(rows, read)
+        piece.release()
+        return Decoded(piece.task, rows, charge, parts=None if finish else 1)
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def _columns(self, table: pa.Table, read: Read) -> pa.Table:
+        """Returns the columns that are needed after the function, in memory of their own."""
+        name = self._function.transform.name
+        where = f"{self._describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
+        given = table.select(self._function.transform.reads).combine_chunks()
+        (batch,) = given.to_batches() or [pa.RecordBatch.from_pylist([], given.schema)]
+        try:
+            made = self._caller.call_on_rows(with_gives(batch, self._gives), where)
+        except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
+            raise
+        except Exception as error:
+            raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error
+        columns = {}
+        for kept in self._function.keeps:
+            if kept in self._gives.names:
+                columns[kept] = made.column(kept)
+            else:
+                whole = table.column(kept).combine_chunks()
+                columns[kept] = pa.concat_arrays([whole, whole.slice(0, 0)])
+        return pa.table(columns)
+
+    def _schema_after(self, before: pa.Schema) -> pa.Schema:
+        gives = self._gives
+        return pa.schema(
+            [gives.field(n) if n in gives.names else before.field(n) for n in self._function.keeps]
+        )
