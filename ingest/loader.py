@@ -6,7 +6,7 @@ import atexit
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.common.errors import UsageError
-from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
-from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
@@ -29,19 +28,18 @@ from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, Position, RankShare, Read, RowsPlan, chain
+from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan, chain
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.row_functions import row_functions
 from sluice.ingest.stages.scatter_kernel import count_converted
-from sluice.ingest.stages.transform import UserTransform, group_into_stages
+from sluice.ingest.stages.transform import group_into_stages
 from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.read.parquet_files import Paths, Roles
+    from sluice.ingest.read.parquet_files import Paths
     from sluice.ingest.remote.asking import Asking
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -66,62 +64,24 @@ class BatchLoader(IterableDataset[Batch]):
                     ...
 
     `sluice.Loader` tunes a `BatchLoader`. Its documentation also holds for the arguments, methods and properties that
-    have the same names here, but `memory_limit` is in bytes here. `before_read` runs in the reader before each row
-    group, to imitate a store's latency.
+    have the same names here, but `memory_limit` is in bytes here.
     """
 
-    def __init__(
-        self,
-        source: FeatureTable | ParquetFiles | Paths,
-        *,
-        batch_size: int,
-        split: str = "train",
-        rank: int = 0,
-        ranks: int = 1,
-        seed: int = 0,
-        read_ahead_epochs: int = 1,
-        knobs: Knobs | None = None,
-        order: Order = Order(),
-        reading: Reading = Reading(),
-        errors: Errors = Errors(),
-        transforms: Iterable[UserTransform] = (),
-        roles: Roles | None = None,
-        fill: Mapping[str, float] | float | None = None,
-        memory_limit: int | None = None,
-        workers: str | None = None,
-        before_read: Callable[[Read], None] | None = None,
-        machine: Machine | None = None,
-        allow_code: Permission | Iterable[str] = (),
-        history: History | None = None,
-    ):
-        _check_arguments(read_ahead_epochs, order, errors, history)
-        self._machine = machine or Machine()
-        self._rank, self._ranks = rank, ranks
-        self._quarantine = Quarantine(errors)
-        self._input = open_input(
-            source,
-            batch_size=batch_size,
-            split=split,
-            seed=seed,
-            order=order,
-            reading=reading,
-            transforms=transforms,
-            roles=roles,
-            fill=fill,
-            before_read=before_read,
-            allow_code=allow_code,
-            history=history,
-        )
-        self._read_ahead_epochs = read_ahead_epochs
-        share = self.plan.share_of(rank, ranks)
+    def __init__(self, source: FeatureTable | ParquetFiles | Paths, **settings: Any):
+        """`settings` are those of `LoaderConfig`."""
+        self._config = config = LoaderConfig(source=source, **settings)
+        self._machine = config.machine or Machine()
+        self._quarantine = Quarantine(config.errors)
+        self._input = open_input(config)
+        share = self.plan.share_of(config.rank, config.ranks)
         self._remote = None
-        if workers:
-            self._remote = _remote_reads(workers, self._input)
+        if config.workers:
+            self._remote = _remote_reads(config.workers, self._input)
             weakref.finalize(self, self._remote.close)
         self._origins = Origins(self.plan, share)
-        self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
+        self._pipeline = Pipeline(self._pipeline_parts(share), config.knobs)
         remote_stats = dict if self._remote is None else self._remote.stats
-        self._progress = Progress(self._pipeline, self._machine, memory_limit, remote_stats)
+        self._progress = Progress(self._pipeline, self._machine, config.memory_limit, remote_stats)
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
@@ -136,7 +96,7 @@ class BatchLoader(IterableDataset[Batch]):
         for close in (self._pipeline.close, self._input.groups.close):
             weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
 
-    def _pipeline_parts(self, share: RankShare, memory_limit: int | None) -> PipelineParts:
+    def _pipeline_parts(self, share: RankShare) -> PipelineParts:
         groups = self._input.groups
         row_quarantine = RowQuarantine(
             self._quarantine, self._origins, lambda file: groups.files[file].path
@@ -156,11 +116,11 @@ class BatchLoader(IterableDataset[Batch]):
             transforms=group_into_stages(self._input.transforms),
             rows=row_functions(self._input.functions, groups.result_columns, groups.finish),
             quarantine=row_quarantine,
-            memory_limit=self._machine.memory_limit(memory_limit),
+            memory_limit=self._machine.memory_limit(self._config.memory_limit),
             machine=self._machine,
             decoding=decoding,
             converted=count_converted(groups.schema, columns),
-            epochs=self._read_ahead_epochs,
+            epochs=self._config.read_ahead_epochs,
             remote=self._remote,
         )
 
@@ -208,9 +168,9 @@ class BatchLoader(IterableDataset[Batch]):
         """The rows, the steps of an epoch, the rank and the columns, in one line."""
         plan, table = self.plan, self._input.table
         parts = (
-            f"{table.uri}, split {self._input.split}, {plan.rows:,} rows",
+            f"{table.uri}, split {self._config.split}, {plan.rows:,} rows",
             f"{plan.steps:,} steps of {plan.batch_size:,}",
-            f"rank {self._rank} of {self._ranks}",
+            f"rank {self._config.rank} of {self._config.ranks}",
             self._input.columns.described,
         )
         return "; ".join(parts)
@@ -289,7 +249,7 @@ class BatchLoader(IterableDataset[Batch]):
         run = self._ready
         if run is None or self._position.epoch >= self._end_epoch:
             # The pipeline reads ahead only within the first `read_ahead_epochs` epochs. It reads each later one alone.
-            self._end_epoch = max(self._read_ahead_epochs, self._position.epoch + 1)
+            self._end_epoch = max(self._config.read_ahead_epochs, self._position.epoch + 1)
             self._ready = run = self._pipeline.start(self._position, self._end_epoch)
         self._in_epoch = True
         if self._closed:
@@ -381,7 +341,7 @@ class BatchLoader(IterableDataset[Batch]):
         return self._progress.counters()
 
     def stats(self) -> LoaderStats:
-        return self._progress.stats(self._rank)
+        return self._progress.stats(self._config.rank)
 
     @property
     def tunable(self) -> Progress:
@@ -522,23 +482,6 @@ def _refuse_batches_of_batches() -> None:
         if frame.f_back is None:
             return
         frame = frame.f_back
-
-
-def _check_arguments(
-    read_ahead_epochs: int, order: Order, errors: Errors, history: History | None
-) -> None:
-    if read_ahead_epochs < 1:
-        raise LoaderError(f"epochs to read ahead: {read_ahead_epochs} is not a positive number")
-    if history is not None and errors.on_error != "raise":
-        raise LoaderError(
-            f"history with on_error={errors.on_error!r}: a row that is left out would also be missing in the "
-            "histories of later rows. Use on_error='raise'"
-        )
-    if order.sample is not None and errors.on_error != "raise":
-        raise LoaderError(
-            f"sample={order.sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
-            "row of the table. Use on_error='raise'"
-        )
 
 
 def _remote_reads(workers: str, given: LoaderInput) -> Asking:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from sluice.etl.schema import DataFile, Field, Fingerprint, digest
-from sluice.etl.spec.permission import Permission
 from sluice.ingest.choices import History, history_name
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
+from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
@@ -24,11 +26,10 @@ from sluice.ingest.read.petastorm.options import (
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
 from sluice.ingest.read.sources import Reading, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
-from sluice.ingest.row_order import Order, Read, RowsPlan
+from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 from sluice.ingest.stages.transform import (
     Transform,
-    UserTransform,
     address_of,
     given_by,
     needed_before,
@@ -37,26 +38,22 @@ from sluice.ingest.stages.transform import (
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.read.parquet_files import Paths, Roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderInput:
     """The rows of a split, their order, their columns, and the functions that transform them."""
 
+    config: LoaderConfig
     table: FeatureTable | ParquetFiles
-    split: str
-    order: Order
     reading: Reading
-    before_read: Callable[[Read], None] | None
-    """Called in the reader before each row group, to imitate a store's latency."""
+    """With the opener of files, and a TransformSpec that was among the transforms."""
     files: Sequence[DataFile]
     """The files of the split."""
     layout: str
     """The fingerprint of the columns, after a TransformSpec among the transforms."""
     columns: Columns
     """The columns of a batch."""
-    history: History | None
     groups: RowGroupReader
     rows: RowGroupSource
     functions: tuple[Transform, ...]
@@ -70,7 +67,7 @@ class LoaderInput:
     @property
     def identity(self) -> dict[str, Any]:
         """The values by which a state is recognised as belonging to these rows."""
-        known = {"version": self.table.version, "split": self.split}
+        known = {"version": self.table.version, "split": self.config.split}
         if self.rows.chosen_rows:
             known["rows of the predicate"] = self.rows.chosen_rows
         return known
@@ -86,81 +83,80 @@ class LoaderInput:
             known |= {
                 n: max(size, 1 + int(self.columns.fill.get(n, 0))) for n, size in sizes.items()
             }
-        for name in self.history.columns if self.history else ():
+        history = self.config.history
+        for name in history.columns if history else ():
             if name in known:
                 known[history_name(name)] = known[name]
         return {name: known[name] for name in self.columns.sparse if name in known}
 
 
-def open_input(
-    source: FeatureTable | ParquetFiles | Paths,
-    *,
-    batch_size: int,
-    split: str,
-    seed: int,
-    order: Order,
-    reading: Reading,
-    transforms: Iterable[UserTransform],
-    roles: Roles | None,
-    fill: Mapping[str, float] | float | None,
-    before_read: Callable[[Read], None] | None,
-    allow_code: Permission | Iterable[str],
-    history: History | None = None,
-) -> LoaderInput:
+def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
-    functions, transform_spec = split_transform_spec(transforms)
+    order, history, reading = config.order, config.history, config.reading
+    functions, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(functions)
     over_rows = tuple(one for one in own if one.gives)
     given = given_by(over_rows)
-    table = table_of(source, roles, allow_code, transform_spec=transform_spec, given=given)
+    table = table_of(
+        config.source, config.roles, config.allow_code, transform_spec=transform_spec, given=given
+    )
     code = {transform.name: transform.code for transform in own}
-    opener = reading.files or FileOpener()
-    reading = replace(reading, files=opener)
-    files = table.files_of(split)
-    fields, layout = table.fields, table.fingerprint.layout
+    reading = replace(reading, files=reading.files or FileOpener())
+    files = table.files_of(config.split)
     if transform_spec is not None:
         reading = replace(
             reading, petastorm=replace(reading.petastorm, transform_spec=transform_spec)
         )
         code = {"TransformSpec": address_of(transform_spec.func), **code}
-        if not isinstance(table, ParquetFiles):
-            fields = fields_after(fields, first_schema(files, opener), transform_spec)
-        layout = Fingerprint.of(fields).layout
-    if given and not isinstance(table, ParquetFiles):
-        fields = fields_with(fields, given)
+    fields = _fields(table, files, reading, given)
+    layout = table.fingerprint.layout
+    if transform_spec or given:
         layout = Fingerprint.of(fields).layout
     _refuse_with_petastorm(order, history, [*reading.petastorm.asked_for, *given])
     operators = Operators(fields, table.state() if any(field.online for field in fields) else None)
-    columns = _columns(table, fields, fill, operators, reading.petastorm)
+    columns = _columns(table, fields, config.fill, operators, reading.petastorm)
     made: MadeColumns | OperatorColumns | None = operators.made(columns)
     if isinstance(table, ParquetFiles):
-        made = table.made(split, columns.names)
-    histories = histories_of(history, table, split, columns, operators)
-    groups = _row_groups(
-        table, files, columns, made, order.sample, reading, before_read, histories, over_rows
-    )
+        made = table.made(config.split, columns.names)
+    histories = histories_of(history, table, config.split, columns, operators)
+    groups = _row_groups(config, table, files, columns, made, reading, histories, over_rows)
     chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
+        config=config,
         table=table,
-        split=split,
-        order=order,
         reading=reading,
-        before_read=before_read,
         files=files,
         layout=digest([layout, asdict(history)]) if history else layout,
         columns=histories.columns if histories else columns,
-        history=history,
         groups=groups,
         rows=rows,
         functions=over_rows,
-        plan=RowsPlan.of(order, rows.row_groups, chances, batch_size=batch_size, seed=seed),
+        plan=RowsPlan.of(
+            order, rows.row_groups, chances, batch_size=config.batch_size, seed=config.seed
+        ),
         transforms=[
             *bound(table.transforms, table.stored, table.permission),
             *(one for one in own if not one.gives),
         ],
         code=code,
     )
+
+
+def _fields(
+    table: FeatureTable | ParquetFiles,
+    files: Sequence[DataFile],
+    reading: Reading,
+    given: Mapping[str, pa.DataType],
+) -> tuple[Field, ...]:
+    """Returns the table's columns after a TransformSpec, with those that functions over rows give."""
+    fields = table.fields
+    if isinstance(table, ParquetFiles):  # was opened with both
+        return fields
+    if spec := reading.petastorm.transform_spec:
+        assert reading.files
+        fields = fields_after(fields, first_schema(files, reading.files), spec)
+    return fields_with(fields, given) if given else fields
 
 
 def _refuse_with_petastorm(order: Order, history: History | None, changes: Sequence[str]) -> None:
@@ -194,13 +190,12 @@ def _columns(
 
 
 def _row_groups(  # noqa: PLR0917 # called once
+    config: LoaderConfig,
     table: FeatureTable | ParquetFiles,
     files: Sequence[DataFile],
     columns: Columns,
     made: MadeColumns | OperatorColumns | None,
-    sample: str | None,
     reading: Reading,
-    before_read: Callable[[Read], None] | None,
     histories: UserHistories | None,
     functions: Sequence[Transform],
 ) -> RowGroupReader:
@@ -215,10 +210,10 @@ def _row_groups(  # noqa: PLR0917 # called once
     return RowGroupReader(
         files,
         names,
-        before_read,
+        config.before_read,
         opener,
         bags=columns.bags,
-        sample=sample,
+        sample=config.order.sample,
         given=given,
         made=made,
         located=located,

@@ -74,6 +74,9 @@ STOP_WAIT_S = 1.5
 """How long `stop` waits for workers that are in the middle of an item."""
 
 
+Place = Callable[[Callable[[Any, Charge], ReadRows], WorkerClock], ReadWorker]
+
+
 class PipelineError(LoadingError):
     """A pipeline cannot be built from these parts. The message says what to change."""
 
@@ -357,61 +360,14 @@ class Pipeline:
     def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
         """Starts the stages that read row groups and gather their rows into shuffled windows."""
         parts = self._parts
-        governor = self._governor
         windows = CompletedWindows()
-
-        def gatherer() -> Gatherer:
-            return Gatherer(parts.plan, parts.columns, chunks, parts.describe)
-
-        def placing(work: Callable[[Any, Charge], ReadRows], clock: WorkerClock) -> ReadWorker:
-            """Returns the work that also places the rows of windows that it completes."""
-            return ReadWorker(
-                work,
-                windows,
-                gatherer(),
-                clock=clock,
-                shuffle=self._counters[SHUFFLE.name],
-                charge_window=lambda window: self._charge_to_gather(window, windows, governor),
-            )
-
-        def read_backend() -> str:
-            return self.knobs.backend.get(READ.name, "thread")
-
-        def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Any]:
-            return self._pool(
-                READ.name,
-                tasks,
-                (lambda _: make_work())
-                if parts.rows
-                else lambda clock: placing(
-                    read_where_set(make_work(), parts.remote, read_backend), clock
-                ),
-                size=lambda task: parts.decoding.at_work(task.read.rows),
-                measure=_size_of_read,
-                corrects=bool(parts.rows),
-            )
-
-        reads: Iterator[Any] = parts.source.open(tasks, read)
+        gatherer = functools.partial(Gatherer, parts.plan, parts.columns, chunks, parts.describe)
+        place = functools.partial(self._place, windows, gatherer)
+        reads: Iterator[Any] = parts.source.open(tasks, functools.partial(self._reads, place))
         if parts.rows:
             reads = cut_into_slices(reads)
         for function in parts.rows:
-            name = function.transform.name
-            [stage] = self._stages_of([function.transform], self._counters[name])
-
-            def work(
-                clock: WorkerClock, function: RowFunction = function, stage: TransformStage = stage
-            ) -> Callable[[Any, Charge], Any]:
-                worker = RowFunctionWorker(function, stage.runner(), parts.describe)
-                return worker if function.finish is None else placing(worker, clock)
-
-            reads = self._pool(
-                name,
-                reads,
-                work,
-                size=lambda piece: piece.table.nbytes,
-                measure=_size_of_read,
-                corrects=function.finish is None,
-            )
+            reads = self._call_on_rows(function, reads, place)
         return self._pool(
             SHUFFLE.name,
             windows.in_order(reads),
@@ -419,6 +375,65 @@ class Pipeline:
             size=lambda gathering: gathering.window.rows * parts.columns.window_row_bytes,
             measure=lambda block: (block.rows, block.nbytes),
             passes=is_gathered,
+        )
+
+    def _place(
+        self,
+        windows: CompletedWindows,
+        gatherer: Callable[[], Gatherer],
+        work: Callable[[Any, Charge], ReadRows],
+        clock: WorkerClock,
+    ) -> ReadWorker:
+        """Returns the work of a worker that also places the rows of the windows that it completes."""
+        governor = self._governor
+        return ReadWorker(
+            work,
+            windows,
+            gatherer(),
+            clock=clock,
+            shuffle=self._counters[SHUFFLE.name],
+            charge_window=lambda window: self._charge_to_gather(window, windows, governor),
+        )
+
+    def _reads(
+        self, place: Place, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
+    ) -> Pool[ReadTask, Any]:
+        """Starts the stage that reads row groups. Without functions over rows, it also places rows."""
+        parts = self._parts
+
+        def read_and_place(clock: WorkerClock) -> ReadWorker:
+            def backend() -> str:
+                return self.knobs.backend.get(READ.name, "thread")
+
+            return place(read_where_set(make_work(), parts.remote, backend), clock)
+
+        return self._pool(
+            READ.name,
+            tasks,
+            (lambda _: make_work()) if parts.rows else read_and_place,
+            size=lambda task: parts.decoding.at_work(task.read.rows),
+            measure=_size_of_read,
+            corrects=bool(parts.rows),
+        )
+
+    def _call_on_rows(
+        self, function: RowFunction, slices: Iterator[Decoded], place: Place
+    ) -> Pool[Decoded, Any]:
+        """Starts the stage of a function over rows. The last one also places rows."""
+        name = function.transform.name
+        [stage] = self._stages_of([function.transform], self._counters[name])
+
+        def work(clock: WorkerClock) -> Callable[[Any, Charge], Any]:
+            worker = RowFunctionWorker(function, stage.runner(), self._parts.describe)
+            return worker if function.finish is None else place(worker, clock)
+
+        return self._pool(
+            name,
+            slices,
+            work,
+            size=lambda piece: piece.table.nbytes,
+            measure=_size_of_read,
+            corrects=function.finish is None,
         )
 
     @property

@@ -140,7 +140,7 @@ class RowGroupReader:
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users.
-        - `functions` are functions over rows. `finish` takes the rows after the last one."""
+        - `finish` takes rows after the `functions` over rows."""
         self.files = tuple(files)
         self._before_read = before_read
         self._sample = sample
@@ -154,33 +154,33 @@ class RowGroupReader:
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
-        more = (*self._selection_columns, sample, *(history.sources if history else ()))
-        stored = needed_before(columns, self._functions)
-        self.columns = tuple(name for name in dict.fromkeys((*stored, *more)) if name)
+        self.columns = self._columns_to_read()
         self._opener = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers = HeldFooters()
         self._idle: deque[tuple[int, OpenFile]] = deque()
-        self._closed = False
-        self._lock = threading.Lock()
+        self._closed, self._lock = False, threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
         self.given = given
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
-        self.packed = None
         copies = _FRAME_COPIES if given is not None else int(sample is not None)
+        self.packed = None
         if packed is not None:
             copies += _PACK_COPIES
-            self.packed = PackedRowGroups(
-                packed, self._packable(), self._file_schema.names, self._dictionaries
-            )
+            names = self._file_schema.names
+            self.packed = PackedRowGroups(packed, self._packable(), names, self._dictionaries)
         self.decoding = self._decoding(bags or {}, copies=copies)
         adds = any(one.constants for one in self._located)
-        self.may_stay_packed = not (
-            made or sample or adds or history or given is not None or functions
-        )
+        self.may_stay_packed = not any((made, sample, history, given is not None, functions, adds))
         """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
+
+    def _columns_to_read(self) -> tuple[str, ...]:
+        names = [*needed_before(self.result_columns, self._functions), *self._selection_columns]
+        names += [self._sample] if self._sample else []
+        names += self._history.sources if self._history else ()
+        return tuple(dict.fromkeys(names))
 
     def _packable(self) -> list[str | None]:
         """Returns the path of each file that may have a packed copy. A copy has the file's own names."""

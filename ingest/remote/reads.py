@@ -23,7 +23,7 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Makes what one loader reads by, from the text in `workers`."""
     local_only = {
         "a packed copy": given.reading.packed,
-        "before_read (--store-latency-ms)": given.before_read,
+        "before_read (--store-latency-ms)": given.config.before_read,
         "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
         "a function over rows (gives=…)": given.functions,
     }
@@ -36,10 +36,10 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
     job = job_of(
         source,
         plan=given.plan,
-        split=given.split,
+        split=given.config.split,
         columns=given.columns,
-        sample=given.order.sample,
-        history=given.history,
+        sample=given.config.order.sample,
+        history=given.config.history,
     )
     fleet_of = partial(
         StartedFleet,

@@ -1,0 +1,66 @@
+"""What a loader loads, and how: `LoaderConfig`. It goes down from the loader to its parts unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.choices import Errors, History
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.machine import Machine
+from sluice.ingest.read.parquet_files import ParquetFiles, Paths, Roles
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order, Read
+from sluice.ingest.stages.transform import UserTransform
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of a loader, checked. The documentation of `sluice.Loader` holds for those of the same names."""
+
+    source: FeatureTable | ParquetFiles | Paths
+    batch_size: int
+    split: str = "train"
+    rank: int = 0
+    ranks: int = 1
+    seed: int = 0
+    read_ahead_epochs: int = 1
+    knobs: Knobs | None = None
+    order: Order = Order()
+    reading: Reading = Reading()
+    errors: Errors = Errors()
+    transforms: Iterable[UserTransform] = ()
+    roles: Roles | None = None
+    fill: Mapping[str, float] | float | None = None
+    memory_limit: int | None = None
+    workers: str | None = None
+    before_read: Callable[[Read], None] | None = None
+    """Runs in the reader before each row group, to imitate a store's latency."""
+    machine: Machine | None = None
+    allow_code: Permission | Iterable[str] = ()
+    history: History | None = None
+
+    def __post_init__(self) -> None:
+        if self.read_ahead_epochs < 1:
+            raise LoaderError(
+                f"epochs to read ahead: {self.read_ahead_epochs} is not a positive number"
+            )
+        if self.errors.on_error == "raise":
+            return
+        how = f"on_error={self.errors.on_error!r}"
+        if self.history is not None:
+            raise LoaderError(
+                f"history with {how}: a row that is left out would also be missing in the "
+                "histories of later rows. Use on_error='raise'"
+            )
+        if self.order.sample is not None:
+            raise LoaderError(
+                f"sample={self.order.sample!r} with {how}: a drawn row cannot be traced to one "
+                "row of the table. Use on_error='raise'"
+            )
