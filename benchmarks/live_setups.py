@@ -296,7 +296,7 @@ class Session:
             time.sleep(latency_s)
 
         transforms = [
-            Transform(n, self._function(n), apart=True, pure=True) for n in self.setup.transforms
+            Transform(self._function(n), n, apart=True, pure=True) for n in self.setup.transforms
         ]
         return BatchLoader(
             table,

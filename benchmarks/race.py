@@ -169,7 +169,7 @@ def log_of(columns: Columns) -> Transform:
 
     numpy computes it at the same speed only on processors with AVX-512, and 3 to 12 times slower on others.
     """
-    return Transform("log", takes_matrix(_take_logarithm), reads=columns.dense)
+    return Transform(takes_matrix(_take_logarithm), "log", reads=columns.dense)
 
 
 def _take_logarithm(dense: np.ndarray) -> None:

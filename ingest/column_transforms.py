@@ -50,7 +50,7 @@ def bound(
         if one.ops:
             chain = Chain(one, [there[name] for name in inputs])
             found.append(
-                Transform(one.name, chain, pure=True, reads=inputs, outputs=outputs, added=added)
+                Transform(chain, one.name, pure=True, reads=inputs, outputs=outputs, added=added)
             )
         else:
             try:
@@ -60,8 +60,8 @@ def bound(
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
             found.append(
                 Transform(
-                    one.name,
                     one.function,
+                    one.name,
                     reads=inputs,
                     outputs=outputs,
                     added=added,
@@ -90,8 +90,8 @@ def _merge_equal(found: Iterable[Transform], fields: Sequence[Field]) -> Iterato
         else:
             chain: Any = same[0].function
             yield Transform(
-                "+".join(one.name for one in same),
                 takes_matrix(chain.of_matrix),
+                "+".join(one.name for one in same),
                 pure=True,
                 reads=tuple(names),
                 outputs={name: size for one in same for name, size in one.outputs.items()},

@@ -96,9 +96,12 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     functions, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(functions)
     over_rows = tuple(one for one in own if one.gives)
-    given = given_by(over_rows)
     table = table_of(
-        config.source, config.roles, config.allow_code, transform_spec=transform_spec, given=given
+        config.source,
+        config.roles,
+        config.allow_code,
+        transform_spec=transform_spec,
+        functions=over_rows,
     )
     code = {transform.name: transform.code for transform in own}
     reading = replace(reading, files=reading.files or FileOpener())
@@ -108,6 +111,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
             reading, petastorm=replace(reading.petastorm, transform_spec=transform_spec)
         )
         code = {"TransformSpec": address_of(transform_spec.func), **code}
+    given = given_by(over_rows)
     fields = _fields(table, files, reading, given)
     layout = table.fingerprint.layout
     if transform_spec or given:

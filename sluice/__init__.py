@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.ingest.process.matrix_function import takes_matrix
     from sluice.ingest.read.sources import Reading
     from sluice.ingest.row_order import Order
+    from sluice.ingest.stages.transform import Transform
     from sluice.loader import Loader
     from sluice.tools.headroom import report
 
@@ -38,6 +39,7 @@ __all__ = [
     "Loader",
     "Order",
     "Reading",
+    "Transform",
     "report",
     "takes_matrix",
 ]
@@ -52,6 +54,7 @@ _HOMES = {
     "Loader": "sluice.loader",
     "Order": "sluice.ingest.row_order",
     "Reading": "sluice.ingest.read.sources",
+    "Transform": "sluice.ingest.stages.transform",
     "report": "sluice.tools.headroom",
     "takes_matrix": "sluice.ingest.process.matrix_function",
 }

@@ -31,7 +31,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.transform import UserTransform, given_by, transforms_of
+from sluice.ingest.stages.transform import UserTransform, transforms_of
 from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Loader(IterableDataset[Any]):
             spec,
             version=version,
             transform_spec=transform_spec,
-            given=given_by(one for one in own if one.gives),
+            functions=tuple(one for one in own if one.gives),
         )
         if as_ == "kjt":
             _refuse_weight_column(table)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -57,6 +56,7 @@ from sluice.ingest.plain.roles import (
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
 from sluice.ingest.read.petastorm.options import difference, types_after, unischema_of
+from sluice.ingest.stages.transform import Transform, given_by
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -99,8 +99,8 @@ class ParquetFiles:
     """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
     """Petastorm's TransformSpec for each row group. All other fields describe the columns after it."""
-    given: Mapping[str, pa.DataType] = dataclasses.field(default_factory=dict)
-    """The columns that functions over rows give, which the other fields describe, too."""
+    functions: tuple[Transform, ...] = ()
+    """The functions over rows. The other fields also describe the columns that they give."""
 
     @classmethod
     def open(
@@ -113,7 +113,7 @@ class ParquetFiles:
         version: int | None = None,
         permission: Permission = NOTHING,
         transform_spec: Any = None,
-        given: Mapping[str, pa.DataType] = MappingProxyType({}),
+        functions: tuple[Transform, ...] = (),
         say: Callable[[str], None] | None = None,
     ) -> ParquetFiles:
         """Opens the files. A `spec` defines the columns as the ETL would make them, or `roles` gives each a role.
@@ -127,7 +127,7 @@ class ParquetFiles:
             spec = Spec.read(spec)
         found = _find(source, version)
         uri = found.uri
-        stored = _StoredColumns.of(found, spec, transform_spec, given)
+        stored = _StoredColumns.of(found, spec, transform_spec, given_by(functions))
         if spec is None:
             made = _columns_by_roles(stored, roles, hash, say)
         else:
@@ -137,6 +137,7 @@ class ParquetFiles:
                 permission.modules, permission.functions | spec.permission.functions
             )
         used = stored.used_by(made.recipes, spec)
+        used += [name for one in functions for name in one.reads]
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
         if unused and not made.is_guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
@@ -160,7 +161,7 @@ class ParquetFiles:
             located=stored.located,
             table=found.table,
             transform_spec=transform_spec,
-            given=given,
+            functions=functions,
         )
         return opened if spec is None else opened.transformed(spec.transforms)
 
@@ -279,7 +280,8 @@ class ParquetFiles:
         # Rows without a label are in their own split, so they need no check.
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
-        recipes = [one for one in self.recipes if not self.given.keys() & set(one.sources)]
+        given = given_by(self.functions)
+        recipes = [one for one in self.recipes if not given.keys() & set(one.sources)]
         if warning := check_values(recipes, columns, self.located):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
@@ -291,7 +293,7 @@ class ParquetFiles:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
         footers of all files plus one. Columns without such footers are left out, and those that a TransformSpec
         edits."""
-        edited = {*self.given}
+        edited = {*given_by(self.functions)}
         if self.transform_spec:
             edited |= {field[0] for field in self.transform_spec.edit_fields}
         sources = {
@@ -749,10 +751,10 @@ def table_of(
     *,
     version: int | None = None,
     transform_spec: Any = None,
-    given: Mapping[str, pa.DataType] = MappingProxyType({}),
+    functions: tuple[Transform, ...] = (),
 ) -> FeatureTable | ParquetFiles:
     """Opens a loader's source: a feature table, a Delta or Iceberg table of another program, or plain Parquet files.
-    Row groups of all but the first go through `transform_spec`, and get the columns in `given` from functions."""
+    Row groups of all but the first go through `transform_spec` and the `functions` over rows."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable, ForeignDelta
@@ -773,7 +775,7 @@ def table_of(
             version=version,
             permission=Permission.of(allow_code),
             transform_spec=transform_spec,
-            given=given,
+            functions=functions,
         )
     if version is not None:
         raise ParquetError(f"version={version} names a version of a path, and this table is open")
@@ -782,11 +784,10 @@ def table_of(
             "these files were opened without this TransformSpec, which defines their columns: "
             "give the loader their paths, or give transform_spec to ParquetFiles.open"
         )
-    if isinstance(source, ParquetFiles) and source.given != given:
+    if isinstance(source, ParquetFiles) and source.functions != functions:
         raise ParquetError(
-            "these files were opened with other columns of functions over rows "
-            f"({', '.join(source.given) or 'none'}) than the loader's ({', '.join(given) or 'none'}): give the loader "
-            "their paths"
+            "these files were opened without these functions over rows, which define their columns: "
+            "give the loader their paths"
         )
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")

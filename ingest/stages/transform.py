@@ -41,10 +41,11 @@ class Transform:
     `NAME.lengths`. If the function returns both, the lengths may differ from before. A function that is
     marked with `sluice.takes_matrix` takes one array instead."""
 
-    name: str
     function: Function | str
     """The function, or its name as `module:function`. A named function has its own stage, which can also run in
     processes (`sluice.ingest.stages.transform_worker`)."""
+    name: str = ""
+    """By default the function's own."""
     arrow: bool = False
     """Whether it takes a pyarrow.RecordBatch, with bags as lists, and returns one with the columns that it changed."""
     apart: bool = False
@@ -67,6 +68,11 @@ class Transform:
     """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TransformError(
+                f"Transform({self.function!r}, …): give the function first, then its name"
+            )
+        object.__setattr__(self, "name", self.name or _name_of(self.function))
         object.__setattr__(self, "reads", tuple(self.reads))
         if self.gives and not self.reads:
             raise TransformError(
@@ -113,19 +119,14 @@ class Transform:
         if isinstance(given, Transform):
             return given
         if isinstance(given, tuple):
-            return cls(*given)
-        if isinstance(given, str):
-            return cls(given.partition(":")[2] or given, given)
-        if not callable(given):
+            name, function = given
+            return cls(function, name)
+        if not (isinstance(given, str) or callable(given)):
             raise TransformError(
                 f"transforms: {given!r} is not a function; give functions, module:function, or pairs of "
                 "a name and one of these"
             )
-        function: Any = given
-        while isinstance(function, functools.partial):
-            function = function.func
-        name = getattr(function, "__name__", type(function).__name__).strip("<>")
-        return cls(name, address_of(given) or given)
+        return cls(given if isinstance(given, str) else address_of(given) or given, _name_of(given))
 
     @property
     def movable(self) -> bool:
@@ -147,6 +148,14 @@ class Transform:
         """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
         a lambda."""
         return self.function if isinstance(self.function, str) else address_of(self.function)
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, str):
+        return function.partition(":")[2] or function
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:

@@ -92,7 +92,7 @@ class BenchSession:
                     read_ahead_epochs=options.epochs or sys.maxsize,
                     memory_limit=options.memory_limit,
                     transforms=[
-                        Transform(name, function, arrow=arrow)
+                        Transform(function, name, arrow=arrow)
                         for name, function, arrow in self._functions
                     ],
                     before_read=(lambda _: time.sleep(latency_s)) if latency_s else None,

@@ -42,7 +42,7 @@ PROCESS = Knobs(backend={"mine": "process"})
 
 def loading(table, function, knobs=PROCESS, **options):
     options = {"batch_size": 80, "window_rows": 60} | options  # so that an epoch is many items
-    transform = function if isinstance(function, Transform) else Transform("mine", function)
+    transform = function if isinstance(function, Transform) else Transform(function, "mine")
     return open_loader(table, transforms=[transform], knobs=knobs, **options)
 
 
@@ -111,7 +111,7 @@ class _Stages:
         memory = ProcessMemory(self._free, lambda: self.stages, lambda: program_bytes)
         self.stages = [
             TransformStage(
-                Transform("mine", NAME + "shifted"),
+                Transform(NAME + "shifted", "mine"),
                 columns=None,
                 quarantine=None,
                 backend="process",
@@ -209,7 +209,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(table, name):
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
-    few = Transform("mine", NAME + "only_two", reads=("I1", "C1"))
+    few = Transform(NAME + "only_two", "mine", reads=("I1", "C1"))
     with loading(table, few, Knobs(backend={"mine": backend})) as loader:
         batch = next(iter(loader))
         assert (batch.dense[:, 0] == 2).all()
@@ -337,7 +337,7 @@ class TestFaults:
             assert loader.quarantined["rows_set_aside"] >= 80
 
     def test_a_hanging_worker_is_ended_after_the_limit(self, table, scene):
-        slow = Transform("mine", NAME + "shifted_after_hold", limit_s=0.5)
+        slow = Transform(NAME + "shifted_after_hold", "mine", limit_s=0.5)
         with loading(table, slow) as loader:
             assert next(iter(loader)).rows == 80
             assert loader.worker_restarts == 1
@@ -345,7 +345,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("limit", [{"limit_s": 5.0}, {"memory_limit": 2**26}])
     def test_a_function_with_a_limit_never_runs_in_a_thread(self, table, limit):
-        limited = Transform("mine", NAME + "shifted", **limit)
+        limited = Transform(NAME + "shifted", "mine", **limit)
         with loading(table, limited, Knobs()) as loader:
             assert loader.limits.backends["mine"] == ("process",)
             assert not loader.limits.movable("mine", "process")
@@ -407,7 +407,7 @@ class TestMemory:
         limit = 64 * 2**20 if backend == "process" else None
         with loading(
             table,
-            Transform("mine", NAME + function, memory_limit=limit),
+            Transform(NAME + function, "mine", memory_limit=limit),
             Knobs(backend={"mine": backend}),
         ) as loader:
             assert [contents(batch) for batch in loader] == expected
@@ -421,7 +421,7 @@ class TestMemory:
         self, table, scene, backend, tmp_path
     ):
         limit = 2**26 if backend == "process" else None
-        greedy = Transform("mine", NAME + "boundless", memory_limit=limit)
+        greedy = Transform(NAME + "boundless", "mine", memory_limit=limit)
         with (
             loading(
                 table,
@@ -464,7 +464,7 @@ class TestRows:
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_quarantined_rows_keep_their_places_with_weight_0(self, table, backend, tmp_path):
         files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
-        few = Transform("mine", NAME + "fails_on_odd_labels", reads=("I1", "label"))
+        few = Transform(NAME + "fails_on_odd_labels", "mine", reads=("I1", "label"))
         errors = Errors(on_error="quarantine", max_rate=1, quarantine=path)
         with loading(
             table,

@@ -162,7 +162,7 @@ def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, k
     with raises(QuarantineError, "part-0.parquet", "row group 2", "'mine'", kind):
         load(
             written(tmp_path),
-            transforms=[Transform("mine", leave)],
+            transforms=[Transform(leave, "mine")],
             errors=Errors(on_error=policy, quarantine=tmp_path / "aside"),
         )
 
@@ -171,7 +171,7 @@ def test_a_module_that_ends_the_program_as_it_is_imported_is_named(tmp_path, mon
     (tmp_path / "leaves_at_once.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with raises(TransformError, "'mine'", "leaves_at_once:f", "SystemExit: 3"):
-        load(written(tmp_path), transforms=[Transform("mine", "leaves_at_once:f")])
+        load(written(tmp_path), transforms=[Transform("leaves_at_once:f", "mine")])
 
 
 # ---- files that do not fit together

@@ -158,7 +158,7 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
     with open_loader(table, **options) as loader:
         expected = [batch.checksum for batch in loader]
         whole = loader.order_hash
-    with open_loader(table, transforms=[Transform("mine", NAME + "shifted")], **options) as loader:
+    with open_loader(table, transforms=[Transform(NAME + "shifted", "mine")], **options) as loader:
         loader.load_state_dict(json.loads(state))
         assert 4 <= len(seen) < len(expected)
         assert seen + [batch.checksum for batch in loader] == expected
@@ -192,7 +192,7 @@ def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_t
         join(pool, 0)
 
     monkeypatch.setattr(Pool, "join", noted)
-    with BatchLoader(table, batch_size=80, transforms=[Transform("mine", hangs)]) as loader:
+    with BatchLoader(table, batch_size=80, transforms=[Transform(hangs, "mine")]) as loader:
 
         def consume():
             with pytest.raises(LoaderError):
@@ -212,7 +212,7 @@ def test_close_from_many_threads_at_once_is_one_close(table):
         table,
         batch_size=80,
         read_ahead_epochs=100,
-        transforms=[Transform("mine", NAME + "shifted")],
+        transforms=[Transform(NAME + "shifted", "mine")],
         knobs=PROCESS,
     )
     next(iter(loader))

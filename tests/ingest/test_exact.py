@@ -45,7 +45,7 @@ def fails_on_some(columns):
 
 
 def loading(table, path, workers, function):
-    transforms = [] if function is None else [Transform("mine", function, reads=("I1",))]
+    transforms = [] if function is None else [Transform(function, "mine", reads=("I1",))]
     knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
     return open_loader(
         table,

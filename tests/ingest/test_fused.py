@@ -30,7 +30,7 @@ NAME = "tests.ingest.worker_functions:"
 def loading(table, functions, knobs=None, **options):
     """Transforms a, b, c, …, each a stage of its own."""
     transforms = [
-        Transform(name, function, apart=True)
+        Transform(function, name, apart=True)
         for name, function in zip("abc", functions, strict=False)
     ]
     return open_loader(
@@ -112,7 +112,7 @@ def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_st
         assert series_steps(32, 2048, times) == steps
     with (
         BatchLoader(table, batch_size=64) as plain,
-        BatchLoader(table, batch_size=64, transforms=[Transform("twice", twice)]) as tuned,
+        BatchLoader(table, batch_size=64, transforms=[Transform(twice, "twice")]) as tuned,
     ):
         for name in ("LONG_S", "SHORT_S"):
             monkeypatch.setattr(

@@ -225,7 +225,7 @@ def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, t
 
 def test_a_transform_gets_histories_in_threads_and_in_processes(events, plain):
     source = ParquetFiles.open(plain, ROLES)
-    transform = Transform("twice", "tests.ingest.test_histories:twice")
+    transform = Transform("tests.ingest.test_histories:twice", "twice")
     for backend in ("thread", "process"):
         knobs = Knobs(backend={"twice": backend})
         with open_loader(

@@ -70,7 +70,7 @@ def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collecto
     if kind == "processes":
         how |= {
             "fill": 0.0,
-            "transforms": [Transform("mine", "tests.ingest.remote.functions:halved")],
+            "transforms": [Transform("tests.ingest.remote.functions:halved", "mine")],
             "knobs": Knobs(backend={"mine": "process"}),
         }
     use(table.uri, **how)  # imports, compiles and opens what stays

@@ -333,14 +333,14 @@ class TestTransforms:
         with BatchLoader(table, batch_size=80) as plain:
             expected = next(iter(plain))
         with BatchLoader(
-            table, batch_size=80, transforms=[Transform("double", double, arrow=True)]
+            table, batch_size=80, transforms=[Transform(double, "double", arrow=True)]
         ) as loader:
             batch = next(iter(loader))
             one = loader.dense_names.index("I1")
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
         with (
             BatchLoader(
-                table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]
+                table, batch_size=80, transforms=[Transform(lambda b: 3, "none", arrow=True)]
             ) as loader,
             raises(TransformError, "'none'", "epoch 0, step 0", "int", "pyarrow.RecordBatch"),
         ):

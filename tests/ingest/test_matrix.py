@@ -21,7 +21,7 @@ THREAD, PROCESS = Knobs(), Knobs(backend={"mine": "process"})
 
 
 def first_batch(table, function, knobs=THREAD, **how):
-    given = Transform("mine", function, **how) if how else function
+    given = Transform(function, "mine", **how) if how else function
     with loading(table, given, knobs) as loader:
         return next(iter(loader))
 

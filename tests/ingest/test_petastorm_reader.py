@@ -227,7 +227,7 @@ def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(
             ("edit_fields", "'row'", "<class 'object'>"),
         ),
         ([SPEC, SPEC], ("transforms", "only one")),
-        ([Transform("first", np.log1p), SPEC], ("transforms", "first")),
+        ([Transform(np.log1p, "first"), SPEC], ("transforms", "first")),
     ],
 )
 def test_a_transform_spec_that_cannot_be_is_refused_at_the_start(clicks, given, facts):

@@ -37,8 +37,8 @@ def seen(batch):
 
 def loading(table, knobs=None):
     stages = [
-        Transform("mine", "tests.ingest.worker_functions:shifted"),
-        Transform("next", "tests.ingest.worker_functions:twice"),
+        Transform("tests.ingest.worker_functions:shifted", "mine"),
+        Transform("tests.ingest.worker_functions:twice", "next"),
     ]
     return open_loader(table, transforms=stages, knobs=knobs, **OPTIONS)
 

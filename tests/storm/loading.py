@@ -299,8 +299,8 @@ class Consumer:
         case, plan = self._case, self._case.plan
         transforms = [
             Transform(
-                f"{n}-{name}",
                 f"tests.storm.functions:{name}" if n % 2 == 0 or case.apart else FUNCTIONS[name],
+                f"{n}-{name}",
                 apart=case.apart,
                 **({"limit_s": _LIMIT_S} if case.limited and (n % 2 == 0 or case.apart) else {}),
             )

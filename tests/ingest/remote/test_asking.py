@@ -353,7 +353,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
             batch_size=160,
             epochs=60,
             fill=0.0,
-            transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
+            transforms=[Transform("tests.ingest.remote.functions:halved", "mine")],
             **how,
         )
 

@@ -46,7 +46,7 @@ def calling(serve, table):
 
 
 def mine(function, **how):
-    return {"transforms": [Transform("mine", f"{HERE}:{function}", **how)], "fill": 0.0}
+    return {"transforms": [Transform(f"{HERE}:{function}", "mine", **how)], "fill": 0.0}
 
 
 def test_a_remote_transform_gives_the_same_batches_also_if_it_changes_its_back_end_while_it_runs(

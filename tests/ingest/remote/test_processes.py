@@ -62,7 +62,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
             batch_size=160,
             epochs=6,
             fill=0.0,
-            transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
+            transforms=[Transform("tests.ingest.remote.functions:halved", "mine")],
             **how,
         )
 

@@ -1,0 +1,258 @@
+"""Functions over rows as they are stored: `Transform(function, reads=…, gives=…)`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice import Loader, Transform
+from sluice.common.errors import UsageError
+from sluice.ingest.choices import Errors, History
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.errors import LoaderError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.row_order import Order
+from sluice.ingest.stages.transform import TransformError
+from tests.open_loader import open_loader
+from tests.raises import raises
+
+HERE = "tests.ingest.test_row_functions"
+ROWS, GROUP = 20_000, 9_000
+ROLES = {"label": "label", "dense": ["price", "length"], "sparse": ["row", "words"]}
+
+
+def parse(columns):
+    """The length of each text, and an id for each of its words."""
+    texts = columns["query"].to_pylist()
+    return {
+        "length": [-1 if text is None else len(text) for text in texts],
+        "words": [[len(word) for word in (text or "").split()] for text in texts],
+    }
+
+
+def fail_on_some(columns):
+    if np.isin(columns["row"], (130, 9_500)).any():
+        raise RuntimeError("boom")
+    return {"length": columns["row"] % 7}
+
+
+PARSE = Transform(
+    f"{HERE}:parse", reads=["query"], gives={"length": "float32", "words": "list<int32>"}
+)
+
+
+def query(row):
+    return None if row % 11 == 5 else f"query {row}" + " x" * (row % 4)
+
+
+@pytest.fixture(scope="module")
+def queries(tmp_path_factory):
+    """A file of three row groups, of which one has as many rows as two slices."""
+    folder = tmp_path_factory.mktemp("queries")
+    rows = np.arange(ROWS)
+    table = pa.table(
+        {
+            "label": rows % 2,
+            "price": rows.astype(np.float32),
+            "row": rows,
+            "query": [query(row) for row in range(ROWS)],
+        }
+    )
+    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP)
+    return folder
+
+
+def epoch(source, transforms, roles=ROLES, **options):
+    """The columns of an epoch, each of a list of batches, and the order hash."""
+    with open_loader(
+        source, batch_size=800, roles=roles, transforms=transforms, **options
+    ) as loader:
+        batches = list(loader)
+        return {
+            "row": np.concatenate([b["row"].numpy() for b in batches]),
+            "length": np.concatenate([b["length"].numpy() for b in batches]),
+            "batches": batches,
+        }, loader.order_hash
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        Knobs(workers={"read": 2, "parse": 3}),
+        Knobs(workers={"read": 1, "parse": 1}, fused=frozenset({"shuffle"})),
+        Knobs(workers={"read": 2, "parse": 2}, backend={"parse": "process"}),
+    ],
+)
+def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs):
+    found, order = epoch(queries, [PARSE], knobs=knobs)
+    rows = found["row"].tolist()
+    assert len(set(rows)) == len(rows) == ROWS // 800 * 800
+    assert found["length"].tolist() == [len(query(r)) if query(r) else -1 for r in rows]
+    bags = [batch["words"] for batch in found["batches"]]
+    words = [
+        ids.tolist()
+        for bag in bags
+        for ids in np.split(bag.values.numpy(), np.cumsum(bag.lengths.numpy())[:-1])
+    ]
+    assert words == [[len(word) for word in (query(r) or "").split()] for r in rows]
+    without = {"label": "label", "dense": ["price"], "sparse": ["row"]}
+    with open_loader(queries, batch_size=800, roles=without) as loader:
+        list(loader)
+        assert loader.order_hash == order
+
+
+def test_a_function_reads_what_an_earlier_one_gives_and_replaces_stored_columns(queries):
+    first = Transform(parse_length, reads=["query"], gives={"length": "int64"})
+    second = Transform(
+        lambda columns: {"price": columns["price"] * 2, "length": columns["length"] + 1},
+        "second",
+        reads=["price", "length"],
+        gives={"price": np.float32, "length": pa.float32()},
+    )
+    roles = {"label": "label", "dense": ["price", "length"], "sparse": ["row"]}
+    found, _ = epoch(queries, [first, second], roles=roles)
+    rows = found["row"]
+    assert (np.concatenate([b["price"] for b in found["batches"]]) == 2 * rows).all()
+    assert found["length"].tolist() == [1 + len(query(r) or "") for r in rows.tolist()]
+
+
+def parse_length(columns):
+    return {"length": [len(text or "") for text in columns["query"].to_pylist()]}
+
+
+@pytest.mark.parametrize(
+    ("function", "facts"),
+    [
+        (lambda c: {}, ("no column 'length'", "gives")),
+        (lambda c: {"length": c["row"], "more": c["row"]}, ("'more'", "gives")),
+        (lambda c: {"length": c["row"][1:]}, ("8191 values for 8192 rows",)),
+        (lambda c: {"length": c["row"] + 0.5}, ("'length'", "int32")),
+        (lambda c: {"length": np.ma.masked_less(c["row"], 3)}, ("masked",)),
+        (lambda c: 3, ("int", "dict")),
+        (lambda c: c["nothing"], ("KeyError", "nothing")),
+    ],
+)
+def test_a_wrong_result_is_named_with_its_rows(queries, function, facts):
+    wrong = Transform(function, "mine", reads=["row"], gives={"length": "int32"})
+    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
+    with raises(ColumnError, "a.parquet, row group 0, rows 0 to 8192", "'mine'", *facts):
+        epoch(queries, [wrong], roles=roles, shuffle=False, streams=1)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, backend):
+    errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
+    failing = Transform(f"{HERE}:fail_on_some", reads=["row"], gives={"length": "float32"})
+    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
+    with open_loader(
+        queries,
+        batch_size=800,
+        roles=roles,
+        transforms=[failing],
+        errors=errors,
+        last="pad",
+        knobs=Knobs(workers={"fail_on_some": 2}, backend={"fail_on_some": backend}),
+    ) as loader:
+        weights = sum(float(batch.weight.sum()) for batch in loader)
+        assert loader.quarantined["rows_set_aside"] == 2
+    assert weights == ROWS - 2
+    listed = [json.loads(line) for line in (tmp_path / "list.jsonl").read_text().splitlines()]
+    assert sorted((one["row_group"], one["row"]) for one in listed) == [(0, 130), (1, 500)]
+    assert all("boom" in one["reason"] for one in listed)
+
+
+def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
+    with open_loader(queries, batch_size=800, roles=ROLES, transforms=[PARSE]) as loader:
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [batch.dense.tolist() for batch in batches]
+    with open_loader(queries, batch_size=800, roles=ROLES, transforms=[PARSE]) as loader:
+        loader.load_state_dict(state)
+        assert [batch.dense.tolist() for batch in loader] == rest
+    roles = {"label": "label", "sparse": "row"}
+    with (
+        open_loader(queries, batch_size=800, roles=roles) as loader,
+        raises(LoaderError, "'parse'"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_feature_table_gets_the_columns_by_their_types(table):
+    both = Transform(
+        lambda c: {"I1": c["I1"] + 1, "sum": c["I1"] + c["I2"], "id": c["C1"] % 5},
+        "both",
+        reads=["I1", "I2", "C1"],
+        gives={"I1": "float32", "sum": "float32", "id": "int32"},
+    )
+    with open_loader(table, batch_size=80) as loader:
+        plain = list(loader)
+    with Loader(table, batch_size=80, transforms=[both], tuning="fixed") as loader:
+        assert "sum" in loader.dense_names
+        assert "id" in loader.sparse_names
+        for before, after in zip(plain, loader, strict=True):
+            assert (after["I1"] == before["I1"] + 1).all()
+            assert (after["sum"] == before["I1"] + before["I2"]).all()
+            assert (after["id"] == before["C1"] % 5).all()
+
+
+def test_hashed_columns_may_come_from_a_function(queries, tmp_path):
+    upper = Transform(
+        lambda c: {"query": [str(text).upper() for text in c["query"].to_pylist()]},
+        "upper",
+        reads=["query"],
+        gives={"query": "string"},
+    )
+    texts = [str(query(row)).upper() for row in range(ROWS)]
+    pq.write_table(pa.table({"label": np.arange(ROWS) % 2, "query": texts}), tmp_path / "a.parquet")
+    ids = []
+    for source, transforms in ((queries, [upper]), (tmp_path, [])):
+        with Loader(
+            source,
+            batch_size=800,
+            roles={"label": "label"},
+            hash={"query": 1000},
+            transforms=transforms,
+            order=Order(shuffle=False),
+            tuning="fixed",
+        ) as loader:
+            ids.append([batch["query"].tolist() for batch in loader])
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "error", "facts"),
+    [
+        ({"gives": {"a": "int32"}}, {}, TransformError, ("reads nothing", "reads=")),
+        ({"reads": ["row"], "gives": {"a": "numbr"}}, {}, TransformError, ("'numbr'", "float32")),
+        ({"reads": ["qury"], "gives": {"length": "int32"}}, {}, SourceError, ("'qury'", "'query'")),
+        (
+            {"reads": ["row"], "gives": {"length": "int32"}},
+            {"history": History(by="label", time="row", columns=["row"], last=3)},
+            LoaderError,
+            ("history", "length"),
+        ),
+        (
+            {"reads": ["row"], "gives": {"length": "int32"}},
+            {"workers": "local:1"},
+            UsageError,
+            ("workers", "gives"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_start(queries, how, options, error, facts):
+    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
+    with raises(error, *facts):
+        open_loader(
+            queries,
+            batch_size=800,
+            roles=roles,
+            transforms=[Transform(len, "mine", **how)],
+            **options,
+        )
