@@ -56,7 +56,7 @@ from sluice.ingest.plain.roles import (
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
 from sluice.ingest.read.petastorm.options import difference, types_after, unischema_of
-from sluice.ingest.stages.transform import Transform, given_by
+from sluice.ingest.stages.transform import Transform, given_by, reads_of
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -136,8 +136,7 @@ class ParquetFiles:
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
-        used = stored.used_by(made.recipes, spec)
-        used += [name for one in functions for name in one.reads]
+        used = {*stored.used_by(made.recipes, spec), *reads_of(functions)}
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
         if unused and not made.is_guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""

@@ -55,7 +55,7 @@ from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
-from sluice.ingest.stages.transform import Transform, given_by, needed_before
+from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of
 
 T = TypeVar("T")
 
@@ -244,12 +244,11 @@ class RowGroupReader:
         """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
         if self.given is not None:
             return []
-        read_by_functions = {name for one in self._functions for name in one.reads}
         if self._made is None:
             names = [f.name for f in self._file_schema if pa.types.is_string(f.type)]
         else:
             names = self._made.dictionary_columns(self._file_schema, self._footer(0))
-        return [name for name in names if name not in self._optional | read_by_functions]
+        return [name for name in names if name not in self._optional | reads_of(self._functions)]
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
         """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""

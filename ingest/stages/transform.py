@@ -234,6 +234,10 @@ def given_by(functions: Iterable[Transform]) -> dict[str, pa.DataType]:
     return {name: kind for one in functions for name, kind in one.gives.items()}
 
 
+def reads_of(functions: Iterable[Transform]) -> set[str]:
+    return {name for one in functions for name in one.reads}
+
+
 def needed_before(names: Sequence[str], functions: Sequence[Transform]) -> tuple[str, ...]:
     """Returns the columns that must be there before these functions, to have `names` after them."""
     for one in reversed(functions):
