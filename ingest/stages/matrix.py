@@ -35,11 +35,11 @@ class MatrixPlace:
             if name in (*floats, *columns.sparse)  # an unknown name is an error of every function
         }
         bags = [name for name in names if name in columns.bags]
-        if transform.arrow or transform.added or bags or len(set(kinds.values())) != 1:
+        if transform.added or bags or len(set(kinds.values())) != 1:
             types = [f"{name} ({kind.__name__})" for name, kind in kinds.items()]
             raise TransformError(
                 f"transform {transform.name!r}: its function takes a matrix. So it needs columns of one type "
-                "(reads=[…], inputs in a spec), has no bags, no arrow=True and no new outputs; columns: "
+                "(reads=[…], inputs in a spec), has no bags and no new outputs; columns: "
                 f"{', '.join(types)}; bags: {bags}; new outputs: {list(transform.added)}"
             )
         kind = next(iter(kinds.values()))

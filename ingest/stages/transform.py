@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.process.matrix_function import MATRIX
-from sluice.ingest.stages.batch import lengths_name
 
 Arrays = dict[str, npt.NDArray[Any]]
 Given = Mapping[str, npt.NDArray[Any]] | None
@@ -46,8 +43,6 @@ class Transform:
     processes (`sluice.ingest.stages.transform_worker`)."""
     name: str = ""
     """By default the function's own."""
-    arrow: bool = False
-    """Whether it takes a pyarrow.RecordBatch, with bags as lists, and returns one with the columns that it changed."""
     apart: bool = False
     """Whether it has its own stage, with its own workers and its own line in every table."""
     pure: bool = False
@@ -131,7 +126,7 @@ class Transform:
     @property
     def movable(self) -> bool:
         """Whether it can also run in processes."""
-        return isinstance(self.function, str) and not self.arrow
+        return isinstance(self.function, str)
 
     @property
     def limited(self) -> bool:
@@ -266,42 +261,3 @@ def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
         if visible[name] is not array:
             visible[name].flags.writeable = False
     return visible
-
-
-def call_with_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
-    """Calls a function that takes a record batch, and converts arrays to and from Arrow."""
-    return _from_arrow(function(_to_arrow(arrays, columns)), where)
-
-
-def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
-    """Makes a record batch of the arrays without copying them."""
-    found: dict[str, pa.Array] = {}
-    for name in filter(arrays.__contains__, (*columns.floats, *columns.sparse)):
-        lengths = arrays.get(lengths_name(name))
-        values = pa.array(arrays[name])
-        if lengths is not None:
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            values = pa.ListArray.from_arrays(pa.array(offsets), values)
-        found[name] = values
-    return pa.RecordBatch.from_pydict(found)
-
-
-def _from_arrow(given: Any, where: str) -> dict[str, npt.NDArray[Any]]:
-    if not isinstance(given, (pa.RecordBatch, pa.Table)):
-        raise TransformError(
-            f"{where}: it returned {type(given).__name__}, not a pyarrow.RecordBatch"
-        )
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name in given.schema.names:
-        column = given.column(name)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        if column.null_count:
-            raise TransformError(
-                f"{where}: column {name!r} came back with {column.null_count} empty values"
-            )
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            found[lengths_name(name)] = np.diff(column.offsets.to_numpy())
-            column = column.flatten()
-        found[name] = column.to_numpy(zero_copy_only=False)
-    return found

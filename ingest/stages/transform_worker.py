@@ -48,7 +48,6 @@ from sluice.ingest.stages.transform import (
     Given,
     Transform,
     TransformError,
-    call_with_arrow,
     visible_columns,
 )
 
@@ -367,8 +366,6 @@ class TransformWorker:
             if not self._in_thread:
                 _use_one_thread()
                 self._in_thread = stage.worked_in_threads = True
-            if stage.transform.arrow:
-                return call_with_arrow(stage.function, arrays, stage.columns, where)
             given: Given = protocol.call_function(
                 stage.function, visible_columns(stage.transform, arrays)
             )
@@ -406,7 +403,7 @@ class TransformWorker:
     def _copy_batch(self, arrays: Arrays) -> Arrays:
         """Copies the batch, because a function in a thread may write into it and then fail."""
         transform = self._stage.transform
-        if self._backend != "thread" or transform.pure or transform.arrow:
+        if self._backend != "thread" or transform.pure:
             return arrays
         found = dict(arrays)
         for name, array in arrays.items():

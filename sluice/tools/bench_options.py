@@ -74,12 +74,6 @@ class BenchInput(KnobOptions, TransformOptions):
         metavar="MODULE:FUNCTION",
         again=True,
     )
-    arrow_udf: tuple[str, ...] = setting(
-        (),
-        "a transform over a pyarrow.RecordBatch, after those of --udf",
-        metavar="MODULE:FUNCTION",
-        again=True,
-    )
     memory_limit: int | None = setting(
         None,
         "what the whole process may use, for instance 2GiB (default: what the machine allows)",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
@@ -35,9 +35,6 @@ from sluice.tools.bench_options import BenchOptions
 from sluice.tools.bench_outcome import BenchOutcome, Peak, consume
 from sluice.tools.terminal import View, advice
 
-if TYPE_CHECKING:
-    from sluice.ingest.stages.transform import Function
-
 _SETTLED = 1 / 3  # share of the time at its end that counts as settled
 
 
@@ -48,11 +45,7 @@ class BenchSession:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
         self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
-        self._functions: list[tuple[str, Function | str, bool]] = [
-            *((function_of(name)[0], name, False) for name in options.udf),
-            *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf),
-        ]
-        """The name of each transform, its function, and whether that takes a record batch."""
+        self._functions = [(function_of(name)[0], name) for name in options.udf]
         table = table_named(
             (self._conditions.table, *options.table[1:]),
             options.roles,
@@ -65,7 +58,7 @@ class BenchSession:
         if plain:  # what the loader would refuse
             plain.check(columns)
         if not is_file_name(options.knobs):
-            asked, made = Knobs().parse(options.knobs), [name for name, *_ in self._functions]
+            asked, made = Knobs().parse(options.knobs), [name for name, _ in self._functions]
             made += [transform.name for transform in self._table.transforms]
             known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
             for stage in (*asked.workers, *asked.backend, *asked.fused):
@@ -78,7 +71,6 @@ class BenchSession:
     def __enter__(self) -> BenchSession:
         # This loads torch, so mistakes in the arguments are reported before.
         from sluice.ingest.loader import BatchLoader
-        from sluice.ingest.stages.transform import Transform
 
         options = self._options
         latency_s = options.store_latency_ms / 1000
@@ -91,10 +83,7 @@ class BenchSession:
                     seed=options.seed,
                     read_ahead_epochs=options.epochs or sys.maxsize,
                     memory_limit=options.memory_limit,
-                    transforms=[
-                        Transform(function, name, arrow=arrow)
-                        for name, function, arrow in self._functions
-                    ],
+                    transforms=self._functions,
                     before_read=(lambda _: time.sleep(latency_s)) if latency_s else None,
                     fill=options.fill,
                     order=Order(

@@ -12,7 +12,6 @@ from collections import deque
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,7 +26,6 @@ from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, Position
-from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -325,26 +323,6 @@ class TestTransforms:
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
         assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
         assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
-
-    def test_arrow_functions_see_a_record_batch(self, table):
-        def double(batch):
-            return pa.record_batch({"I1": pc.multiply(batch["I1"], 2)})
-
-        with BatchLoader(table, batch_size=80) as plain:
-            expected = next(iter(plain))
-        with BatchLoader(
-            table, batch_size=80, transforms=[Transform(double, "double", arrow=True)]
-        ) as loader:
-            batch = next(iter(loader))
-            one = loader.dense_names.index("I1")
-        assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
-        with (
-            BatchLoader(
-                table, batch_size=80, transforms=[Transform(lambda b: 3, "none", arrow=True)]
-            ) as loader,
-            raises(TransformError, "'none'", "epoch 0, step 0", "int", "pyarrow.RecordBatch"),
-        ):
-            next(iter(loader))
 
     def test_a_name_that_is_taken_is_refused(self, table):
         with raises(PipelineError, "two stages", "read"):

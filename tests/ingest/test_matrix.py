@@ -83,7 +83,6 @@ def test_a_result_that_does_not_fit_is_refused_by_name(table, function, how, fac
     ("how", "facts"),
     [
         ({"reads": ("I1", "C1")}, ("I1 (float32)", "C1 (int32)", "reads=[…]")),
-        ({"arrow": True}, ("arrow=True",)),
         ({"reads": ("I1",), "outputs": {"new": None}, "added": ("new",)}, ("outputs: ['new']",)),
         ({"reads": ("I1", "Z9")}, ("'Z9'",)),
     ],
