@@ -257,8 +257,12 @@ class TestWhatItSays:
         ):
             old = loader_of(clicks, epochs=2)
         with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
-            assert old._batches._read_ahead_epochs == new._batches._read_ahead_epochs == 2
-            assert one._batches._read_ahead_epochs == 1
+            assert (
+                old._batches._config.read_ahead_epochs
+                == new._batches._config.read_ahead_epochs
+                == 2
+            )
+            assert one._batches._config.read_ahead_epochs == 1
             assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
     def test_rows_that_fill_no_batch_are_reported_and_quarantined_rows_at_the_end(

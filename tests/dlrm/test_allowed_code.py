@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from sluice.dlrm import evaluate, plan, serve, train
+from sluice.dlrm import evaluate, plan, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.etl import __main__
 from sluice.etl.ops import OperatorError
@@ -62,7 +62,6 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     programs = (
         (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
         (evaluate.main, ("--run-dir", other)),
-        (serve.main, (other, "--port", 0)),
     )
     for key in ("udf", "transform", "allow_code", "transforms"):
         config = {**values["config"], key: [f"{MODULE}:halved"]}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from sluice.common.settings import parse
 from sluice.dlrm import serve
+from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.serving.server import ServerOptions
 from sluice.etl.ops import OperatorError
@@ -21,13 +25,21 @@ pytestmark = pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
 )  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-def test_what_a_table_names_is_not_run(hostile, ran, capsys):
+def test_what_a_table_or_a_checkpoint_names_is_not_run(hostile, ran, capsys, tmp_path):
     trained = hostile / "run"
     assert ended(serve.main, trained, "--port", 0) == 2
     said = capsys.readouterr().err
     assert_names(
         said, "'I1'", hostile / "table", "version 0", f"'{MODULE}:halved'", f"--allow-code {MODULE}"
     )
+    other = tmp_path / "run"
+    shutil.copytree(trained, other)
+    meta = latest(other / "checkpoints")[0] / "meta.json"
+    values = json.loads(meta.read_text())
+    values["config"]["udf"] = [f"{MODULE}:halved"]
+    meta.write_text(json.dumps(values))
+    assert ended(serve.main, other, "--port", 0) == 2
+    assert "'udf'" in capsys.readouterr().err
     assert not ran()
 
 
