@@ -39,7 +39,7 @@ from sluice.ingest.stages.transform import Transform
 
 loader = BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, order=Order(window_rows=60),
                      read_ahead_epochs=1000,
-                     transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
+                     transforms=[Transform("tests.ingest.worker_functions:" + sys.argv[2], "mine")],
                      knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
 consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
 with on_signal(loader.stacks):
@@ -122,7 +122,7 @@ def ask(*_):
 signal.signal(signal.SIGTERM, ask)
 with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80,
                  order=Order(window_rows=60, last="pad"), read_ahead_epochs=1000,
-                 transforms=[Transform("mine", "tests.ingest.worker_functions:shifted")],
+                 transforms=[Transform("tests.ingest.worker_functions:shifted", "mine")],
                  knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"})) as loader:
     for batch in loader:
         print(batch.checksum, flush=True)

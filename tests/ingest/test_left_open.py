@@ -99,7 +99,7 @@ import sluice
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
-transform = Transform("mine", "tests.ingest.remote.functions:halved")
+transform = Transform("tests.ingest.remote.functions:halved", "mine")
 knobs = Knobs(backend={"mine": "process"})
 for keeper in (os, sluice):  # a module is emptied when others are empty already
     loader = open_loader(sys.argv[1], batch_size=160, fill=0.0, transforms=[transform], knobs=knobs)
