@@ -18,9 +18,9 @@ Rows = Any
 """A record batch, or the bytes of an encoded one."""
 
 
-def with_gives(rows: pa.RecordBatch, gives: pa.Schema) -> pa.RecordBatch:
-    """Returns the rows with what the function must give for them."""
-    return rows.replace_schema_metadata({_GIVES: gives.serialize().to_pybytes()})
+def asking_for(gives: pa.Schema) -> dict[bytes, bytes]:
+    """Returns the metadata of rows for which a function must give these columns."""
+    return {_GIVES: gives.serialize().to_pybytes()}
 
 
 def encode(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:

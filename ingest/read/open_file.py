@@ -41,13 +41,14 @@ def footer_by(read: Callable[[int, int], bytes], size: int) -> bytes:
 def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set[str]:
     """Returns the columns among `names` whose texts are stored as differences from the text before. Arrow does not
     decode these as dictionaries."""
-    chunks = (
-        metadata.row_group(group).column(leaf)
-        for group in range(metadata.num_row_groups if names else 0)
-        for leaf in range(metadata.num_columns)
-    )
-    found = (c.path_in_schema for c in chunks if "DELTA_BYTE_ARRAY" in c.encodings)
-    return set(names).intersection(found)
+    leaves = [
+        leaf
+        for leaf in range(metadata.num_columns if names else 0)
+        if metadata.schema.column(leaf).path in names
+    ]
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(leaf) for group in groups for leaf in leaves)
+    return {chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings}
 
 
 class OpenFile:

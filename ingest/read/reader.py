@@ -55,7 +55,7 @@ from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
-from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of
+from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
 T = TypeVar("T")
 
@@ -71,8 +71,9 @@ _MAKE_ROW_BYTES = 24
 _SMALL_PART = 64
 """A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
 _SMALL_BYTES = 16 * 2**20
-_FEW_ROWS = 256  # rows whose texts are decoded at once to count their bytes
 """Reads before the start may always take this much together."""
+_FEW_ROWS = 256
+"""Rows whose texts are decoded at once to count their bytes."""
 _PACK_COPIES = 3
 """Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
 
@@ -204,18 +205,10 @@ class RowGroupReader:
         others = ((name, constants[name].type) for name in self.columns if name not in in_files)
         self.stored = pa.schema([*self._file_schema, *others])
         """The schema of the columns that are read, in the types of the first file."""
-        before = self.stored if self.given is None else self.given
-        made_by_functions = given_by(self._functions)
-        wanted = pa.schema(
-            [
-                pa.field(name, made_by_functions[name])
-                if name in made_by_functions
-                else before.field(name)
-                for name in (
-                    self.result_columns if self.given is None or self._functions else before.names
-                )
-            ]
-        )
+        wanted = self.given
+        if wanted is None or self._functions:
+            before = self.stored if wanted is None else wanted
+            wanted = schema_with(before, given_by(self._functions), self.result_columns)
         self.schema = self._made.schema(wanted) if self._made else wanted
         if self._history:
             self.schema = pa.schema([*self.schema, *self._history.fields])

@@ -14,13 +14,13 @@ from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.process.row_call import with_gives
+from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import RestartsExhausted, WorkerClosed
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
-from sluice.ingest.stages.transform import Transform, needed_before
+from sluice.ingest.stages.transform import Transform, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
 
 SLICE_ROWS = 8192
@@ -37,8 +37,12 @@ def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
         table = decoded.table
         decoded.share(len(pieces))
         for piece in pieces:
-            rows = table.slice(piece.first - read.first, piece.rows)
-            yield Decoded(ReadTask(decoded.task.schedule, piece), rows, decoded, parts=1)
+            yield Decoded(
+                ReadTask(decoded.task.schedule, piece),
+                table.slice(piece.first - read.first, piece.rows),
+                decoded,
+                parts=1,
+            )
         del decoded, table
 
 
@@ -75,7 +79,8 @@ class RowFunctionWorker:
         self._function = function
         self._caller = caller
         self._describe = describe
-        self._gives = pa.schema(list(function.transform.gives.items()))
+        self._gives = function.transform.gives
+        self._asks = asking_for(pa.schema(list(self._gives.items())))
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
@@ -90,7 +95,7 @@ class RowFunctionWorker:
                     piece.table.slice(start, stop - start), read.piece(start, stop)
                 ),
                 read,
-                self._schema_after(piece.table.schema),
+                schema_with(piece.table.schema, self._gives, self._function.keeps),
                 f"transform {self._function.transform.name!r}",
             )
         finish = self._function.finish
@@ -106,25 +111,18 @@ class RowFunctionWorker:
         """Returns the columns that are needed after the function, in memory of their own."""
         name = self._function.transform.name
         where = f"{self._describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
-        given = table.select(self._function.transform.reads).combine_chunks()
-        (batch,) = given.to_batches() or [pa.RecordBatch.from_pylist([], given.schema)]
+        [rows] = table.select(self._function.transform.reads).combine_chunks().to_batches()
         try:
-            made = self._caller.call_on_rows(with_gives(batch, self._gives), where)
+            made = self._caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
         except Exception as error:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error
         columns = {}
         for kept in self._function.keeps:
-            if kept in self._gives.names:
+            if kept in self._gives:
                 columns[kept] = made.column(kept)
             else:
                 whole = table.column(kept).combine_chunks()
                 columns[kept] = pa.concat_arrays([whole, whole.slice(0, 0)])
         return pa.table(columns)
-
-    def _schema_after(self, before: pa.Schema) -> pa.Schema:
-        gives = self._gives
-        return pa.schema(
-            [gives.field(n) if n in gives.names else before.field(n) for n in self._function.keeps]
-        )

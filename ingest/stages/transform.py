@@ -240,6 +240,15 @@ def needed_before(names: Sequence[str], functions: Sequence[Transform]) -> tuple
     return tuple(names)
 
 
+def schema_with(
+    before: pa.Schema, given: Mapping[str, pa.DataType], names: Iterable[str]
+) -> pa.Schema:
+    """Returns the schema of these columns after functions that give some of them."""
+    return pa.schema(
+        [pa.field(name, given[name]) if name in given else before.field(name) for name in names]
+    )
+
+
 def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
     """Groups adjacent transforms into stages. Transforms that are `apart` or `movable` get their own stage."""
     stages: list[Fused] = []

@@ -343,7 +343,6 @@ def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Itera
         drafts = [
             path
             for path in Path(table).rglob(f"{REMEMBERED}.*")
-            # A draft that another host is writing is written again next time.
             if (writer := path.name.rpartition(".")[2]).isdigit()
             and not psutil.pid_exists(int(writer))
         ]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
+from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints, load
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
@@ -31,6 +31,7 @@ from sluice.dlrm.training.trainer import Trainer
 from sluice.ingest.errors import LoaderError
 from tests.dlrm.rig import (
     DENSE,
+    META,
     REAL,
     SIZES,
     FakeFeed,
@@ -47,10 +48,6 @@ TABLES = [
 ]
 NAMES = list(SIZES)
 ROWS, STEPS = 64, 6
-META = CheckpointMeta(
-    config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
-)
-
 PLAIN = OptimConfig(dense_optimiser="adagrad", dense_lr=0.05)
 WARM = replace(PLAIN, schedule="warmup=4", dense_schedule="warmup=4")
 SCHEDULE = "warmup=2,decay_start=2,decay=12"

@@ -20,6 +20,9 @@ from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointMeta
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}
 DENSE = ["d0", "d1", "d2"]
+META = CheckpointMeta(
+    config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
+)
 SMALL_MODEL = ("--width", "8", "--dense-layers", "16", "--over-layers", "16")
 """A model whose training takes next to no time."""
 

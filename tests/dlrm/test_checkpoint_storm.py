@@ -19,7 +19,6 @@ import torch
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import (
     CheckpointError,
-    CheckpointMeta,
     best,
     check,
     complete_checkpoints,
@@ -29,11 +28,11 @@ from sluice.dlrm.checkpoint.meta import (
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
+from tests.dlrm.rig import META
 from tests.dlrm.test_checkpoint import Alone
 
 pytestmark = pytest.mark.slow
 
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={})
 SEEDS = int(os.environ.get("SEEDS", "60"))
 
 

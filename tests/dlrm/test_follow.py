@@ -35,7 +35,7 @@ from sluice.etl.table.table import FeatureTable, LostVersion
 from sluice.etl.table.vacuum import vacuum
 from tests import ports
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import SMALL_MODEL, last_json, written
+from tests.dlrm.rig import META, SMALL_MODEL, last_json, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.raises import assert_names, raises
 
@@ -290,8 +290,7 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
         "tables.state.tables.embedding_bags.t.weight.t.momentum1",
     )
     old = {weights: torch.rand(3, 4), states: torch.rand(3)}
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={})
-    written(old, tmp_path / "checkpoints" / "step-000000001", meta)
+    written(old, tmp_path / "checkpoints" / "step-000000001", META)
     stored = CheckpointReader(latest(tmp_path / "checkpoints")[0])
     for key, grown in ((weights, torch.zeros(5, 4)), (states, torch.zeros(5))):
         stored.read(transplant._rows(stored, key, grown, 3, 5))

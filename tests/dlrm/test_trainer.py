@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer, late_rank, slow_rank
-from tests.dlrm.rig import DENSE, SIZES, batch
+from tests.dlrm.rig import DENSE, META, SIZES, batch
 from tests.raises import raises
 
 ROWS = 8
@@ -149,15 +149,7 @@ def run(
         ),
     )
     trainer.loss = loss
-    meta = CheckpointMeta(
-        config={},
-        version=0,
-        fingerprint={},
-        columns=SIZES,
-        dense=tuple(DENSE),
-        trained={},
-        **(begun or {}),
-    )
+    meta = replace(META, **(begun or {}))
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
+from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.model.ranker import TableLayout
@@ -14,7 +14,7 @@ from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving.served_model import ranker
 from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.training.assemble import parts_of
-from tests.dlrm.rig import DENSE, SIZES, bagged, batch
+from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch
 
 ITEMS = {"kind": "dien", "history": "small", "target": "tiny"}
 HOW = [
@@ -51,16 +51,7 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
                 config, layout, len(DENSE), placed(config, layout.tables, machine(1, 1)), here
             )
             saved = Checkpoints(tmp_path / str(number), parts, here, keep=1, record=lambda _: None)
-            saved.save(
-                CheckpointMeta(
-                    config={},
-                    version=0,
-                    fingerprint={},
-                    columns=SIZES,
-                    dense=tuple(DENSE),
-                    trained={},
-                )
-            )
+            saved.save(META)
             saved.wait()
             saved.close()
             narrow = TableLayout(model, columns)
