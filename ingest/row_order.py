@@ -105,7 +105,8 @@ class Read:
     """The number in the row group of the first row. Not 0 in a piece of a read."""
 
     def piece(self, start: int, stop: int) -> Read:
-        """Returns the read of its rows `start` to `stop` alone. The piece counts its rows from 0."""
+        """Returns the read of its rows `start` to `stop` alone. The piece counts its rows from 0. It also has a part
+        without rows that begins there, as a rank without rows needs it."""
         parts = (
             WindowPart(
                 part.window,
@@ -114,7 +115,7 @@ class Read:
                 min(stop, part.stop) - start,
             )
             for part in self.parts
-            if part.start < stop and start < part.stop
+            if start <= part.start < stop or part.start < start < part.stop
         )
         return replace(self, rows=stop - start, parts=tuple(parts), first=self.first + start)
 

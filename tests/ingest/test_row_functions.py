@@ -184,6 +184,15 @@ def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
         loader.load_state_dict(state)
 
 
+def test_a_rank_without_rows_gets_padding(tmp_path):
+    pq.write_table(pa.table({"label": [0], "row": [0], "query": ["a"]}), tmp_path / "a.parquet")
+    for rank in range(2):
+        options = {"roles": ROLES | {"dense": "length"}, "rank": rank, "ranks": 2, "last": "pad"}
+        with open_loader(tmp_path, batch_size=8, transforms=[PARSE], **options) as loader:
+            (batch,) = loader
+            assert batch.weight.sum() == rank
+
+
 def test_a_feature_table_gets_the_columns_by_their_types(table):
     both = Transform(
         lambda c: {"I1": c["I1"] + 1, "sum": c["I1"] + c["I2"], "id": c["C1"] % 5},
