@@ -363,6 +363,7 @@ def test_a_process_that_ends_before_it_hears_its_first_word_leaves_nothing_open(
         raise protocol.Gone
 
     monkeypatch.setattr(protocol, "send", gone)
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Died):
         Child(NAME + "double", time.monotonic)
