@@ -40,6 +40,8 @@ _KEEP = {
     "USER",
     "TERM",
 }
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What is short-lived is compiled quickly rather than well."""
 _PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
 _SHARED = re.compile(r"def \w+\([^)]*\b(spark|transformed|hostile|wheel)\b")
@@ -97,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Interrupts work also where a shell began the run in the background, so that it would ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all tests are imported: they live as long as the process
     config.stash[_TEMPORARY] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="sluice-tests-")
     tempfile.tempdir = None
 
@@ -137,6 +140,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order[item.nodeid.split("::")[0]])
 
 
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()  # no later collection looks through what was imported
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Returns one queue of groups of files for all processes. (xdist's own groups need a private name of pytest that
@@ -153,10 +161,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on a variable that the caller happens to have set."""
+    """No test depends on a variable that the caller happens to have set. What starts Spark starts it quickly."""
     for name in list(os.environ):
         if name not in _KEEP and not name.startswith(("PYTEST_", "COV_")):
             monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", _JAVA_OPTIONS)
 
 
 def _descriptors() -> dict[int, str]:

@@ -128,7 +128,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 @contextmanager
 def _cluster(out: Path) -> Iterator[list[str]]:
     """Starts two workers of one core each. Yields the options for spark-submit."""
-    from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
+    from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
 
     subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (out / "cluster").mkdir()
@@ -147,6 +147,8 @@ def _cluster(out: Path) -> Iterator[list[str]]:
             f"spark.pyspark.python={sys.executable}",
             "--conf",
             "spark.executor.memory=512m",
+            "--conf",
+            f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
         ]
 
 

@@ -7,6 +7,7 @@ person starts the trainer is in rig.py.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -184,6 +185,7 @@ def main() -> None:
     for name in _LATE:
         import_module(name)
     compat.install()
+    gc.freeze()  # what is imported is never looked through again, which would take each fork two seconds at its end
     for line in sys.stdin:
         asked, pids = json.loads(line), []
         for variables in asked["environments"]:

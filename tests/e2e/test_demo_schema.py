@@ -104,6 +104,8 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
             "30000",
             "--seconds",
             "2",
+            "--ranks",
+            "1",
         ],
         capture_output=True,
         text=True,

@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 BY_CI = ("make setup", "make demo", "make test")  # each has a test of its own, but for the last one
 ROWS = 30_000
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # what is short-lived is compiled quickly rather than well
 
 
 def blocks(language: str, page: str = "README.md") -> list[str]:
@@ -89,7 +88,7 @@ def place(tmp_path_factory) -> Path:
 def spark_master(place):
     """A real standalone cluster of one worker on this machine, from the wheel."""
     (place / "cluster").mkdir()
-    with StandaloneCluster(place / "cluster", QUICK) as cluster:
+    with StandaloneCluster(place / "cluster") as cluster:
         cluster.add_worker(cores=2, memory="2g")
         yield cluster.url
 
@@ -134,7 +133,6 @@ def test_every_command_of_the_readme_works(place, spark_master):
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "TMPDIR": str(place / "tmp"),  # torchrun and torch leave theirs there
-        "SPARK_SUBMIT_OPTS": QUICK,
     }
     port, servers = "0", []  # any that is free, and that one for whoever asks the server
     for command in commands():

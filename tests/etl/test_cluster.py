@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spark_scale import Submitted, kill
-from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
+from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # what is short-lived is compiled quickly rather than well
 
 # What the workers' Python sees: no checkout of ours, and of the packages only pyarrow and numpy.
 BARE = """
@@ -35,7 +34,7 @@ sys.meta_path.insert(0, Bar())
 
 @pytest.fixture
 def cluster(tmp_path):
-    with StandaloneCluster(tmp_path, _QUICK) as made:
+    with StandaloneCluster(tmp_path) as made:
         yield made
 
 
@@ -60,7 +59,7 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
         *f"--master {cluster.url} --py-files build/sluice.zip".split(),
         *f"--conf spark.pyspark.driver.python={sys.executable}".split(),
         *f"--conf spark.pyspark.python={python} --conf spark.executor.memory=512m".split(),
-        *("--conf", f"spark.executor.extraJavaOptions={_QUICK}"),
+        *("--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}"),
         *f"etl/job.py --spec features/criteo.toml --input {tmp_path}/clicks.tsv".split(),
         *f"--output {tmp_path}/two".split(),
     ]
@@ -68,7 +67,7 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
         **os.environ,
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "JAVA_TOOL_OPTIONS": _QUICK,
+        "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
     }
     came: list[str] = []
     said = Submitted(

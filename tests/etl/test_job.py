@@ -55,8 +55,6 @@ def submitted(
             **os.environ,
             **own,
             "PATH": os.pathsep.join(path),
-            # What is short-lived is compiled quickly rather than well.
-            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
     )
     try:

@@ -11,6 +11,8 @@ from pathlib import Path
 # Runs a command, and kills it with all its children when the standard input is closed. That also happens when our
 # process ends, for any reason.
 _UNTIL_CLOSED = '("$@"; echo "$0"; kill -KILL 0) & read -r _; kill -KILL 0'
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What is short-lived is compiled quickly rather than well."""
 _ENDED = "it has ended by itself"
 _LOCAL = "local"
 """The folder for the executors' temporary files."""
@@ -18,16 +20,13 @@ _LOCAL = "local"
 
 class StandaloneCluster:
     """A master, and workers that `add_worker` starts. All listen on 127.0.0.1 only. They end with the `with` block, and
-    with this process.
+    with this process."""
 
-    `java_options` are for the master and the workers, not for executors."""
-
-    def __init__(self, place: Path, java_options: str = "") -> None:
+    def __init__(self, place: Path) -> None:
         import pyspark
 
         self.place = place
         self._home = Path(pyspark.__file__).parent
-        self._java_options = java_options
         self._started: list[subprocess.Popen[bytes]] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -76,7 +75,7 @@ class StandaloneCluster:
             "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": self._java_options,
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_LOCAL_DIRS": str(self.place / _LOCAL),
         }
         env |= {key: os.environ[key] for key in ("JAVA_HOME",) if key in os.environ}
