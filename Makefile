@@ -5,7 +5,7 @@ PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastor
 # Tests of pages, of how the sources are laid out, and of benchmarks.
 HOUSE = $(wildcard tests/test_architecture.py tests/test_bed.py tests/test_benchmarks_*.py tests/test_errors.py \
 	tests/test_faults_page.py tests/test_plain.py tests/test_site.py tests/benchmarks tests/*/test_benchmarks.py \
-	tests/dlrm/test_launch_page.py tests/etl/test_features_doc.py)
+	tests/dlrm/test_gpu_benchmark.py tests/dlrm/test_launch_page.py tests/etl/test_features_doc.py)
 WITHOUT_HOUSE = $(addprefix --ignore=,$(HOUSE))
 
 .DEFAULT_GOAL := help

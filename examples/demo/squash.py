@@ -14,10 +14,7 @@ import numpy.typing as npt
 
 ROWS, ANSWER_S = 64, 0.016
 _QUICK_ANSWER_S = 0.005
-_LOW = -2.0
-_HIGH = 14.0
-_KNOTS = 32
-_AT = np.linspace(_LOW, _HIGH, _KNOTS)  # of the logarithms of counts
+_AT = np.linspace(-2.0, 14.0, 32)  # of the logarithms of counts
 _LEVELS = np.tanh(_AT / 4)
 
 

@@ -122,8 +122,8 @@ class Place:
     @property
     def iceberg(self) -> dict[str, str]:
         """The properties with which pyiceberg opens this place."""
-        found = {"s3.endpoint": self._endpoint, "s3.region": self.options.get("region", "")}
-        return {name: value for name, value in found.items() if value}
+        properties = {"s3.endpoint": self._endpoint, "s3.region": self.options.get("region", "")}
+        return {name: value for name, value in properties.items() if value}
 
     def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:
         """Returns the file system, and the path in it. `attempts` limits the attempts of each request to S3,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import last_json
 from tests.raises import assert_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -16,10 +17,10 @@ KINDS = ["auto", "row", "table", "column", "data"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
+def found(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[int, dict]:
     """What every rank count found. One rank also goes on from the checkpoint of two."""
     folder = tmp_path_factory.mktemp("ranks")
-    process = launch(0, "tests.dlrm.ranks", folder, tmp=folder, timeout=550)
+    process = forks.run("tests.dlrm.ranks", folder, tmp=folder)
     assert process.returncode == 0, process.stderr[-3000:]
     assert "FutureWarning" not in process.stderr, process.stderr
     return {int(ranks): result for ranks, result in last_json(process).items()}

@@ -123,7 +123,7 @@ def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_an_interrupt_leaves_nothing_running(tmp_path):
-    """In the middle of the Spark step, when its cluster is up: the demo's own log says when that has begun."""
+    """In the middle of the Spark step: the job's own log says when that has begun."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -133,7 +133,6 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
             tmp_path / "out",
             "--rows",
             "20000",
-            "--cluster",
         ],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -143,15 +142,10 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
     with process.stderr as lines:
         try:
             for line in lines:
-                if "spark-submit" in line:
+                if line.startswith("starting Spark"):
                     break
             children = psutil.Process(process.pid).children(recursive=True)
-            assert (
-                len(
-                    [child for child in children if "spark.deploy" in processes.command_line(child)]
-                )
-                >= 3
-            )
+            assert any("spark.deploy" in processes.command_line(child) for child in children)
         finally:
             os.kill(process.pid, signal.SIGINT)
             assert process.wait(60) == 130

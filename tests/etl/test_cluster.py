@@ -4,6 +4,8 @@ killed."""
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +44,15 @@ def cluster(tmp_path):
 def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_from_code_that_travels(
     repo, cluster, tmp_path
 ):
-    """What the lost executor had parsed and counted is parsed again. (One process: the local engine.)"""
-    subprocess.run(["make", "dist"], cwd=repo, check=True, capture_output=True, timeout=60)
+    """By the commands of docs/spark-cluster.md. What the lost executor had parsed and counted is parsed again. (One
+    process: the local engine.)"""
+    (page,) = re.findall(
+        r"^```sh\n(.*?)^```", (repo / "docs/spark-cluster.md").read_text(), re.M | re.S
+    )
+    make, submitted = page.replace("\\\n", "").splitlines()
+    subprocess.run(
+        shlex.split(make, comments=True), cwd=repo, check=True, capture_output=True, timeout=60
+    )
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE.format(root=str(repo)))
     python = tmp_path / "python"
@@ -54,15 +63,26 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
     synthesize(tmp_path / "clicks.tsv", rows=2000, seed=2)
     bin_folder = Path(sys.executable).parent
     workers = [cluster.add_worker(), cluster.add_worker()]
-    command = [
-        *f"{bin_folder}/spark-submit --properties-file spark-defaults.conf".split(),
-        *f"--master {cluster.url} --py-files build/sluice.zip".split(),
-        *f"--conf spark.pyspark.driver.python={sys.executable}".split(),
-        *f"--conf spark.pyspark.python={python} --conf spark.executor.memory=512m".split(),
-        *("--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}"),
-        *f"etl/job.py --spec features/criteo.toml --input {tmp_path}/clicks.tsv".split(),
-        *f"--output {tmp_path}/two".split(),
-    ]
+    here = {
+        "spark-submit": f"{bin_folder}/spark-submit",
+        "spark://HOST:7077": cluster.url,
+        "spark.pyspark.python=python3": f"spark.pyspark.python={python}",
+        "spark.driver.host=DRIVER": "spark.driver.host=127.0.0.1",
+        "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
+        "logs/day_*": f"{tmp_path}/clicks.tsv",
+        "/shared/table": f"{tmp_path}/two",
+        "etl/job.py": " ".join(
+            [
+                f"--conf spark.pyspark.driver.python={sys.executable}",
+                "--conf spark.executor.memory=512m",
+                f"--conf 'spark.executor.extraJavaOptions={JAVA_OPTIONS}'",
+                "etl/job.py",
+            ]
+        ),
+    }
+    words = shlex.split(submitted)
+    assert set(here) <= set(words)
+    command = [part for word in words for part in shlex.split(here.get(word, word))]
     env = {
         **os.environ,
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
