@@ -40,7 +40,7 @@ class Reason:
     """Why a policy chose its knobs, for the log and the report."""
 
     text: str
-    """One sentence: `read is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
+    """One sentence: `decode is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
     bottleneck: str | None = None
     """The stage that limits the rate, or `consumer` if the trainer does. None if it is not known yet."""
     predicted_rows_per_s: float | None = None

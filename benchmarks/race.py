@@ -52,12 +52,12 @@ _LABEL = 35
 _LINE = 0.8  # of the bar's width
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {"ours": "\033[1;32m", "limit": "\033[33m", "dim": "\033[2m"}
-_JOINED = Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))
+_JOINED = Knobs(workers={"decode": 2}, fused=frozenset({"shuffle"}))
 """Readers that also place their rows."""
 SETTINGS = {
-    "split": Knobs(workers={"read": 1, "shuffle": 1}),
+    "split": Knobs(workers={"decode": 1, "shuffle": 1}),
     "joined": _JOINED,
-    "joined, 2 for the transform": replace(_JOINED, workers={"read": 2, "log": 2}),
+    "joined, 2 for the transform": replace(_JOINED, workers={"decode": 2, "log": 2}),
 }
 Turn = Callable[[float], tuple[float, float]]
 """Takes seconds. Returns rows a second, and nanoseconds of processor time a row."""

@@ -43,7 +43,7 @@ from sluice.ingest.machine import Machine
 
 RANKS, ROWS, SEED = 2, 240_000, 1
 SMALL = ("--width", "8", "--dense-layers", "32", "--over-layers", "32", "--log-every", "10")
-ALONE = "read=1,shuffle=1"
+ALONE = "decode=1,shuffle=1"
 _MODULE = "benchmarks.tuned_training"
 _LOOKUP_S, _ROWS = 0.012, 64  # for so many rows
 _LOOPS = 20  # times that each value's text is walked through
@@ -93,7 +93,7 @@ class Workload:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return ("read", "shuffle", "batch", *([self.transform] if self.transform else []))
+        return ("decode", "shuffle", "batch", *([self.transform] if self.transform else []))
 
     def words(self, at: Path) -> list[str]:
         """The options of its training over the table at this path."""
@@ -110,7 +110,7 @@ WORKLOADS = (
         group_rows=512,
         batch=1024,
         store="latency://50ms",
-        grid=("read=2", "read=4", "read=8", "read=16", "read=32"),
+        grid=("decode=2", "decode=4", "decode=8", "decode=16", "decode=32"),
     ),
     Workload(
         name="lookup",
@@ -118,7 +118,7 @@ WORKLOADS = (
         group_rows=8192,
         batch=1024,
         transform="lookup",
-        grid=("lookup=2", "lookup=4", "lookup=8", "lookup=16", "lookup=8,read=2"),
+        grid=("lookup=2", "lookup=4", "lookup=8", "lookup=16", "lookup=8,decode=2"),
     ),
     Workload(
         name="python",
@@ -138,7 +138,7 @@ WORKLOADS = (
         spec="criteo_raw",
         group_rows=8192,
         batch=4096,
-        grid=("read=2", "read=2,shuffle=2", "read=3", "read=4,shuffle=2"),
+        grid=("decode=2", "decode=2,shuffle=2", "decode=3", "decode=4,shuffle=2"),
     ),
 )
 PARTS = (*(one.name for one in WORKLOADS), "cost")

@@ -6,7 +6,9 @@ only, because the agent imports this file and little else of the loader.
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -25,6 +27,10 @@ REQUESTS_A_CORE = 2
 """How many requests keep a remote worker's core busy: one is worked on while another is on its way."""
 PLACES = (*BACKENDS, REMOTE)
 """All back ends."""
+FETCH = "fetch"
+"""The stage that gets the stored bytes of row groups from a far store. Its workers are the row groups in flight."""
+DECODE = "decode"
+"""The stage that decodes row groups."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", "fused", *SIZES)
@@ -59,6 +65,18 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def stage_of(name: str) -> str:
+    """Returns the stage's name of today for a name of release 0.2.0: `read` is now `fetch` and `decode`."""
+    if name != "read":
+        return name
+    warnings.warn(
+        f"the stage read is now {FETCH} and {DECODE}: read=4 is taken as {DECODE}=4. Write {DECODE}=4",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return DECODE
+
+
 def format_bytes(count: float) -> str:
     """Formats a number of bytes for people: 64 MiB, 1.5 GiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -73,7 +91,7 @@ class Knobs(NamedFields):
 
     workers: Mapping[str, int] = field(default_factory=dict)
     """The number of workers of each stage. With too few, later stages wait. Too many take cores and memory from other
-    stages and from the trainer."""
+    stages and from the trainer. A worker of `fetch` is one row group in flight from the store."""
     backend: Mapping[str, str] = field(default_factory=dict)
     """`thread` or `process` for each stage that supports both. Threads share memory and pass data for free. Processes
     run Python code in parallel. `remote`: remote workers do the work, and the stage's own workers only send requests,
@@ -89,11 +107,15 @@ class Knobs(NamedFields):
     delays the trainer. If it is too large, it only wastes memory."""
 
     def __post_init__(self) -> None:
-        for name, example in (("workers", "{'read': 2}"), ("backend", "{'mine': 'process'}")):
+        for name, example in (("workers", "{'decode': 2}"), ("backend", "{'mine': 'process'}")):
             if not isinstance(value := getattr(self, name), Mapping):
                 raise KnobError(
                     f"{name}: {value!r} is not a dict by stage; write Knobs({name}={example})"
                 )
+            today = {stage_of(stage): chosen for stage, chosen in value.items()}
+            if len(today) < len(value):
+                raise KnobError(f"{name}: read and {DECODE} are the same stage; leave read out")
+            object.__setattr__(self, name, MappingProxyType(today))
         for stage, count in self.workers.items():
             if not is_whole(count, 1, MAX_WORKERS):
                 raise KnobError(
@@ -108,8 +130,6 @@ class Knobs(NamedFields):
             value = getattr(self, name)
             if not is_whole(value, 1):
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
-        object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
-        object.__setattr__(self, "backend", MappingProxyType(dict(self.backend)))
         object.__setattr__(self, "fused", frozenset(self.fused))
 
     @property
@@ -136,10 +156,10 @@ class Knobs(NamedFields):
                 raise KnobError(f"unknown knob {key!r}{nearest(key, NAMES)}")
         return cls(**values)
 
-    def parse(self, text: str) -> Knobs:
+    def parse(self, text: str, fetch_bytes: int = 1) -> Knobs:
         """Returns these knobs with the changes in `text`, such as
-        `read=4,transform.backend=process,prefetch_bytes=64MiB`. `second.fused=yes` fuses the stage `second` with the
-        stage before it."""
+        `decode=4,transform.backend=process,prefetch_bytes=64MiB`. `second.fused=yes` fuses the stage `second` with the
+        stage before it. `fetch=64MiB` is as many row groups as take these bytes, with `fetch_bytes` each."""
         workers = dict(self.workers)
         backend = dict(self.backend)
         fused = set(self.fused)
@@ -147,17 +167,19 @@ class Knobs(NamedFields):
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))
             if not sign:
-                raise KnobError(f"{part!r} has no '='; write for instance read=4")
+                raise KnobError(f"{part!r} has no '='; write for instance decode=4")
             if name in SIZES:
                 sizes[name] = parse_bytes(value)
             elif name.endswith(".backend"):
-                backend[name.removesuffix(".backend")] = value
+                backend[stage_of(name.removesuffix(".backend"))] = value
             elif name.endswith(".fused"):
                 if value not in ("yes", "no"):
                     raise KnobError(f"{part!r}: {value!r} is neither yes nor no")
                 (fused.add if value == "yes" else fused.discard)(name.removesuffix(".fused"))
             elif re.fullmatch(r"\d+", value):
-                workers[name] = int(value)
+                workers[stage_of(name)] = int(value)
+            elif name == FETCH:
+                workers[FETCH] = max(1, math.ceil(parse_bytes(value) / fetch_bytes))
             else:
                 if name not in workers:
                     raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *SIZES))}")
@@ -207,10 +229,12 @@ class Limits:
     """Maps each stage that can be fused to the stage before it. Both need the same back end."""
     read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
+    fetch_bytes: int = 1
+    """The bytes of one row group in flight."""
 
     def __post_init__(self) -> None:
-        if not self.workers:
-            raise KnobError("limits: there is no stage")
+        if not self.workers.keys() - {FETCH}:
+            raise KnobError("limits: there is no stage that decodes")
         for name, (low, high) in [
             *self.workers.items(),
             ("read_ahead_bytes", self.read_ahead_bytes),
@@ -235,7 +259,7 @@ class Limits:
     def to_dict(self) -> dict[str, Any]:
         """Returns the limits as a dict for JSON. `from_dict` reads it back."""
         mappings = {name: dict(getattr(self, name)) for name in ("workers", "backends", "fusable")}
-        return {**mappings, **{name: getattr(self, name) for name in SIZES}}
+        return mappings | {name: getattr(self, name) for name in (*SIZES, "fetch_bytes")}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Limits:
@@ -245,7 +269,13 @@ class Limits:
             fusable=values["fusable"],
             read_ahead_bytes=tuple(values["read_ahead_bytes"]),
             prefetch_bytes=tuple(values["prefetch_bytes"]),
+            fetch_bytes=values.get("fetch_bytes", 1),
         )
+
+    @property
+    def decoding(self) -> str:
+        """The first stage that does not fetch. The knob `read_ahead_bytes` limits what waits after it."""
+        return next(stage for stage in self.workers if stage != FETCH)
 
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))

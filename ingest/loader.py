@@ -121,6 +121,7 @@ class BatchLoader(IterableDataset[Batch]):
             decoding=decoding,
             converted=count_converted(groups.schema, columns),
             epochs=self._config.read_ahead_epochs,
+            fetches=groups.fetches and self._remote is None,
             remote=self._remote,
         )
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import BACKENDS, REMOTE, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
@@ -26,7 +26,7 @@ from sluice.ingest.process.worker import RestartBudget
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan
-from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
+from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
     BatchSeries,
     Collator,
@@ -102,11 +102,13 @@ class PipelineParts:
     """The number of columns whose values must be converted before they are moved."""
     epochs: int = 1
     """The loader reads ahead from one epoch into the next only within so many first epochs."""
+    fetches: bool = False
+    """Whether the row groups come from a store."""
     remote: RemoteWork | None = None
     """Remote workers, which can read row groups and call functions. None: this process does all work."""
 
     def __post_init__(self) -> None:
-        names = [stage.name for stage in self.stages]
+        names = ["read", *(stage.name for stage in self.stages)]
         duplicates = {name for name in names if names.count(name) > 1}
         if duplicates:
             raise PipelineError(
@@ -137,12 +139,16 @@ class PipelineParts:
                 )
                 for one in self.rows
             ],
+            fetches=self.fetches,
             remote=remote,
         )
 
 
 class Pipeline:
-    """The stages read → shuffle → batch → transforms → collate of one rank.
+    """The stages fetch → decode → shuffle → batch → transforms → collate of one rank.
+
+    One reader fetches a row group and then decodes it. There are as many readers as `decode` has workers, and one more
+    for each row group in flight after the first.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
@@ -165,10 +171,11 @@ class Pipeline:
             fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
         )
         if parts.remote is not None:
-            defaults = defaults.with_workers(read=parts.remote.requests)
+            defaults = defaults.with_workers(decode=parts.remote.requests)
         self.knobs = self._with_defaults(defaults, defaults if knobs is None else knobs)
         self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
+        self._largest_rows = max(itertools.chain(*parts.plan.groups), default=0)
         self.footprint = footprint_of(
             parts.plan,
             parts.columns,
@@ -182,13 +189,10 @@ class Pipeline:
         # The compiled code takes memory, so it is loaded before the memory in use is measured.
         load_compiled(bags=bool(parts.columns.stored_bags))
         self._measure_start(parts.machine)
-        self._remote_bytes = 0  # memory of the remote workers that run on this host
+        # The memory of the remote workers that run on this host, and the readers' waits for a store.
+        self._remote_bytes, self._fetching_s = 0, 0.0
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
-        largest = max(itertools.chain(*parts.plan.groups), default=0)
-        # This step limits how early readers gather windows: two steps, and more if there are many readers.
-        # It is as long as a row group, but at most four windows, because early windows take memory from batches.
-        self._gather_step_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         of_batches = itertools.chain(*(stage.transforms for stage in parts.transforms))
@@ -229,7 +233,8 @@ class Pipeline:
         """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
         knobs always stay valid."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
-        return limits_of(tuple(self._specs.values()), self._cores, self._backends)
+        limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
+        return replace(limits, fetch_bytes=max(1, self._parts.decoding.decoded(self._largest_rows)))
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -278,6 +283,9 @@ class Pipeline:
             self._governor.hold(change, outside=True)
 
     def _workers_of(self, stage: str) -> int:
+        """Returns the threads of a stage."""
+        if stage == DECODE:
+            return self.knobs.workers[DECODE] + self.knobs.workers.get(FETCH, 1) - 1
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
     def _next_unfused(self, number: int) -> int:
@@ -403,12 +411,12 @@ class Pipeline:
 
         def read_and_place(clock: WorkerClock) -> ReadWorker:
             def backend() -> str:
-                return self.knobs.backend.get(READ.name, "thread")
+                return self.knobs.backend.get(DECODE, "thread")
 
             return place(read_where_set(make_work(), parts.remote, backend), clock)
 
         return self._pool(
-            READ.name,
+            DECODE,
             tasks,
             (lambda _: make_work()) if parts.rows else read_and_place,
             size=lambda task: parts.decoding.at_work(task.read.rows),
@@ -510,7 +518,11 @@ class Pipeline:
 
         A reader gathers a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
-        rows_ahead = (2 + knobs.workers[READ.name] // len(self._streams)) * self._gather_step_rows
+        # A step is as long as a row group, but at most four windows, because early windows take memory from batches.
+        widest = self._parts.plan.widest
+        step_rows = max(widest, min(self._largest_rows, 4 * widest))
+        # Many readers may gather more than two steps early.
+        rows_ahead = (2 + self._workers_of(DECODE) // len(self._streams)) * step_rows
         if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > rows_ahead:
             return None
         with governor.lock:
@@ -617,14 +629,16 @@ class Pipeline:
             counters.process_bytes = max(
                 counters.process_bytes, sum(stage.process_bytes for stage in stages)
             )
-        found = (
+        counted = [
             pools[name].stats()
             if name in pools
             else self._counters[name].stats(
                 self.knobs.workers[name], "thread", 0, self._buffer_bytes(name)
             )
             for name in self.stages
-        )
+        ]
+        if FETCH in self.stages:
+            counted[:2] = self._apart(*counted[:2])
         knobs, limits = self.knobs, self.limits
         return tuple(
             replace(
@@ -633,8 +647,21 @@ class Pipeline:
                 workers=knobs.workers[limits.head(knobs, s.name)],
                 starting=sum(stage.starting for stage in self._transform_stages.get(s.name, ())),
             )
-            for s in found
+            for s in counted
         )
+
+    def _apart(self, fetch: StageStats, readers: StageStats) -> list[StageStats]:
+        """Returns the readers' work as two stages. Without a core, they wait for the store.
+
+        A row group counts for both, with the bytes that its reader holds."""
+        # An item's processor time counts when the item ends, so this difference may fall for a moment.
+        waited_s = readers.busy_s - readers.cpu_s - readers.core_wait_s
+        self._fetching_s = max(self._fetching_s, waited_s)
+        own = {name: getattr(readers, name) for name in ("items", "rows", "bytes")}
+        return [
+            replace(fetch, busy_s=self._fetching_s, **own),
+            replace(readers, busy_s=readers.busy_s - self._fetching_s),
+        ]
 
     def durations(self) -> dict[str, tuple[int, ...]]:
         """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import BACKENDS, PLACES, REMOTE, Limits
+from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, PLACES, REMOTE, Limits
 
 BUFFER_LIMITS = ("read_ahead_bytes", "window", "series", "prefetch_bytes")
 
@@ -64,8 +64,9 @@ class StageSpec:
         return self.buffer_limit in ("series", "prefetch_bytes")
 
 
-READ = StageSpec(
-    name="read", buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
+_FETCHING = StageSpec(name=FETCH, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8)
+DECODING = StageSpec(
+    name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
 )
 SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", buffer_limit="series")
@@ -95,13 +96,17 @@ def transform(
 
 
 def pipeline(
-    transforms: Sequence[StageSpec], *, rows: Sequence[StageSpec] = (), remote: bool = False
+    transforms: Sequence[StageSpec],
+    *,
+    rows: Sequence[StageSpec] = (),
+    fetches: bool = False,
+    remote: bool = False,
 ) -> tuple[StageSpec, ...]:
     """Returns all stages of a pipeline, in order: `rows` are functions over rows before the shuffle. Adjacent transform
-    stages over batches can be fused. `remote`: remote workers can read."""
-    read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
+    stages over batches can be fused. `fetches`: a store is far. `remote`: remote workers can read."""
     return (
-        read,
+        *((_FETCHING,) if fetches else ()),
+        replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING,
         *rows,
         SHUFFLE,
         BATCH,

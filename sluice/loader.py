@@ -24,7 +24,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
 from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.knobs import Knobs, nearest, parse_bytes
+from sluice.ingest.knobs import DECODE, Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
@@ -50,7 +50,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "memory_limit": ((Integral, str), "'2GiB'"),
     "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
     "hash": (Mapping, "{'user': 1_000_000}"),
-    "knobs": (Knobs, "Knobs(workers={'read': 2})"),
+    "knobs": (Knobs, "Knobs(workers={'decode': 2})"),
     "order": (Order, "Order(shuffle=False)"),
     "errors": (Errors, "Errors(on_error='quarantine')"),
     "history": (History, "History(by='user', time='time', columns=['item'], last=100)"),
@@ -283,7 +283,7 @@ class Loader(IterableDataset[Any]):
         """Returns the setting of `tuning="fixed"` without knobs. Remote readers keep their number."""
         workers = dict.fromkeys(self._batches.limits.workers, 1)
         if remote:
-            workers["read"] = self.knobs.workers["read"]
+            workers[DECODE] = self.knobs.workers[DECODE]
         return Knobs(workers=workers)
 
     def __iter__(self) -> Iterator[Any]:

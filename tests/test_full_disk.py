@@ -9,19 +9,20 @@ import json
 import resource
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
-from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.saved_state import KnobContext, SavedState
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import WrittenJournal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.run_conditions import RunConditions
@@ -101,9 +102,9 @@ def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path, size):
 def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
     """As a trainer has it: what it keeps there costs the record, and knobs to be saved cost their file."""
     lines: list[str] = []
-    loader = FakeLoader([FakeStage(name="read", cpu_s=0.004)], cores=2)
+    loader = FakeLoader([FakeStage(name="decode", cpu_s=0.004)], cores=2)
     options = KnobOptions(
-        registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.toml")
+        registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.json")
     )
     memory = KnobMemory(loader, options, say=lines.append)
     memory.start()
@@ -141,15 +142,16 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
 
 
 def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
-    path = knobs_file.save(tmp_path / "best.toml", Knobs())
+    path = tmp_path / "best.json"
+    state = SavedState(
+        context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0
+    )
+    state.save(str(path))
     before = path.read_text()
-    with (
-        no_more_than(20),
-        raises(KnobError, path, "File too large"),
-    ):
-        knobs_file.save(path, Knobs(workers={"read": 7}))
+    with no_more_than(20), raises(OSError, "File too large"):
+        replace(state, rows_per_s=2.0).save(str(path))
     assert path.read_text() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["best.toml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
 
 
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):

@@ -67,7 +67,11 @@ class Four(Policy):
         return knobs
 
     def decide(self, snapshot, state):
-        return state.with_workers(read=4), state, Reason(text="four are enough", bottleneck="read")
+        return (
+            state.with_workers(decode=4),
+            state,
+            Reason(text="four are enough", bottleneck="decode"),
+        )
 
 
 def loader_of(clicks, **more):
@@ -86,15 +90,15 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
         deque(loader, maxlen=0)
         assert len(agents()) == 1
         assert loader.order_hash == plain.order_hash
-        eventually(lambda: loader.knobs.workers["read"] == 4)
+        eventually(lambda: loader.knobs.workers["decode"] == 4)
         eventually(lambda: loader.tuning.decisions == 1)
-        assert "read=4" in str(loader.tuning)
+        assert "decode=4" in str(loader.tuning)
         assert str(loader.tuning).endswith("four are enough")
     assert not agents()
     assert loader.tuning.decisions == 1
     run = Run.read(tmp_path / "run")
     [end], [epoch] = run.of("end"), run.of("epoch")
-    assert (end["rows"], end["tuning"], end["knobs"]["workers"]["read"]) == (2000, "four", 4)
+    assert (end["rows"], end["tuning"], end["knobs"]["workers"]["decode"]) == (2000, "four", 4)
     assert epoch["order_hash"] == loader.order_hash
     assert "four are enough" in tell(run)
     assert run.config["sparse"] == ["item"]
@@ -135,16 +139,16 @@ def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
     ("given", "mode"),
     [
         ({}, "auto"),
-        ({"knobs": Knobs(workers={"read": 3})}, "fixed"),
+        ({"knobs": Knobs(workers={"decode": 3})}, "fixed"),
         ({"tuning": "planner"}, "planner"),
-        ({"knobs": Knobs(workers={"read": 3}), "tuning": "shadow"}, "shadow"),
+        ({"knobs": Knobs(workers={"decode": 3}), "tuning": "shadow"}, "shadow"),
     ],
 )
 def test_who_says_nothing_is_tuned_and_who_gives_knobs_keeps_them(clicks, given, mode):
     with loader_of(clicks, **given) as loader:
         assert loader.tuning.mode == mode
         if "knobs" in given:
-            assert loader.knobs.workers["read"] == 3
+            assert loader.knobs.workers["decode"] == 3
 
 
 class TestEnds:
@@ -447,10 +451,10 @@ class TestStats:
             stats = loader.stats()
         assert (first.rows, stats.rows, taken) == (0, 24 * 40, 24 * 40)
         assert sum(stats.durations["ready"]) == 24
-        assert sum(stats.durations["read"]) == 5, "row groups of this rank"
+        assert sum(stats.durations["decode"]) == 5, "row groups of this rank"
         assert stats.rows_per_s == pytest.approx(stats.rows / (stats.wait_s + stats.compute_s))
         figures = stats.to_dict()
-        for name in ("ready", "read", "shuffle", "batch", "collate"):
+        for name in ("ready", "decode", "shuffle", "batch", "collate"):
             assert 0 < figures[f"{name}_p50_s"] <= figures[f"{name}_p99_s"], name
         rest = stats.since(first)
         assert (rest.rows, sum(rest.durations["ready"])) == (24 * 40, 24)
@@ -470,4 +474,4 @@ class TestStats:
         assert "\nsluice_loader_rank 0.0\n" in text
         assert "\nsluice_loader_rows_total 2000.0\n" in text
         assert "\nsluice_loader_ready_seconds_count 24.0\n" in text
-        assert '\nsluice_loader_stage_seconds_bucket{le="+Inf",stage="read"} 10.0\n' in text
+        assert '\nsluice_loader_stage_seconds_bucket{le="+Inf",stage="decode"} 10.0\n' in text

@@ -16,14 +16,13 @@ import psutil
 from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
-from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
+from sluice.agent.runtime.saved_state import KnobContext, Registry, SavedState
 from sluice.dlrm.telemetry.journal import WrittenJournal
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
@@ -33,6 +32,9 @@ from tests import ports
 from tests.raises import raises
 
 NOBODY = 65534
+STATE = SavedState(
+    context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0
+)
 
 
 @contextmanager
@@ -67,15 +69,8 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
                 {"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0}
             )
             page.write(place / "run")
-        registry = Registry(place / "registry")
-        registry.remember(
-            RegistryEntry(
-                context=KnobContext(machine="m", schema="s", row_bytes=1.0),
-                knobs=Knobs(),
-                rows_per_s=1.0,
-            )
-        )
-        knobs_file.save(place / "best.toml", Knobs())
+        Registry(place / "registry").remember(STATE)
+        STATE.save(str(place / "best.json"))
         books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
         books.add(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
@@ -134,9 +129,9 @@ def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monk
     """In a folder where others may write, as /tmp. Even if its random part were guessed."""
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
     (tmp_path / "victim").write_text("mine")
-    (tmp_path / f".best.toml.{uuid.UUID(int=1).hex}").symlink_to(tmp_path / "victim")
-    with raises(KnobError, "best.toml", "File exists"):
-        knobs_file.save(tmp_path / "best.toml", Knobs())
+    (tmp_path / f".best.json.{uuid.UUID(int=1).hex}").symlink_to(tmp_path / "victim")
+    with raises(FileExistsError, "best.json"):
+        STATE.save(str(tmp_path / "best.json"))
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -161,7 +161,7 @@ def test_it_is_tuned_and_leaves_a_record(folder, tmp_path):
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["rows"]) == ("end", 30 * GROUP)
     with make_batch_reader(folder, reader_pool_type="dummy") as reader:
-        assert (reader.tuning.mode, reader.knobs.workers) == ("fixed", {"read": 1})
+        assert (reader.tuning.mode, reader.knobs.workers) == ("fixed", {"decode": 1})
 
 
 def test_a_reader_that_is_left_leaves_nothing_and_says_so(folder):

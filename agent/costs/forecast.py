@@ -264,7 +264,7 @@ class Forecast:
                 least = current  # The stage keeps its workers, because a change has a cost.
             read_ahead_bytes = (
                 self.buffers * self.settings.read_ahead_items * cost.item_bytes
-                if name == self._first_stage
+                if name == self.limits.decoding
                 else 0.0
             )
             # `_allocate` asks for the same capacities in each of its steps.
@@ -398,10 +398,6 @@ class Forecast:
         prefetch_bytes = self._buffers(self.knobs.workers)["prefetch_bytes"]
         return self.most_bytes - self.base_bytes - prefetch_bytes
 
-    @property
-    def _first_stage(self) -> str:
-        return next(iter(self.limits.workers))
-
     def _item_bytes(self, name: str) -> float:
         """Returns the bytes that a busy worker holds."""
         return self.settings.held_item_ratio * self.joined_costs[name].item_bytes
@@ -446,8 +442,8 @@ class Forecast:
         last = list(self.limits.workers)[-1]
         items = {
             "read_ahead_bytes": self.settings.read_ahead_items
-            * workers[self._first_stage]
-            * item_bytes(self._first_stage),
+            * workers[self.limits.decoding]
+            * item_bytes(self.limits.decoding),
             "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
         }
         most = self.settings.buffer_share * self.memory_limit

@@ -33,7 +33,7 @@ def seconds(value: float) -> str:
 
 
 def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Returns the difference between two choices of knobs: `read 1 → 4, prefetch 32 MiB → 64 MiB`.
+    """Returns the difference between two choices of knobs: `decode 1 → 4, prefetch 32 MiB → 64 MiB`.
 
     Both are JSON objects, as `Knobs.to_dict` returns them."""
     parts = []

@@ -41,7 +41,7 @@ class DecisionEffect:
     at: float
     number: int
     moves: str
-    """The knobs that were changed: `read 1 → 4`."""
+    """The knobs that were changed: `decode 1 → 4`."""
     reason: str
     bottleneck: str
     effect: str

@@ -6,17 +6,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.runtime.settled_knobs import (
+from sluice.agent.runtime.saved_state import (
     KnobContext,
     Registry,
-    RegistryEntry,
+    SavedState,
+    check_writable,
+    is_file_name,
     machine_fingerprint,
 )
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 
 
@@ -66,7 +67,7 @@ class KnobMemory:
 
         Raises KnobError for knobs that do not fit, and for a file that `finish` could not write."""
         if self._options.save_knobs:
-            knobs_file.check_writable(self._options.save_knobs)
+            check_writable(self._options.save_knobs)
         loader = self._loader
         knobs = self._options.knobs
         known = (
@@ -79,9 +80,9 @@ class KnobMemory:
             loader.apply(known.knobs)
             self.learned = known.learned
         loader.apply(
-            knobs_file.load(knobs, loader.limits)
-            if knobs_file.is_file_name(knobs)
-            else loader.knobs.parse(knobs)
+            SavedState.load(knobs, loader.limits).knobs
+            if is_file_name(knobs)
+            else loader.knobs.parse(knobs, loader.limits.fetch_bytes)
         )
         return known is not None
 
@@ -105,26 +106,21 @@ class KnobMemory:
         if not last.rows or seconds <= 0:
             return
         knobs, rows_per_s = self._best.choice() or (self._loader.knobs, last.rows / seconds)
+        state = SavedState(
+            context=self.context,
+            knobs=knobs,
+            rows_per_s=rows_per_s,
+            policy=policy,
+            learned=learned,
+        )
         if self._registry is not None:
-            stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
-            self._registry.remember(
-                RegistryEntry(
-                    context=self.context,
-                    knobs=knobs,
-                    rows_per_s=rows_per_s,
-                    stages=stages,
-                    learned=learned,
-                )
-            )
+            self._registry.remember(state)
         if self._options.save_knobs:
             try:
-                knobs_file.save(
-                    self._options.save_knobs,
-                    knobs,
-                    notes=[f"{rows_per_s:,.0f} rows/s with {policy}"],
-                )
-            except KnobError as error:  # The run itself is over, so this is no reason to fail.
-                self._say(str(error))
+                state.save(self._options.save_knobs)
+            except OSError as error:  # The run itself is over, so this is no reason to fail.
+                path = self._options.save_knobs
+                self._say(f"{path}: the knobs cannot be written: {error.strerror}")
 
 
 class BestChoice:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sluice.common.settings import setting
 
 KNOBS = (
-    "STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread, "
-    "process or, with --workers, remote, STAGE.fused=yes (a transform done by the workers of the one before), "
-    "read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between"
+    "STAGE=N workers of it (decode, shuffle, batch, collate, and transforms by their names), fetch=64MiB in flight "
+    "from a store, STAGE.backend=thread, process or, with --workers, remote, STAGE.fused=yes (a transform done by the "
+    "workers of the one before), read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between"
 )
 
 
@@ -24,7 +24,7 @@ class KnobOptions:
         metavar="NAME=N,…|FILE",
     )
     save_knobs: str = setting(
-        "", "write the best knobs of the run as TOML, for --knobs", metavar="FILE"
+        "", "write the best knobs of the run to a file, for --knobs", metavar="FILE"
     )
     agent_weights: str = setting(
         "",

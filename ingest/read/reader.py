@@ -243,6 +243,13 @@ class RowGroupReader:
             names = self._made.dictionary_columns(self._file_schema, self._footer(0))
         return [name for name in names if name not in self._optional | reads_of(self._functions)]
 
+    @property
+    def fetches(self) -> bool:
+        """Whether rows come from a store, or are read as if they did."""
+        return self._before_read is not None or any(
+            self._opener.local(file.path) is None for file in self.files
+        )
+
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
         """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""
         if self._before_read is not None:

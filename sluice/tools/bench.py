@@ -15,7 +15,7 @@ the run while it lasts. The last line of the output is one JSON object."""
 _EXAMPLES = """\
 examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20
-  sluice bench data/clicks --tuning auto --knobs read=1 --store-latency-ms 50
+  sluice bench data/clicks --tuning auto --knobs decode=1 --store-latency-ms 50
   sluice bench data/clicks --udf mine.features:log1p --step-ms 5 --memory-limit 2GiB
   sluice bench data/clicks --udf mine.udfs:slow --knobs slow.backend=process --inject kill-worker@5s
   sluice bench data/clicks --packed 20GiB

@@ -19,10 +19,10 @@ from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
-from sluice.agent.runtime.knobs_file import is_file_name
+from sluice.agent.runtime.saved_state import is_file_name
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest
+from sluice.ingest.knobs import DECODE, FETCH, SIZES, KnobError, Knobs, nearest
 from sluice.ingest.options import function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
@@ -30,7 +30,7 @@ from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.sources import reader_of
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
+from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE
 from sluice.tools.bench_options import BenchOptions
 from sluice.tools.bench_outcome import BenchOutcome, Peak, consume
 from sluice.tools.terminal import View, advice
@@ -58,9 +58,10 @@ class BenchSession:
         if plain:  # what the loader would refuse
             plain.check(columns)
         if not is_file_name(options.knobs):
-            asked, made = Knobs().parse(options.knobs), [name for name, _ in self._functions]
+            asked = Knobs().parse(options.knobs, fetch_bytes=sys.maxsize)
+            made = [name for name, _ in self._functions]
             made += [transform.name for transform in self._table.transforms]
-            known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
+            known = {FETCH, DECODE, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
             for stage in (*asked.workers, *asked.backend, *asked.fused):
                 if not known.issuperset(stage.split("+")):
                     raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-STAGES = ("read", "shuffle", "batch", "squash", "collate")
+STAGES = ("decode", "shuffle", "batch", "squash", "collate")
 FAULTS = (
     ("cores=1@{at:.0f}s", "1 core instead of 4"),
     ("slow-transform=3@{at:.0f}s", "transforms do their work 3 times"),

@@ -8,7 +8,7 @@ from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.ingest.stats import Snapshot, StageStats
 
 
-def stage_stats(name: str = "read", **given: Any) -> StageStats:
+def stage_stats(name: str = "decode", **given: Any) -> StageStats:
     counters = dict.fromkeys(("items", "rows", "bytes"), 0)
     times = dict.fromkeys(("busy_s", "cpu_s", "wait_input_s", "wait_output_s"), 0.0)
     return StageStats(**{"name": name, "workers": 1, **counters, **times, **given})

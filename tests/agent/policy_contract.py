@@ -64,7 +64,7 @@ class PolicyContract:
         """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""
         pipeline = FakePipeline(
             [
-                FakeStage(name="read", cpu_s=1e-9),
+                FakeStage(name="decode", cpu_s=1e-9),
                 FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
                 FakeStage(name="collate", cpu_s=1e-9),
             ]
@@ -96,7 +96,7 @@ class _Ill(FakePipeline):
 
     def __init__(self, illness: str) -> None:
         super().__init__(
-            [FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.01)]
+            [FakeStage(name="decode", wait_s=0.05), FakeStage(name="transform", cpu_s=0.01)]
         )
         self.illness = illness
 

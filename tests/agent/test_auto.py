@@ -23,11 +23,11 @@ from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import assert_names
 
 STAGES = [
-    FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+    FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
     FakeStage(name="bid", cpu_s=0.004),
     FakeStage(name="collate", cpu_s=0.001),
 ]
-GOOD = {"read": 24, "bid": 2, "collate": 1}
+GOOD = {"decode": 24, "bid": 2, "collate": 1}
 
 
 class Says:
@@ -74,10 +74,12 @@ def test_the_initial_setting_comes_a_quarter_of_a_second_after_the_first_look_an
     )
     assert pipeline.applied[0].workers == GOOD
     decision = next(e for e in events if e["kind"] == "decision")
-    assert_names(decision["reason"]["text"], "learned policy", "read 1 → 24, bid 1 → 2", "planner")
+    assert_names(
+        decision["reason"]["text"], "learned policy", "decode 1 → 24, bid 1 → 2", "planner"
+    )
     (given,) = opener.asked
-    assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
-    assert pipeline.knobs.workers["read"] >= 24
+    assert (given.begun.at, given.knobs.workers["decode"], given.process_bytes) == (0.0, 1, None)
+    assert pipeline.knobs.workers["decode"] >= 24
     assert not any("undone" in e["reason"]["text"] for e in events if e["kind"] == "decision")
 
 
@@ -100,11 +102,11 @@ def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
             return dataclasses.replace(seen, stages=(read, *seen.stages[1:]))
 
     stages = [STAGES[0], FakeStage(name="bid", cpu_s=0.001, wait_s=0.05), STAGES[2]]
-    opener, pipeline = Says({"read": 24, "bid": 12, "collate": 1}), ReadBefore(stages)
+    opener, pipeline = Says({"decode": 24, "bid": 12, "collate": 1}), ReadBefore(stages)
     pipeline.advance(1)
     _, _, events, _ = _run(Auto(opener), 3, pipeline)
     assert len(opener.asked) == 1
-    assert pipeline.applied[0].workers == {"read": 1, "bid": 12, "collate": 1}, (
+    assert pipeline.applied[0].workers == {"decode": 1, "bid": 12, "collate": 1}, (
         "a stage at rest keeps its workers"
     )
     decision = next(e for e in events if e["kind"] == "decision")
@@ -113,7 +115,7 @@ def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
 
 def test_an_initial_setting_that_brings_less_than_the_planner_promised_is_replaced():
     planned, _, _, _ = _run(Planner(), 1.5)
-    pipeline, _, events, _ = _run(Auto(Says({"read": 2, "bid": 8, "collate": 8})), 6)
+    pipeline, _, events, _ = _run(Auto(Says({"decode": 2, "bid": 8, "collate": 8})), 6)
     assert pipeline.applied[0].workers["bid"] == 8
     assert pipeline.applied[1].workers == planned.applied[0].workers
     taken_back = [e for e in events if e["kind"] == "decision"][1]
@@ -139,17 +141,17 @@ def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
 def test_an_initial_setting_takes_no_more_than_its_share_of_the_free_memory():
     stages = [dataclasses.replace(s, item_bytes=64 * MIB) for s in STAGES]
     roomy, _, _, _ = _run(
-        Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages)
+        Auto(Says({"decode": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages)
     )
     tight, _, _, _ = _run(
-        Auto(Says({"read": 40, "bid": 30, "collate": 1})),
+        Auto(Says({"decode": 40, "bid": 30, "collate": 1})),
         0.5,
         FakePipeline(stages, memory_limit=3 * GIB),
     )
-    assert roomy.applied[0].workers["read"] == 40
+    assert roomy.applied[0].workers["decode"] == 40
     opened = tight.applied[0].workers
-    assert 4 < opened["read"] < 20
-    assert opened["read"] / opened["bid"] == pytest.approx(40 / 30, rel=0.3)
+    assert 4 < opened["decode"] < 20
+    assert opened["decode"] / opened["bid"] == pytest.approx(40 / 30, rel=0.3)
     assert sum(64 * 1.5 * count for count in opened.values()) <= 0.6 * 3 * 1024
 
 
@@ -157,7 +159,7 @@ def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_
     capped = [dataclasses.replace(STAGES[0], bend=lambda n: 1.0 if n <= 8 else n / 6), *STAGES[1:]]
     settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
     for rate, tries in ((1e6, 1), (1.0, 0)):
-        opener = Says({"read": 40, "bid": 2, "collate": 1}, rows_per_s=rate)
+        opener = Says({"decode": 40, "bid": 2, "collate": 1}, rows_per_s=rate)
         pipeline, _, events, _ = _run(
             Auto(opener),
             90,
@@ -192,10 +194,10 @@ def test_a_run_records_its_initial_setting_without_names_and_explain_tells_it_af
     assert "initial setting" in controller.opening["text"]
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
     finished = Run.read(tmp_path / "run")
-    assert_names(tell(finished).splitlines()[1], "read 1 → 24, bid 1 → 2", "effect: ")
+    assert_names(tell(finished).splitlines()[1], "decode 1 → 24, bid 1 → 2", "effect: ")
     (event,) = finished.of("opening")
     values = event["record"]
-    assert not {"read", "bid", "collate"} & set(json.dumps(values).replace('"', " ").split())
+    assert not {"decode", "bid", "collate"} & set(json.dumps(values).replace('"', " ").split())
     record = OpeningRecord.from_dict(values)
     assert record.given.knobs.workers == {"stage0": 1, "stage1": 1, "stage2": 1}
     assert record.given.known.operators == {"stage1": "python"}
@@ -226,7 +228,7 @@ def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
         store: ClassVar = {"reads": 0}
         plan = types.SimpleNamespace(groups=((1000, 3000), (2000, 0)))
 
-    known = foreknowledge(Loading([FakeStage(name="read")]))
+    known = foreknowledge(Loading([FakeStage(name="decode")]))
     assert known == Foreknowledge(
         columns={
             "float32": ColumnGroup(count=2, bytes_per_row=8),

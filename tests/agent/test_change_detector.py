@@ -14,7 +14,7 @@ from tests.raises import assert_names
 
 def _pipeline(workers=None):
     return FakePipeline(
-        [FakeStage(name="read", cpu_s=0.002, wait_s=0.02), FakeStage(name="udf", cpu_s=0.02)],
+        [FakeStage(name="decode", cpu_s=0.002, wait_s=0.02), FakeStage(name="udf", cpu_s=0.02)],
         cores=4,
         workers=workers,
     )
@@ -71,14 +71,16 @@ def test_other_limits_are_noticed_at_the_next_look(policy, name, value, what, fa
 def test_a_dearer_transform_is_noticed_within_four_looks_and_once():
     for ticks, noticed in ((40, 1), (24, 1), (20, 0)):
         events = []
-        controller = _run(_pipeline({"read": 4, "udf": 2}), ticks, events, changes=[(20, _dearer)])
+        controller = _run(
+            _pipeline({"decode": 4, "udf": 2}), ticks, events, changes=[(20, _dearer)]
+        )
         assert controller.decisions == 0
         _assert_occasions(events, *noticed * [("workload", "4 times", "udf")])
 
 
 @pytest.mark.parametrize(
     ("turned", "times", "noticed"),
-    [("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)],
+    [("decode", 4.0, True), ("decode", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)],
 )
 def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned, times, noticed):
     """The transform becomes dearer two looks after somebody has turned a stage."""
@@ -88,7 +90,7 @@ def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned,
 
     events = []
     _run(
-        _pipeline({"read": 4, "udf": 2}),
+        _pipeline({"decode": 4, "udf": 2}),
         30,
         events,
         changes=[(18, turn), (20, lambda pipeline: _dearer(pipeline, times))],
@@ -111,6 +113,6 @@ def test_worker_processes_that_died_are_told_once_ranks_have_counted_theirs(died
     def die(number):
         return lambda pipeline: setattr(pipeline, "restarts", pipeline.restarts + number)
 
-    events, pipeline = [], Restarting([FakeStage(name="read", cpu_s=0.002)], cores=4)
+    events, pipeline = [], Restarting([FakeStage(name="decode", cpu_s=0.002)], cores=4)
     _run(pipeline, 30, events, changes=[(12 + n, die(number)) for n, number in enumerate(died)])
     _assert_occasions(events, ("worker", fact))

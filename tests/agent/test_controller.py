@@ -19,7 +19,7 @@ from tests.raises import assert_names
 
 def _pipeline():
     return FakePipeline(
-        [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)]
+        [FakeStage(name="decode", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)]
     )
 
 
@@ -39,7 +39,7 @@ class Script(Policy):
         self.asked += 1
         knobs, at = state
         if at < len(self.counts):
-            knobs = knobs.with_workers(read=self.counts[at])
+            knobs = knobs.with_workers(decode=self.counts[at])
         return knobs, (knobs, at + 1), Reason(text=f"number {at}")
 
 
@@ -75,14 +75,14 @@ def test_changes_are_logged_once_with_their_effect_and_holding_is_not():
     controller, events, metrics = _run(pipeline, Script(1, 1, 1, 4), 14)
     assert [e["kind"] for e in events] == ["decision", "effect"]
     decision, effect = events
-    assert decision["before"]["workers"]["read"] == 1
-    assert decision["after"]["workers"]["read"] == 4
+    assert decision["before"]["workers"]["decode"] == 1
+    assert decision["after"]["workers"]["decode"] == 4
     assert decision["seen"]["stall"] > 0.9
     assert decision["sequence"] == effect["sequence"] == 1
     assert effect["rows_per_s_after"] > 3 * effect["rows_per_s_before"]
     assert (controller.decisions, controller.ticks, len(metrics)) == (1, 14, 13)
-    assert metrics[-1]["stages"]["read"]["workers"] == 4
-    assert metrics[-1]["knobs"]["workers"]["read"] == 4
+    assert metrics[-1]["stages"]["decode"]["workers"] == 4
+    assert metrics[-1]["knobs"]["workers"]["decode"] == 4
 
 
 def test_the_rate_after_a_change_is_the_rate_before_the_next():
@@ -112,7 +112,7 @@ def test_the_rate_after_a_change_is_the_rate_before_the_next():
     _, first, _, second = events
     assert second["rows_per_s_before"] == pytest.approx(first["rows_per_s_after"])
     assert second["stall_before"] == pytest.approx(first["stall_after"])
-    of_four = pipeline.rows_per_s({"read": 4, "collate": 1})
+    of_four = pipeline.rows_per_s({"decode": 4, "collate": 1})
     assert first["rows_per_s_after"] == pytest.approx(of_four, rel=0.02)
 
 
@@ -165,12 +165,12 @@ def test_a_policy_that_raises_freezes_the_knobs_and_the_metrics_go_on():
     faults = [e for e in events if e["kind"] == "fault"]
     assert len(faults) == 1
     assert "by the policy" in faults[0]["text"]
-    assert pipeline.knobs.workers["read"] == 4
+    assert pipeline.knobs.workers["decode"] == 4
     assert controller.frozen is not None
     assert len(metrics) == 11
 
 
-@pytest.mark.parametrize("knobs", [{"read": 99}, {"read": 1, "nonsense": 1}])
+@pytest.mark.parametrize("knobs", [{"decode": 99}, {"decode": 1, "nonsense": 1}])
 def test_knobs_outside_the_limits_freeze(knobs):
     class Outside(Script):
         def decide(self, snapshot, state):
@@ -179,7 +179,7 @@ def test_knobs_outside_the_limits_freeze(knobs):
     pipeline = _pipeline()
     _, events, _ = _run(pipeline, Outside(), 3)
     assert [e["kind"] for e in events] == ["fault"]
-    assert pipeline.knobs.workers["read"] == 1
+    assert pipeline.knobs.workers["decode"] == 1
 
 
 def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once():
@@ -228,7 +228,7 @@ def test_limits_that_move_under_a_decision_begin_the_policy_anew():
     pipeline = Moving(_pipeline().stages)
     controller, events, _ = _run(pipeline, make("planner"), 12)
     assert controller.frozen is None
-    assert pipeline.knobs.workers["read"] == 3
+    assert pipeline.knobs.workers["decode"] == 3
     decisions = [e for e in events if e["kind"] == "decision"]
     assert (
         len(decisions) == len(pipeline.applied) == 1
@@ -241,7 +241,7 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
     assert pipeline.applied == []
     assert controller.decisions == 0
     assert [e["kind"] for e in events] == ["proposal"]  # the same thought again is no news
-    assert events[0]["after"]["workers"]["read"] == 16
+    assert events[0]["after"]["workers"]["decode"] == 16
     assert events[0]["reason"]["predicted_rows_per_s"] > 3 * events[0]["seen"]["rows_per_s"]
     assert "16 times" in events[0]["reason"]["text"]
 
@@ -286,15 +286,19 @@ def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning(
 
     learned, (first, settled) = tuned()
     learned = json.loads(json.dumps(learned))
-    assert set(learned["services"]) == {"read", "transform", "collate"}
+    assert set(learned["services"]) == {"decode", "transform", "collate"}
     again, (only,) = tuned(learned)
     assert all(abs(only[name] - count) <= 1 for name, count in settled.items())
-    assert set(again["services"]["read"]["points"]) >= set(learned["services"]["read"]["points"])
-    other = {**learned, "services": {"other": learned["services"]["read"]}}
+    assert set(again["services"]["decode"]["points"]) >= set(
+        learned["services"]["decode"]["points"]
+    )
+    other = {**learned, "services": {"other": learned["services"]["decode"]}}
     assert tuned(other)[1][0] == first  # of a stage that is not here
 
 
-@pytest.mark.parametrize("damaged", [{}, {"services": {"read": {"points": 3}}, "other_cpu_s": 0.0}])
+@pytest.mark.parametrize(
+    "damaged", [{}, {"services": {"decode": {"points": 3}}, "other_cpu_s": 0.0}]
+)
 def test_damaged_knowledge_of_an_earlier_run_is_a_fault_and_ignored(damaged):
     controller, events, _ = _run(_pipeline(), make("planner"), 12, learned=damaged)
     (fault,) = (e for e in events if e["kind"] == "fault")

@@ -16,7 +16,7 @@ SMALL = {
     "seconds": 12,
     "machine": {"cores": 4},
     "consumer": {"batch_rows": 1024},
-    "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
+    "stages": [{"name": "decode", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
     "passes": [{"metric": "end_score", "at_least": 0.9}],
 }
 

@@ -16,13 +16,13 @@ MIB = 2**20
 
 def _best(limit, *, wait_s=1.0):
     """A reader whose rows take so long to come, each 16 MiB, four of them at work; the last stage makes 64 MiB."""
-    limits = Limits(workers={"read": (1, 64), "collate": (1, 1)})
+    limits = Limits(workers={"decode": (1, 64), "collate": (1, 1)})
     knobs = Knobs(
-        workers={"read": 4, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=256 * MIB
+        workers={"decode": 4, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=256 * MIB
     )
     stages = {
         n: stage_rates(rows_per_s=4 / wait_s, busy=busy, cpu=0.001, workers=4)
-        for n, busy in {"read": 4.0, "collate": 0.0}.items()
+        for n, busy in {"decode": 4.0, "collate": 0.0}.items()
     }
     seen = pipeline_rates(
         rows_per_s=4 / wait_s,
@@ -33,22 +33,22 @@ def _best(limit, *, wait_s=1.0):
         stages=stages,
     )
     services = {
-        "read": StageCost(
-            name="read", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB
+        "decode": StageCost(
+            name="decode", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB
         ),
         "collate": StageCost(
             name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB
         ),
     }
     look = Forecast.of(seen, knobs, limits, services, other_cpu_s=0, demand=math.inf)
-    found, rate = look.best({"read": (1, 32), "collate": (1, 1)}, fewest=False)
+    found, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
     return found, rate, look.fits(found)
 
 
-@pytest.mark.parametrize("missing", [set(), {"read"}, {"collate"}])
+@pytest.mark.parametrize("missing", [set(), {"decode"}, {"collate"}])
 def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing):
     """Planted: each stage takes 0.1 ms a row on one of 8 cores, and the trainer 100 ms on them."""
-    names = ("read", "collate")
+    names = ("decode", "collate")
     limits = Limits(workers=dict.fromkeys(names, (1, 4)))
     knobs = Knobs(workers=dict.fromkeys(names, 1))
     cost = {1: Point(busy_s=1e-4, cpu_s=1e-4)}
@@ -71,7 +71,7 @@ def test_buffers_get_less_where_readers_in_their_place_bring_more():
     found, rate, fits = _best(1400 * MIB)
     # 504 MiB are what neither worker nor buffer holds, 96 the last worker; 1260 may be used. Readers hold 24 MiB
     # and have half an item waiting; two batches of 64 MiB wait for the trainer.
-    assert found.workers["read"] == math.floor((1260 - 504 - 96 - 128) / (24 + 8)) == 16
+    assert found.workers["decode"] == math.floor((1260 - 504 - 96 - 128) / (24 + 8)) == 16
     assert (found.read_ahead_bytes, found.prefetch_bytes) == (128 * MIB, 128 * MIB)
     assert fits
     assert rate == pytest.approx(16 / 1.05)

@@ -37,7 +37,7 @@ def untold(text: str) -> None:
 
 
 def _pipeline(step_s=0.0, wait_s=0.05, **more):
-    read = FakeStage(name="read", cpu_s=0.002, wait_s=wait_s)
+    read = FakeStage(name="decode", cpu_s=0.002, wait_s=wait_s)
     stages = [read, FakeStage(name="collate", cpu_s=0.001)]
     return FakePipeline(stages, cores=8, step_s=step_s, **more)
 
@@ -53,7 +53,7 @@ class Saying(FakePipeline):
     """Its snapshots have these values."""
 
     def __init__(self, **values):
-        super().__init__([FakeStage(name="read", cpu_s=0.002)], cores=8)
+        super().__init__([FakeStage(name="decode", cpu_s=0.002)], cores=8)
         self.values = values
 
     def snapshot(self):
@@ -113,25 +113,25 @@ def test_ranks_are_seen_as_one_and_all_get_the_knobs():
     merged, each = tunable.snapshot(), pipelines[0].snapshot()
     assert merged.at == pytest.approx(10.0)
     assert merged.rows == pytest.approx(each.rows, rel=0.15)
-    assert merged.stage("read").busy_s == pytest.approx(10.0, rel=0.01)
+    assert merged.stage("decode").busy_s == pytest.approx(10.0, rel=0.01)
     assert merged.cpu_quota == 4.0  # two ranks share the host's eight
     assert merged.memory_limit == each.memory_limit  # it is that of one rank's loader
     assert tunable.snapshot() is merged  # no news
 
-    tunable.apply(tunable.knobs.with_workers(read=5))
+    tunable.apply(tunable.knobs.with_workers(decode=5))
     _advance(pipelines, members)
-    assert [p.knobs.workers["read"] for p in pipelines] == [5, 5]
+    assert [p.knobs.workers["decode"] for p in pipelines] == [5, 5]
     _advance(pipelines, members)
     assert [len(p.applied) for p in pipelines] == [1, 1]  # applied once, not at every look
     with raises(KnobError, "outside"):
-        tunable.apply(tunable.knobs.with_workers(read=500))
+        tunable.apply(tunable.knobs.with_workers(decode=500))
 
 
 def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
     """This host's ranks look bound by their trainer, while they wait in the all-to-all for a slow one elsewhere."""
     for elsewhere, kept in ((_pipeline(), True), (_pipeline(step_s=0.1, wait_s=0.001), False)):
         store = MemoryStore()
-        here = _pipeline(step_s=0.1, workers={"read": 8, "collate": 4})
+        here = _pipeline(step_s=0.1, workers={"decode": 8, "collate": 4})
         pipelines = [here, elsewhere]
         members = [
             HostMember(store, "a", 0, here, tell=untold),
@@ -182,17 +182,17 @@ def test_a_rank_whose_limits_moved_says_so_once_and_goes_on():
     store, pipeline, told = MemoryStore(), _pipeline(), []
     member = HostMember(store, "a", 0, pipeline, tell=told.append)
     tunable = HostTunable(store, "a", _pipeline(), ranks={"a": 1})
-    tunable.apply(pipeline.knobs.with_workers(read=9))
+    tunable.apply(pipeline.knobs.with_workers(decode=9))
     pipeline.stages[0] = dataclasses.replace(pipeline.stages[0], most=4)
     member.step()
-    tunable.apply(pipeline.knobs.with_workers(read=9))
+    tunable.apply(pipeline.knobs.with_workers(decode=9))
     member.step()
     assert len(told) == 1
     assert "9 is outside 1 to 4" in told[0]
-    assert pipeline.knobs.workers["read"] == 1
-    tunable.apply(pipeline.knobs.with_workers(read=3))
+    assert pipeline.knobs.workers["decode"] == 1
+    tunable.apply(pipeline.knobs.with_workers(decode=3))
     member.step()
-    assert (len(told), pipeline.knobs.workers["read"]) == (1, 3)
+    assert (len(told), pipeline.knobs.workers["decode"]) == (1, 3)
 
 
 def test_a_run_that_ends_before_the_second_tick_has_been_measured():

@@ -49,7 +49,7 @@ def _turned(at):
 
 
 FAULTS = [
-    ("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in read"),
+    ("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in decode"),
     ("kill-worker=1@10s", "worker", "2 worker processes died and were replaced"),
 ]
 

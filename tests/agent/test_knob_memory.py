@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.saved_state import SavedState
 from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 
@@ -14,7 +14,9 @@ class FakeLoader(FakePipeline):
 
 
 def _loader():
-    return FakeLoader([FakeStage(name="read", cpu_s=0.001), FakeStage(name="online", cpu_s=0.001)])
+    return FakeLoader(
+        [FakeStage(name="decode", cpu_s=0.001), FakeStage(name="online", cpu_s=0.001)]
+    )
 
 
 def _metric(rows, **workers):
@@ -34,27 +36,30 @@ def _best(*lines):
 
 
 def test_the_best_choice_is_not_the_one_that_was_just_tried():
-    good, bad = [_metric(100.0, read=4)] * 5, [_metric(60.0, read=8)] * 5
-    assert _best(*good, *bad) == (Knobs(workers={"read": 4}), 100.0)
-    assert _best(*good, *bad[:2]) == (Knobs(workers={"read": 4}), 100.0)
+    good, bad = [_metric(100.0, decode=4)] * 5, [_metric(60.0, decode=8)] * 5
+    assert _best(*good, *bad) == (Knobs(workers={"decode": 4}), 100.0)
+    assert _best(*good, *bad[:2]) == (Knobs(workers={"decode": 4}), 100.0)
     assert _best(*good[:3]) is None  # the first shows what was before, and two are few
 
 
 def test_a_start_does_not_count_against_the_choice_it_was_made_with():
-    starting = [_metric(0.0, read=4)] * 9
-    assert _best(*starting, *[_metric(100.0, read=4)] * 5) == (Knobs(workers={"read": 4}), 100.0)
+    starting = [_metric(0.0, decode=4)] * 9
+    assert _best(*starting, *[_metric(100.0, decode=4)] * 5) == (
+        Knobs(workers={"decode": 4}),
+        100.0,
+    )
 
 
 def test_of_choices_as_good_as_each_other_the_last_counts():
-    lean, back = [_metric(99.0, read=2)] * 5, [_metric(100.0, read=4)] * 5
-    assert _best(*back, *lean)[0] == Knobs(workers={"read": 2})
-    assert _best(*lean, *back, *lean)[0] == Knobs(workers={"read": 2})
+    lean, back = [_metric(99.0, decode=2)] * 5, [_metric(100.0, decode=4)] * 5
+    assert _best(*back, *lean)[0] == Knobs(workers={"decode": 2})
+    assert _best(*lean, *back, *lean)[0] == Knobs(workers={"decode": 2})
 
 
 def test_what_was_good_before_the_workload_changed_counts_no_more():
     assert _best(
-        *[_metric(100.0, read=4)] * 5, {"kind": "occasion"}, *[_metric(30.0, read=9)] * 5
-    ) == (Knobs(workers={"read": 9}), 30.0)
+        *[_metric(100.0, decode=4)] * 5, {"kind": "occasion"}, *[_metric(30.0, decode=9)] * 5
+    ) == (Knobs(workers={"decode": 9}), 30.0)
 
 
 def _ended(tmp_path, **wanted):
@@ -64,22 +69,22 @@ def _ended(tmp_path, **wanted):
     )
     known = kept.start()
     loader.advance(5.0)
-    kept.finish(policy="planner", learned={"services": {"read": 0}})
+    kept.finish(policy="planner", learned={"services": {"decode": 0}})
     return loader, known, said
 
 
 def test_a_run_leaves_its_choice_for_the_next_and_in_a_file(tmp_path):
-    file = tmp_path / "best.toml"
-    first, known, said = _ended(tmp_path, knobs="read=3", save_knobs=str(file))
+    file = tmp_path / "best.json"
+    first, known, said = _ended(tmp_path, knobs="decode=3", save_knobs=str(file))
     assert (known, said) == (False, [])
-    assert knobs_file.load(file, first.limits).workers == {"read": 3, "online": 1}
-    assert "rows/s with planner" in file.read_text()
+    saved = SavedState.load(str(file), first.limits)
+    assert (saved.knobs.workers, saved.policy) == ({"decode": 3, "online": 1}, "planner")
     second, known, said = _ended(tmp_path)
     assert known
-    assert second.knobs.workers["read"] == 3
+    assert second.knobs.workers["decode"] == 3
     assert "registry" in said[0]
     third, _, _ = _ended(tmp_path, knobs=str(file))
-    assert third.knobs.workers["read"] == 3
+    assert third.knobs.workers["decode"] == 3
 
 
 def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_schema(tmp_path):
@@ -92,7 +97,7 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
 
     assert begun() is None
     _ended(tmp_path)
-    assert begun() == {"services": {"read": 0}}
+    assert begun() == {"services": {"decode": 0}}
     assert begun("abd") is None  # its stages cost what they cost
 
 

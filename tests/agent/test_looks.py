@@ -18,7 +18,7 @@ from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import raises
 
-STAGES = [FakeStage(name="read", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
+STAGES = [FakeStage(name="decode", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
 
 
 def recorded(folder, policy: Policy, seconds: float = 12.0) -> FakePipeline:
@@ -81,7 +81,7 @@ class Fails(Policy):
     def decide(self, snapshot, state):
         if state == 3:
             raise ZeroDivisionError("by zero")
-        return Knobs(workers={"read": 1, "slow": 1}), state + 1, Reason(text="counting")
+        return Knobs(workers={"decode": 1, "slow": 1}), state + 1, Reason(text="counting")
 
 
 def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):

@@ -24,7 +24,7 @@ def _pipeline(seed: int, buffers: float) -> Scenario:
     wanted = draw.uniform(4000, 16000)
     stages = (
         SimStage(
-            name="read",
+            name="decode",
             cost_s=draw.uniform(1.2, 3.6) * 512 / wanted,
             cpu=0.05,
             rows_per_item=512,
@@ -71,7 +71,7 @@ def _first_change(scenario: Scenario, seed: int):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["read", "lookup"])
+@pytest.mark.parametrize("name", ["decode", "lookup"])
 def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
     times = random.Random(seed).uniform(2, 4)
     scenario = _slow(_pipeline(seed, buffers=40), name, times)
@@ -85,7 +85,7 @@ def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("died", [0, 1])
 def test_a_worker_process_that_dies_ends_a_trial_that_started_none(seed, died):
-    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "read", 3)
+    policy, scenario = Planner(), _slow(_pipeline(seed, buffers=2), "decode", 3)
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
     state = policy.initial(scenario.limits, simulator.knobs)
     while state.trial is None:

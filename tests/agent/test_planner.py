@@ -29,7 +29,7 @@ def _rate(pipeline):
 def _store_bound(**more):
     return FakePipeline(
         [
-            FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+            FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
             FakeStage(name="transform", cpu_s=0.004),
             FakeStage(name="collate", cpu_s=0.001),
         ],
@@ -46,9 +46,9 @@ def test_a_slow_store_gets_more_readers_than_there_are_cores_once_it_was_measure
     assert not events
     go_on(controller, pipeline, 10)
     assert _rate(pipeline) > before
-    assert pipeline.knobs.workers["read"] > pipeline.cores
-    assert "read 1 → 16" in events[0]["reason"]["text"]
-    assert events[0]["reason"]["bottleneck"] == "read"
+    assert pipeline.knobs.workers["decode"] > pipeline.cores
+    assert "decode 1 → 16" in events[0]["reason"]["text"]
+    assert events[0]["reason"]["bottleneck"] == "decode"
 
 
 class RemoteReaders(FakePipeline):
@@ -56,25 +56,25 @@ class RemoteReaders(FakePipeline):
 
     def __init__(self, delay_s, *, reports_starting=True, **more):
         stages = [
-            FakeStage(name="read", cpu_s=0.0001, wait_s=0.05, most=64),
+            FakeStage(name="decode", cpu_s=0.0001, wait_s=0.05, most=64),
             FakeStage(name="collate", cpu_s=0.0001),
         ]
         super().__init__(stages, cores=8, **more)
         self.delay_s, self.reports_starting = delay_s, reports_starting
-        self.ready, self.due = self.knobs.workers["read"], []
+        self.ready, self.due = self.knobs.workers["decode"], []
 
     def apply(self, knobs):
-        more = knobs.workers["read"] - self.ready - sum(count for _, count in self.due)
+        more = knobs.workers["decode"] - self.ready - sum(count for _, count in self.due)
         self.due += [(self.now + self.delay_s, more)] if more > 0 else []
-        self.ready = min(self.ready, knobs.workers["read"])
+        self.ready = min(self.ready, knobs.workers["decode"])
         super().apply(knobs)
 
     def advance(self, seconds):
         self.ready += sum(count for at, count in self.due if at <= self.now)
         self.due = [one for one in self.due if one[0] > self.now]
-        self.ready = min(self.ready, self.knobs.workers["read"])
+        self.ready = min(self.ready, self.knobs.workers["decode"])
         self.stages[0] = dataclasses.replace(
-            self.stages[0], wait_s=0.05 * self.knobs.workers["read"] / self.ready
+            self.stages[0], wait_s=0.05 * self.knobs.workers["decode"] / self.ready
         )
         super().advance(seconds)
 
@@ -104,10 +104,10 @@ def test_remote_workers_outlast_a_pause_but_not_a_slower_trainer():
     for step_s, looks in ((4.0, 15), (0.004, 30)):
         pipeline.step_s = step_s
         go_on(controller, pipeline, looks)
-        assert pipeline.knobs.workers["read"] == 14
+        assert pipeline.knobs.workers["decode"] == 14
     pipeline.step_s = 0.05
     go_on(controller, pipeline, 100)
-    assert pipeline.knobs.workers["read"] <= 3
+    assert pipeline.knobs.workers["decode"] <= 3
 
 
 def _falling(workers):
@@ -119,7 +119,7 @@ def _falling(workers):
 @pytest.mark.parametrize("start", [1, 8])
 def test_a_stage_that_falls_with_more_workers_ends_at_its_peak(start):
     stages = [
-        FakeStage(name="read", cpu_s=0.001),
+        FakeStage(name="decode", cpu_s=0.001),
         FakeStage(name="udf", wait_s=0.02, bend=_falling),
         FakeStage(name="collate", cpu_s=0.001),
     ]
@@ -130,7 +130,7 @@ def test_a_stage_that_falls_with_more_workers_ends_at_its_peak(start):
 
 def test_a_trainer_bound_run_gives_workers_back_and_does_not_stall():
     pipeline = _store_bound(
-        cores=8, step_s=0.02, workers={"read": 16, "transform": 8, "collate": 8}
+        cores=8, step_s=0.02, workers={"decode": 16, "transform": 8, "collate": 8}
     )
     tune(pipeline, 60)
     assert pipeline.knobs.total_workers < 16
@@ -164,7 +164,7 @@ class Governed(FakePipeline):
 def test_readers_grow_into_the_memory_that_the_governor_admits():
     """The memory in use would allow more. Such a growth failed, and no number between was tried."""
     read = FakeStage(
-        name="read",
+        name="decode",
         cpu_s=0.001,
         wait_s=0.05,
         item_bytes=8 * MIB,
@@ -173,23 +173,23 @@ def test_readers_grow_into_the_memory_that_the_governor_admits():
     out = FakeStage(name="out", cpu_s=0.0005, item_bytes=MIB // 16)
     pipeline = Governed([read, out], cores=8, memory_limit=1100 * MIB)
     tune(pipeline, 60)
-    most = max(knobs.workers["read"] for knobs in pipeline.applied)
-    assert 16 < pipeline.knobs.workers["read"] <= most <= Governed.admitted
+    most = max(knobs.workers["decode"] for knobs in pipeline.applied)
+    assert 16 < pipeline.knobs.workers["decode"] <= most <= Governed.admitted
 
 
 def test_short_memory_is_given_back_at_once():
     stages = [
-        FakeStage(name="read", cpu_s=0.002, wait_s=0.05, item_bytes=16 * MIB),
+        FakeStage(name="decode", cpu_s=0.002, wait_s=0.05, item_bytes=16 * MIB),
         FakeStage(name="transform", cpu_s=0.001, item_bytes=4 * MIB),
     ]
-    pipeline = FakePipeline(stages, workers={"read": 16, "transform": 2}, memory_limit=480 * MIB)
+    pipeline = FakePipeline(stages, workers={"decode": 16, "transform": 2}, memory_limit=480 * MIB)
     _, events = tune(pipeline, 20)
     assert "memory" in [event["reason"]["bottleneck"] for event in decisions(events)]
     assert pipeline.snapshot().memory_used <= pipeline.memory_limit
 
 
 def test_a_dearer_transform_and_its_return_are_followed():
-    read = FakeStage(name="read", wait_s=0.01, cpu_s=0.001)
+    read = FakeStage(name="decode", wait_s=0.01, cpu_s=0.001)
     cheap = FakeStage(name="transform", cpu_s=0.004)
     pipeline = FakePipeline([read, cheap], cores=16, step_s=0.002)
     controller, _ = tune(pipeline, 30)
@@ -203,7 +203,7 @@ def test_a_dearer_transform_and_its_return_are_followed():
 
 
 FOUR_CONNECTIONS = [
-    FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
+    FakeStage(name="decode", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
     FakeStage(name="collate", cpu_s=0.001),
 ]
 """The store has no more. Useful time does not show it until it is tried."""
@@ -286,11 +286,11 @@ def test_a_change_that_does_harm_is_taken_back_at_the_next_look(until_s, looks):
             return 1.0
         return readers / 5 if pipeline.now < until_s else 3.0 * readers / 4
 
-    read = FakeStage(name="read", wait_s=0.02, bend=bend)
-    pipeline = FakePipeline([read, FakeStage(name="collate", cpu_s=0.001)], workers={"read": 4})
+    read = FakeStage(name="decode", wait_s=0.02, bend=bend)
+    pipeline = FakePipeline([read, FakeStage(name="collate", cpu_s=0.001)], workers={"decode": 4})
     _, events = tune(pipeline, looks)
     last = decisions(events)[-1]
-    assert last["after"]["workers"]["read"] == 4
+    assert last["after"]["workers"]["decode"] == 4
     assert "undone" in last["reason"]["text"]
 
 

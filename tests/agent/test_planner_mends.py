@@ -26,7 +26,7 @@ def neighbour(cores: float, taken: float, until: float) -> Scenario:
         seconds=180,
         machine=SimMachine(cores=cores, neighbour_cores=taken),
         stages=(
-            _stage("read", 0.02),
+            _stage("decode", 0.02),
             _stage("udf", 0.1),
             _stage("more", 0.04),
             _stage("out", 0.002),
@@ -59,7 +59,7 @@ def test_processes_of_380_mib_never_fill_the_memory():
         seconds=60,
         machine=SimMachine(cores=16, memory_limit=2.6 * GIB),
         stages=(
-            _stage("read", 0.005),
+            _stage("decode", 0.005),
             _stage("udf", 0.08, lock=0.8, backends=BOTH, process_bytes=380 * MIB),
             _stage("out", 0.002),
         ),
@@ -78,7 +78,7 @@ def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
         seconds=180,
         machine=SimMachine(cores=16, memory_limit=2.6 * GIB),
         stages=(
-            _stage("read", 0.005),
+            _stage("decode", 0.005),
             _stage("udf", 0.08, lock=0.8, backends=BOTH, process_start_s=1000),
         ),
     )

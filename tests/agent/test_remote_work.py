@@ -56,19 +56,19 @@ def test_time_at_work_of_remote_workers_does_not_depend_on_who_waits(asking, wor
 def test_the_last_worker_has_to_bring_its_price(price, least, most):
     """Each further worker brings less."""
     limits, knobs = (
-        Limits(workers={"read": (1, 64)}, backends={"read": ("remote", "thread")}),
-        Knobs(workers={"read": 2}, backend={"read": "remote"}),
+        Limits(workers={"decode": (1, 64)}, backends={"decode": ("remote", "thread")}),
+        Knobs(workers={"decode": 2}, backend={"decode": "remote"}),
     )
     points = {2: Point(busy_s=1e-3, cpu_s=1e-6), 40: Point(busy_s=4e-3, cpu_s=1e-6)}
     forecast = Forecast.of(
-        pipeline_rates(memory_limit=2**34, stages={"read": stage_rates(busy=2.0, workers=2)}),
+        pipeline_rates(memory_limit=2**34, stages={"decode": stage_rates(busy=2.0, workers=2)}),
         knobs,
         limits,
-        {"read": StageCost(name="read", points=points, backend="remote")},
+        {"decode": StageCost(name="decode", points=points, backend="remote")},
         other_cpu_s=0.0,
         demand=math.inf,
         requests_a_core=REQUESTS_A_CORE,
         settings=PlannerSettings(remote_core_price=price),
     )
-    wanted, _ = forecast.best({"read": (1, 64)}, fewest=False)
-    assert least <= wanted.workers["read"] <= most
+    wanted, _ = forecast.best({"decode": (1, 64)}, fewest=False)
+    assert least <= wanted.workers["decode"] <= most

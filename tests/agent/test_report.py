@@ -52,8 +52,8 @@ def _grown(number, **more):
     return {
         "kind": "decision",
         "sequence": number,
-        "before": {"workers": {"read": number}},
-        "after": {"workers": {"read": number + 1}},
+        "before": {"workers": {"decode": number}},
+        "after": {"workers": {"decode": number + 1}},
         "reason": {"text": "more"},
         **more,
     }
@@ -71,7 +71,7 @@ def data_of(text, kind):
 
 def _tuned_run(path, end=True):
     pipeline = FakePipeline(
-        [FakeStage(name="read", cpu_s=0.002, wait_s=0.1), FakeStage(name="collate", cpu_s=0.001)],
+        [FakeStage(name="decode", cpu_s=0.002, wait_s=0.1), FakeStage(name="collate", cpu_s=0.001)],
         cores=4,
         step_s=0.004,
     )
@@ -102,7 +102,7 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
     assert len(figures) == 8
     (level,) = [one for one in figures[0]["panels"][0]["series"] if one["style"] == "level"]
     assert level["name"] == "with one worker a stage"
-    assert_names(text, "read is the bottleneck", "&lt;script&gt;")
+    assert_names(text, "decode is the bottleneck", "&lt;script&gt;")
     assert not re.search("<b>bold|NaN", text)
 
 
@@ -119,7 +119,7 @@ def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall
 
 def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
     """The end of the run waited longer than its last third; the agent's model predicts ten times the rate."""
-    case = {"rows_per_s": 1e4, "workers": {"read": 2}}
+    case = {"rows_per_s": 1e4, "workers": {"decode": 2}}
     cases = {"as it is": case, "twice the cores": {**case, "rows_per_s": 3e4}}
     end = {"rows_per_s": 1000, "stall_fraction": 0.5, "peak_bytes": 3 * 2**30}
     run = _run(
@@ -136,7 +136,7 @@ def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
     assert found["rows_per_s_last"] == found["rows_per_s_settled"] == 1000
     for where in (explained, page):
         assert set(re.findall(r"([\d.]+ %)[^0-9%]*\btime\b", where)) == {waits}
-    assert_names(explained, "twice the cores", "3 times", "3 k rows/s", "read 2")
+    assert_names(explained, "twice the cores", "3 times", "3 k rows/s", "decode 2")
     assert (found["peak_memory"], found["memory_limit"]) == (3 * 2**30, 2**32)
     assert "3 GiB<small>of 4 GiB" in page
 
@@ -165,7 +165,7 @@ def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     explained = narrative.tell(Run.read(tmp_path / "run"))
     assert explained.startswith(verdict)
     assert re.search(
-        r"1\. at 1 s: read 1 → \d+\n.*why: .*read.*\n.*effect: 1[2-6](\.\d)? times", explained
+        r"1\. at 1 s: decode 1 → \d+\n.*why: .*decode.*\n.*effect: 1[2-6](\.\d)? times", explained
     )
 
 
@@ -287,7 +287,7 @@ def test_the_program_ends_with_its_line(tmp_path):
 def test_explain_predicts_other_resources_and_shows_its_error(tmp_path):
     """A store-bound pipeline on 2 cores: the transform's processor time bounds it in the end."""
     stages = [
-        FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+        FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
         FakeStage(name="transform", cpu_s=0.004),
     ]
     with RunFolder.create(tmp_path / "run", {}) as folder:
@@ -297,7 +297,7 @@ def test_explain_predicts_other_resources_and_shows_its_error(tmp_path):
         r"twice the cores: (1\.9|2) times",
         r"half the cores: 0\.5\d? times",
         "twice the memory: the same",
-        r"read: 5[12](\.\d)? µs",
+        r"decode: 5[12](\.\d)? µs",
         r"Prediction error .*median [\d.]+ %",
     ):
         assert re.search(pattern, text), pattern

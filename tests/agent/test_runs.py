@@ -54,7 +54,7 @@ def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
 
 def test_a_run_that_came_to_nothing_is_begun_anew(tmp_path):
     with RunFolder.create(tmp_path / "run", {"seed": 1}) as folder:
-        folder.event({"kind": "fault", "text": "no stage 'raed'"})
+        folder.event({"kind": "fault", "text": "no stage 'decdoe'"})
     with RunFolder.create(tmp_path / "run", {"seed": 2}) as folder:
         folder.event({"kind": "start"})
         (folder.checkpoints / "step-10").mkdir()

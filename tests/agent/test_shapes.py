@@ -20,9 +20,9 @@ from sluice.agent.policies import make
 from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.made_figures import pipeline_rates, stage_rates
 
-NAMES = ("read", "shuffle", "python", "collate")
+NAMES = ("decode", "shuffle", "python", "collate")
 LIMITS = Limits(
-    workers={"read": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
+    workers={"decode": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
     backends={"python": ("thread", "process")},
 )
 

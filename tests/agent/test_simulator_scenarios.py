@@ -21,15 +21,18 @@ GOOD = {
     "seconds": 20,
     "machine": {"cores": 4, "memory_limit": "2GiB"},
     "consumer": {"batch_rows": 1024, "step_s": 0.01},
-    "stages": [{"name": "read", "cost_s": 0.02, "cpu": 0.3}, {"name": "transform", "cost_s": 0.04}],
-    "start": {"read": 2},
+    "stages": [
+        {"name": "decode", "cost_s": 0.02, "cpu": 0.3},
+        {"name": "transform", "cost_s": 0.04},
+    ],
+    "start": {"decode": 2},
     "changes": [
         {"at": 5, "set": {"machine.cores": 8}},
-        {"at": 10, "over": 4, "scale": {"stages.read.cost_s": 4}},
+        {"at": 10, "over": 4, "scale": {"stages.decode.cost_s": 4}},
     ],
     "passes": [
         {"metric": "score", "at_least": 0.5},
-        {"metric": "workers", "stage": "read", "at_most": 6},
+        {"metric": "workers", "stage": "decode", "at_most": 6},
     ],
 }
 
@@ -50,8 +53,8 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
     costs = [scenario.truth_at(t).stages[0].cost_s for t in (9.9, 12, 14, 100)]
     assert costs == pytest.approx([0.02, 0.04, 0.08, 0.08])  # the same share every second
     assert scenario.truth_at(6) is scenario.truth_at(7), "nothing changed between"
-    assert dict(scenario.first_knobs.workers) == {"read": 2, "transform": 1}
-    assert scenario.limits.workers["read"] == (1, 8)
+    assert dict(scenario.first_knobs.workers) == {"decode": 2, "transform": 1}
+    assert scenario.limits.workers["decode"] == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
     [
         (changed(["stages", 1, "cost_s"], "much"), ["stages[1].cost_s", "'much'"]),
         (changed(["stages", 1, "sgima"], 0.1), ["stages[1].sgima", "'sigma'"]),
-        (changed(["stages", 0], {"name": "read"}), ["stages[0].cost_s", "missing"]),
+        (changed(["stages", 0], {"name": "decode"}), ["stages[0].cost_s", "missing"]),
         (changed(["machine", "memory_limit"], "520MiB"), ["machine.memory_limit", "would do"]),
         (changed(["passes", 0, "metric"], "scoer"), ["passes[0].metric", "'scoer'", "'score'"]),
     ],

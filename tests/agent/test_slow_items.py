@@ -18,7 +18,7 @@ class SlowItems:
     def __init__(self, seconds, most=16):
         self.seconds, self.limits = (
             seconds,
-            Limits(workers={"read": (1, 8), "slow": (1, most), "collate": (1, 1)}),
+            Limits(workers={"decode": (1, 8), "slow": (1, most), "collate": (1, 1)}),
         )
         self.knobs = self.limits.clamp(Knobs())
         self.now = 0.0
@@ -51,7 +51,7 @@ class SlowItems:
         fast = items * 0.01
         return snapshot(
             self.now,
-            stage("read", cpu_s=fast, busy_s=fast, wait_output_s=self.now - fast),
+            stage("decode", cpu_s=fast, busy_s=fast, wait_output_s=self.now - fast),
             stage("slow", cpu_s=fast, busy_s=self.busy_s),
             stage("collate"),
             sequence=self.sequence,

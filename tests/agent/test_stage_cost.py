@@ -18,7 +18,7 @@ def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
 
 
 def _watch(*observations, saturated=False):
-    service = StageCost(name="read")
+    service = StageCost(name="decode")
     for stats in observations:
         service = service.observe(stats, saturated)
     return service
@@ -78,7 +78,7 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
 
 def _costs(*factors):
     """The cost of a stage after looks at which a row took so many times a tenth of a second."""
-    busy_s, service, seen = 0.0, StageCost(name="read").observe(_stats(0, 0.0), False), []
+    busy_s, service, seen = 0.0, StageCost(name="decode").observe(_stats(0, 0.0), False), []
     for items, factor in enumerate(factors, start=1):
         busy_s += factor
         service = service.observe(_stats(10 * items, 10 * busy_s), False)
@@ -136,7 +136,7 @@ def test_each_back_end_has_a_curve_of_its_own():
     back = moved.observe(_stats(40, 7.2, workers=4), False)
     assert back.points == service.points
     stored = replace(moved, process_bytes=2**28, residual=0.25).to_dict()
-    assert StageCost.from_dict("read", json.loads(json.dumps(stored))).to_dict() == stored
+    assert StageCost.from_dict("decode", json.loads(json.dumps(stored))).to_dict() == stored
     for items, busy_s in ((60, 16.0), (80, 24.8)):
         moved = moved.observe(_stats(items, busy_s, workers=4, backend="process"), False)
     assert moved.drifts == 1

@@ -17,7 +17,7 @@ def _seen(rate, stall=1.0):
 def _attempt(kind="grow", hoped=2.0):
     return TrialChange(
         kind=kind,
-        before=Knobs(workers={"read": 1}),
+        before=Knobs(workers={"decode": 1}),
         rows_per_s=100.0,
         predicted=100.0 * hoped,
         start_up=3 * (kind == "switch"),

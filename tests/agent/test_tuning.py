@@ -24,7 +24,7 @@ class Moving(FakePipeline):
     def __init__(self):
         super().__init__(
             [
-                FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+                FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
                 FakeStage(name="collate", cpu_s=0.001),
             ]
         )
@@ -47,8 +47,8 @@ class Climbing(Policy):
 
     def decide(self, snapshot, state):
         self.asked += 1
-        after = state.with_workers(read=min(self.most, state.workers["read"] + 1))
-        return after, after, Reason(text="more is more", bottleneck="read")
+        after = state.with_workers(decode=min(self.most, state.workers["decode"] + 1))
+        return after, after, Reason(text="more is more", bottleneck="decode")
 
 
 def started(pipeline, policy, **more):
@@ -60,7 +60,7 @@ def started(pipeline, policy, **more):
 def test_the_status_shows_the_start_and_the_settled_knobs():
     pipeline, policy = Moving(), Climbing(most=3)
     run = TunedRun(pipeline, policy, interval_s=0.001)
-    assert_names(str(run.status), "climbing", "first batch", "read=1")
+    assert_names(str(run.status), "climbing", "first batch", "decode=1")
     run.start()
     eventually(lambda: run.status.settled)
     run.close()
@@ -69,12 +69,12 @@ def test_the_status_shows_the_start_and_the_settled_knobs():
         "climbing",
         2,
         "more is more",
-        "read",
+        "decode",
     )
-    assert status.knobs.workers["read"] == 3
+    assert status.knobs.workers["decode"] == 3
     assert str(status) == repr(status)
     assert_names(
-        str(status), "climbing", "settled", "read=3 collate=1", "2 changes", "more is more"
+        str(status), "climbing", "settled", "decode=3 collate=1", "2 changes", "more is more"
     )
 
 
@@ -82,14 +82,14 @@ def test_knobs_that_were_set_by_hand_are_not_tuned_any_more():
     pipeline, policy = Moving(), Climbing()
     run = started(pipeline, policy)
     eventually(lambda: policy.asked > 2)
-    run.turn(pipeline.knobs.with_workers(read=7))
+    run.turn(pipeline.knobs.with_workers(decode=7))
     asked, looks = policy.asked, run._controller.ticks
     eventually(lambda: run._controller.ticks > looks + 3)  # it still looks
     assert policy.asked == asked
-    assert pipeline.knobs.workers["read"] == 7
-    assert_names(str(run.status), "not tuned", "by hand", "read=7")
+    assert pipeline.knobs.workers["decode"] == 7
+    assert_names(str(run.status), "not tuned", "by hand", "decode=7")
     with raises(KnobError, "outside 1 to 64"):
-        run.turn(pipeline.knobs.with_workers(read=99))
+        run.turn(pipeline.knobs.with_workers(decode=99))
     run.close()
 
 

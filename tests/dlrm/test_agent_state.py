@@ -54,11 +54,11 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
 
         def learned(workers):
             known = StageCost(
-                name="read", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)}
+                name="decode", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)}
             )
             return {
                 "other_cpu_s": 0.0,
-                "services": {"read": known.to_dict(), "gone": known.to_dict()},
+                "services": {"decode": known.to_dict(), "gone": known.to_dict()},
             }
 
         before = {
@@ -89,7 +89,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
                 threading.Event().wait(0.01)
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
-    points = after["learned"]["services"].get("read", {"points": {}})["points"]
+    points = after["learned"]["services"].get("decode", {"points": {}})["points"]
     assert ("7" in points) == (machine == "same" and not (registry and schema != "same"))
     assert ("5" in points) == (registry and schema != "same")
     assert settled == ([] if machine == "another" else [registry or schema == "same"])

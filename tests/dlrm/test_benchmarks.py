@@ -25,7 +25,7 @@ def test_what_counts_of_a_training_begins_with_its_first_rows_and_is_of_all_rank
             "rows": at,
             "rows_per_s": rate,
             "stall": stall,
-            "knobs": Knobs(workers={"read": 2}).to_dict(),
+            "knobs": Knobs(workers={"decode": 2}).to_dict(),
         }
         for at, (rate, stall) in enumerate(
             [(0.0, 1.0), (5.0, 1.0), *[(10.0, 0.5)] * 4, *[(40.0, 0.0)] * 6]
@@ -38,6 +38,6 @@ def test_what_counts_of_a_training_begins_with_its_first_rows_and_is_of_all_rank
         80.0,
         0.0,
         0,
-        Knobs(workers={"read": 2}).text,
+        Knobs(workers={"decode": 2}).text,
     )
     assert found.whole == pytest.approx(56.0)

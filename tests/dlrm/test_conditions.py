@@ -118,9 +118,9 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
         "--registry",
         tmp_path / "registry",
         "--save-knobs",
-        tmp_path / "best.toml",
+        tmp_path / "best.json",
         "--knobs",
-        "read=3",
+        "decode=3",
         "--tuning",
         "fixed",
         tmp=tmp_path,
@@ -149,7 +149,7 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
     ]
     assert kinds.count("fault") == 2
     assert "needs at least" in process.stderr
-    assert "read = 3" in (tmp_path / "best.toml").read_text()
+    assert '"decode": 3' in (tmp_path / "best.json").read_text()
     table = FeatureTable.open(tmp_path / "table")
     config = Config(
         data=table.uri,
@@ -166,7 +166,7 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
         assert (loader.plan.streams, loader.plan.window_rows) == (4, 90)
         assert KnobMemory(loader, config, say=print, ranks=2).start()
         assert (
-            loader.knobs.workers["read"] == 3
+            loader.knobs.workers["decode"] == 3
         )  # where the next run of two ranks on this machine begins
 
 

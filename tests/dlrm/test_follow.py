@@ -423,7 +423,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
                 f"sluice_train_rank {rank}.0",
                 "sluice_train_table_version 1.0",
                 'sluice_eval_auc{split="validation"}',
-                'sluice_loader_stage_rows_total{stage="read"}',
+                'sluice_loader_stage_rows_total{stage="decode"}',
             )
         assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
         started.send(signal.SIGKILL)

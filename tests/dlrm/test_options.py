@@ -22,8 +22,9 @@ def test_options_that_are_not_given_have_their_defaults():
 def test_every_option_arrives():
     words = (
         "--data t --epochs 3 --batch-size 64 --seed 5 --lr 0.1 --dense-lr 0.2 --dense-optimiser adam --width 32 "
-        "--dense-layers 8,4 --over-layers 9 --sharding row --save-every 7 --log-every 2 --tuning fixed --knobs read=2 "
-        "--memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1 --bags H=mean,G=decay:0.5"
+        "--dense-layers 8,4 --over-layers 9 --sharding row --save-every 7 --log-every 2 "
+        "--tuning fixed --knobs decode=2 --memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1 "
+        "--bags H=mean,G=decay:0.5"
     )
     config = options.fresh(said(*words.split()), version=0)
     optim = OptimConfig(
@@ -32,7 +33,7 @@ def test_every_option_arrives():
     model = ModelConfig(
         width=32, dense_layers=(8, 4), over_layers=(9,), bags={"H": "mean", "G": "decay:0.5"}
     )
-    named = {"epochs": 3, "batch_size": 64, "seed": 5, "sharding": "row", "knobs": "read=2"}
+    named = {"epochs": 3, "batch_size": 64, "seed": 5, "sharding": "row", "knobs": "decode=2"}
     named |= {"save_every": 7, "log_every": 2, "tuning": "fixed", "reader": "arrow"}
     assert config == replace(
         options.fresh(said("--data", "t"), version=0),

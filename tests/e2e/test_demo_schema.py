@@ -20,7 +20,7 @@ RANKS, BATCH = 2, 4096
 
 def _knobs(levels):
     return {
-        "workers": {"read": 1, **({"levels": levels} if levels else {})},
+        "workers": {"decode": 1, **({"levels": levels} if levels else {})},
         "backend": {},
         "fused": [],
         "read_ahead_bytes": 2**20,

@@ -55,7 +55,7 @@ def _case(number: int, table: Path, weighted: Path) -> dict[str, Any]:
         "read_ahead_epochs": draw.choice([1, 3]),
         "reading": Reading(reader=draw.choice(["arrow", "petastorm"])),
         "knobs": Knobs(
-            workers={"read": draw.randint(1, 4), "shuffle": 1, "batch": 1, "collate": 1}
+            workers={"decode": draw.randint(1, 4), "shuffle": 1, "batch": 1, "collate": 1}
         ),
     }
     asked = {
@@ -162,7 +162,13 @@ def _ways(table: Path, files: str, folder: Path) -> dict[str, Any]:
             {
                 "transforms": [double_price],
                 "knobs": Knobs(
-                    workers={"read": 1, "shuffle": 1, "batch": 1, "double_price": 1, "collate": 1},
+                    workers={
+                        "decode": 1,
+                        "shuffle": 1,
+                        "batch": 1,
+                        "double_price": 1,
+                        "collate": 1,
+                    },
                     backend={"double_price": "process"},
                 ),
             },

@@ -164,7 +164,7 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
             ("as_='kjt'", "on_error='quarantine'", "weights"),
         ),
         ({"as_": None}, ("as_=None", "batch, dict, kjt, numpy, pandas")),
-        ({"knobs": "read=2"}, ("knobs='read=2'", "knobs=Knobs(workers={'read': 2})")),
+        ({"knobs": "decode=2"}, ("knobs='decode=2'", "knobs=Knobs(workers={'decode': 2})")),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(files, more, facts):

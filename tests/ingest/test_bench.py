@@ -48,7 +48,7 @@ def bench(repo, words):
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     code, out, err = bench(
         repo,
-        f"bench {table.uri} --batch-size 160 --seconds 1.5 --tuning auto --knobs read=1"
+        f"bench {table.uri} --batch-size 160 --seconds 1.5 --tuning auto --knobs decode=1"
         f" --store-latency-ms 5 --run-dir {tmp_path / 'run'}"
         " --udf tests.ingest.twin:halve --streams 16 --window-rows 300",
     )
@@ -166,7 +166,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     repo, table, tmp_path
 ):
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
-    knobs = "read=1,shuffle=1,shifted.backend=process,prefetch_bytes=1MiB"
+    knobs = "decode=1,shuffle=1,shifted.backend=process,prefetch_bytes=1MiB"
     # The worker is killed first: later the planner may have moved the transform out of its process.
     code, out, err = bench(
         repo,
@@ -218,8 +218,8 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
         ("{table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
         ("latency://{table}", ("?latency_ms=50",)),
         ("latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
-        ("{table} --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, read,")),
-        ("{table} --save-knobs {table}/no/best.toml", ("best.toml", "knobs", "No such file")),
+        ("{table} --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, decode,")),
+        ("{table} --save-knobs {table}/no/best.json", ("best.json", "knobs", "No such file")),
         ("{table} --save-knobs {table}", ("knobs", "Is a directory")),
         ("{table} --udf nothing", ("--udf", "module:function")),
         ("{table} --seconds 0", ("--seconds", 0.0)),
@@ -270,8 +270,8 @@ def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
         ("'I1'", "float", "role sparse"),
         ("nowhere.toml",),
         ("'plannar'", "'planner'"),
-        ("'red'", "'read'"),
-        ("'redd'", "'read'"),
+        ("'decod'", "'decode'"),
+        ("'decodd'", "'decode'"),
     )
     for line, named in zip(lines, facts, strict=True):
         assert_names(line, *named)
@@ -321,20 +321,20 @@ def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsy
         [
             *common,
             "--knobs",
-            "read=3,prefetch_bytes=8MiB",
+            "decode=3,prefetch_bytes=8MiB",
             "--save-knobs",
-            str(tmp_path / "k.toml"),
+            str(tmp_path / "k.json"),
             "--registry",
             str(tmp_path / "registry"),
         ]
     )
-    assert "read = 3" in (tmp_path / "k.toml").read_text()
-    by_file = main([*common, "--knobs", str(tmp_path / "k.toml")])
+    assert '"decode": 3' in (tmp_path / "k.json").read_text()
+    by_file = main([*common, "--knobs", str(tmp_path / "k.json")])
     assert by_file["decisions"] == 0
     by_registry = main([*common, "--registry", f"file://{tmp_path}/registry"])
     assert "from the registry" in capsys.readouterr().err
     for found in (by_file, by_registry):
-        assert (found["knobs"]["workers"]["read"], found["knobs"]["prefetch_bytes"]) == (
+        assert (found["knobs"]["workers"]["decode"], found["knobs"]["prefetch_bytes"]) == (
             3,
             8 * 2**20,
         )

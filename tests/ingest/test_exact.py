@@ -46,7 +46,7 @@ def fails_on_some(columns):
 
 def loading(table, path, workers, function):
     transforms = [] if function is None else [Transform(function, "mine", reads=("I1",))]
-    knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
+    knobs = Knobs(workers={"decode": workers, **({"mine": workers} if transforms else {})})
     return open_loader(
         table,
         batch_size=80,
@@ -165,7 +165,7 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
         for epoch in range(epochs):
             for batch in loader:
                 if batch.step % 2 == 0:
-                    loader.apply(Knobs(workers={"read": 1 + (epoch + batch.step) % 3}))
+                    loader.apply(Knobs(workers={"decode": 1 + (epoch + batch.step) % 3}))
             yield held()
 
     with open_loader(table, batch_size=1000, epochs=1000, window_rows=300, last="pad") as warm:

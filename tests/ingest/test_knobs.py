@@ -6,7 +6,7 @@ from sluice.ingest.knobs import KnobError, Knobs, Limits, parse_bytes
 from tests.raises import assert_names, raises
 
 LIMITS = Limits(
-    workers={"read": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
+    workers={"decode": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
     backends={"transform": ("thread", "process")},
     fusable={"second": "transform"},
     prefetch_bytes=(2**20, 2**30),
@@ -35,25 +35,43 @@ def test_what_is_no_number_of_bytes_is_refused_with_an_example(text):
 
 
 def test_a_command_line_changes_what_it_names_and_nothing_else():
-    base = Knobs(workers={"read": 1, "collate": 1})
-    knobs = base.parse("read=4, transform=2,transform.backend=process,prefetch_bytes=64MiB")
-    assert dict(knobs.workers) == {"read": 4, "transform": 2, "collate": 1}
+    base = Knobs(workers={"decode": 1, "collate": 1})
+    knobs = base.parse("decode=4, transform=2,transform.backend=process,prefetch_bytes=64MiB")
+    assert dict(knobs.workers) == {"decode": 4, "transform": 2, "collate": 1}
     assert dict(knobs.backend) == {"transform": "process"}
     assert knobs.prefetch_bytes == 64 * 2**20
     assert knobs.read_ahead_bytes == base.read_ahead_bytes
-    assert base == Knobs(workers={"read": 1, "collate": 1}), "the base was changed"
+    assert base == Knobs(workers={"decode": 1, "collate": 1}), "the base was changed"
+
+
+def test_read_of_release_0_2_0_is_decode_and_a_line_says_so():
+    says = pytest.warns(FutureWarning, match="read=4 is taken as decode=4. Write decode=4")
+    with says:
+        assert Knobs(workers={"read": 3}).workers == {"decode": 3}
+    with says:
+        assert Knobs(backend={"read": "thread"}).backend == {"decode": "thread"}
+    with says:
+        assert Knobs(workers={"decode": 1}).parse("read=12").workers == {"decode": 12}
+    with says, raises(KnobError, "read and decode are the same stage"):
+        Knobs(workers={"read": 3, "decode": 4})
+
+
+def test_what_is_in_flight_may_be_given_in_bytes():
+    knobs = Knobs(workers={"fetch": 1})
+    for text, count in (("fetch=64MiB", 8), ("fetch=65MiB", 9), ("fetch=1B", 1), ("fetch=3", 3)):
+        assert knobs.parse(text, 8 * 2**20).workers == {"fetch": count}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "read",
-        "read=",
-        "read=-1",
-        "read=1.5",
-        "read=many",
-        "read=0",
-        "read=99999",
+        "decode",
+        "decode=",
+        "decode=-1",
+        "decode=1.5",
+        "decode=many",
+        "decode=0",
+        "decode=99999",
         "transform.backend=gpu",
         "second.fused=maybe",
         "prefetch_bytes=lots",
@@ -67,9 +85,9 @@ def test_nonsense_on_the_command_line_is_refused(text):
 @pytest.mark.parametrize(
     "values",
     [
-        {"workers": {"read": True}},
-        {"workers": {"read": 2.0}},
-        {"backend": {"read": "fork"}},
+        {"workers": {"decode": True}},
+        {"workers": {"decode": 2.0}},
+        {"backend": {"decode": "fork"}},
         {"fused": "second"},
         {"fused": [1]},
         {"prefetch_bytes": 0},
@@ -84,7 +102,10 @@ def test_knobs_that_cannot_be_are_refused(values):
 
 def test_json_and_back():
     knobs = Knobs(
-        workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5
+        workers={"decode": 3},
+        backend={"decode": "thread"},
+        fused={"second", "third"},
+        prefetch_bytes=5,
     )
     assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs
     with pytest.raises(KnobError, match="did you mean 'prefetch_bytes'"):
@@ -94,10 +115,10 @@ def test_json_and_back():
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
-        ("raed=2", ("'raed'", "'read'")),
-        ("read=9", ("'read'", 9, "1 to 8")),
+        ("decdoe=2", ("'decdoe'", "'decode'")),
+        ("decode=9", ("'decode'", 9, "1 to 8")),
         ("collate=2", ("'collate'", 2, "1 to 1")),
-        ("read.backend=process", ("backend", "'read'", "'process'")),
+        ("decode.backend=process", ("backend", "'decode'", "'process'")),
         ("prefetch_bytes=1", ("prefetch_bytes", 1)),
         ("prefetch_bytes=2GiB", ("prefetch_bytes", 2**31)),
         ("secnd.fused=yes", ("'secnd'", "'second'")),
@@ -115,18 +136,18 @@ def test_limits_name_what_is_outside(text, facts):
 
 def test_clamp_gives_the_nearest_inside_and_that_passes():
     wild = Knobs(
-        workers={"read": 99, "gone": 3},
-        backend={"read": "process", "transform": "process"},
+        workers={"decode": 99, "gone": 3},
+        backend={"decode": "process", "transform": "process"},
         prefetch_bytes=2**40,
     )
     tame = LIMITS.clamp(wild)
     LIMITS.check(tame)
-    assert dict(tame.workers) == {"read": 8, "transform": 1, "second": 1, "collate": 1}
+    assert dict(tame.workers) == {"decode": 8, "transform": 1, "second": 1, "collate": 1}
     assert dict(tame.backend) == {"transform": "process"}
     assert tame.prefetch_bytes == 2**30
     assert LIMITS.clamp(tame) == tame
-    several = Limits(workers={"read": (2, 8)})
-    assert several.clamp(Knobs(workers={"read": 1})).workers["read"] == 2
+    several = Limits(workers={"decode": (2, 8)})
+    assert several.clamp(Knobs(workers={"decode": 1})).workers["decode"] == 2
 
 
 def test_stages_are_fused_and_split_by_name():
@@ -140,7 +161,7 @@ def test_stages_are_fused_and_split_by_name():
 
 
 def test_clamp_splits_what_cannot_be_fused():
-    wild = Knobs(fused={"read", "gone", "second"})
+    wild = Knobs(fused={"decode", "gone", "second"})
     assert LIMITS.clamp(wild).fused == {"second"}
     assert (
         LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()

@@ -107,12 +107,12 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table):
         batch_size=64,
         epochs=50,
         before_read=before_read,
-        knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
+        knobs=Knobs(workers={"decode": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
     ) as loader:
         for used, _batch in enumerate(loader):
             if used == 3:
                 grown.set()
-                loader.apply(loader.knobs.with_workers(read=4))
+                loader.apply(loader.knobs.with_workers(decode=4))
             if tripped and used > 5:
                 break
         assert not barrier.broken
@@ -135,7 +135,7 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
     for at in range(0, len(states) - 1, 3):
         state = json.loads(json.dumps(states[at]))
         with open_loader(
-            table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options
+            table, knobs=Knobs(workers={"decode": 3, "shuffle": 2}), **options
         ) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
@@ -266,9 +266,21 @@ class TestSnapshots:
                 now = after.stage(then.name)
                 for counter in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s"):
                     assert getattr(now, counter) >= getattr(then, counter)
-        assert [s.name for s in snapshots[-1].stages] == ["read", "shuffle", "batch", "collate"]
+        assert [s.name for s in snapshots[-1].stages] == ["decode", "shuffle", "batch", "collate"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
+
+    def test_row_groups_in_flight_are_readers_and_their_waits_are_fetching(self, table):
+        knobs = Knobs(workers={"decode": 2, "fetch": 4})
+        how = {"before_read": lambda _: None, "read_ahead_epochs": 10**6, "knobs": knobs}
+        with BatchLoader(table, batch_size=80, **how) as loader:
+            next(iter(loader))
+            names = [thread.name for thread in threading.enumerate()]
+            fetch, decode, *_ = loader.snapshot().stages
+        assert sum(name.startswith("sluice-decode") for name in names) == 5
+        assert (fetch.name, fetch.workers, decode.workers) == ("fetch", 4, 2)
+        assert fetch.rows == decode.rows > 0
+        assert fetch.cpu_s < decode.cpu_s <= decode.busy_s
 
     def test_cores_that_come_and_go_are_seen_at_the_next_look(self, table):
         class Changing(Machine):
@@ -293,8 +305,8 @@ class TestSnapshots:
             before = loader.knobs
             with raises(KnobError, "'collate'", 5, "1 to 1"):
                 loader.apply(Knobs(workers={"collate": 5}))
-            with pytest.raises(KnobError, match=r"no stage 'raed' .did you mean 'read'"):
-                loader.apply(Knobs(workers={"raed": 5}))
+            with pytest.raises(KnobError, match=r"no stage 'decdoe' .did you mean 'decode'"):
+                loader.apply(Knobs(workers={"decdoe": 5}))
             assert loader.knobs == before
 
 
@@ -313,7 +325,7 @@ class TestTransforms:
         ) as loader:
             batch = next(iter(loader))
             assert [s.name for s in loader.snapshot().stages] == [
-                "read",
+                "decode",
                 "shuffle",
                 "batch",
                 "double+swap",
@@ -325,8 +337,9 @@ class TestTransforms:
         assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
 
     def test_a_name_that_is_taken_is_refused(self, table):
-        with raises(PipelineError, "two stages", "read"):
-            BatchLoader(table, batch_size=80, transforms=[("read", lambda c: None)])
+        for name in ("decode", "read"):  # what release 0.2.0 called it is taken, too
+            with raises(PipelineError, "two stages", name):
+                BatchLoader(table, batch_size=80, transforms=[(name, lambda c: None)])
 
 
 class SteadyMachine(Machine):
@@ -356,7 +369,7 @@ class TestMemory:
                 epochs=2,
                 memory_limit=limit,
                 machine=SteadyMachine(),
-                knobs=Knobs(workers={"read": 4, "shuffle": 3}),
+                knobs=Knobs(workers={"decode": 4, "shuffle": 3}),
                 window_rows=300,
             ) as loader:
                 deque(loader, maxlen=0)

@@ -91,9 +91,9 @@ def loaded(source, **options):
 @pytest.mark.parametrize(
     ("mode", "knobs"),
     [
-        ("thread", Knobs(workers={"read": 3, "shuffle": 2})),
-        ("fused", Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))),
-        ("process", Knobs(workers={"read": 2, "process": 2}, backend={"process": "process"})),
+        ("thread", Knobs(workers={"decode": 3, "shuffle": 2})),
+        ("fused", Knobs(workers={"decode": 2}, fused=frozenset({"shuffle"}))),
+        ("process", Knobs(workers={"decode": 2, "process": 2}, backend={"process": "process"})),
     ],
 )
 def test_every_row_group_comes_through_petastorms_reader_and_worker(
@@ -154,7 +154,7 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     assert sorted(rows) == list(range(ROWS))
     assert (found["kind"] == 1 + rows % 3).all()
     assert (found["number"] == 3.0 * rows).all()
-    for knobs in (Knobs(workers={"read": 4, "shuffle": 2}), Knobs(workers={"read": 1})):
+    for knobs in (Knobs(workers={"decode": 4, "shuffle": 2}), Knobs(workers={"decode": 1})):
         again, same = loaded(clicks, transforms=[SPEC], roles=roles, knobs=knobs)
         assert same == order
         assert all((again[name] == found[name]).all() for name in found)
@@ -210,7 +210,7 @@ def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(
             transforms=[TransformSpec(function, edits)],
             shuffle=False,
             streams=1,
-            knobs=Knobs(workers={"read": 1}),
+            knobs=Knobs(workers={"decode": 1}),
         )
 
 
@@ -260,7 +260,7 @@ def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     expected = [row for row in range(2 * GROUP, ROWS) if row % 3 == 1]
     how = {"petastorm": options, "last": "pad", "shuffle": False, "streams": 1}
     (found, order), (_, again) = (
-        loaded(clicks, **how, knobs=Knobs(workers={"read": readers})) for readers in (1, 4)
+        loaded(clicks, **how, knobs=Knobs(workers={"decode": readers})) for readers in (1, 4)
     )
     assert found["row"][: len(expected)].tolist() == expected
     assert not found["row"][len(expected) :].any(), "padding"
@@ -311,7 +311,7 @@ class Kept(CacheBase):
 
 def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
     cache = Kept()
-    how = {"batch_size": 80, "roles": ROLES, "epochs": 3, "knobs": Knobs(workers={"read": 1})}
+    how = {"batch_size": 80, "roles": ROLES, "epochs": 3, "knobs": Knobs(workers={"decode": 1})}
     with open_loader(clicks, petastorm=PetastormOptions(cache=cache), **how) as loader:
         for _ in range(3):
             deque(loader, maxlen=0)

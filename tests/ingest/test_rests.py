@@ -45,7 +45,7 @@ class RestingPipeline(FakePipeline):
 
 
 def _stages():
-    return FakeStage(name="read", wait_s=0.05, item_bytes=2**16), FakeStage(
+    return FakeStage(name="decode", wait_s=0.05, item_bytes=2**16), FakeStage(
         name="collate", cpu_s=0.001
     )
 
@@ -68,7 +68,7 @@ def _with_rests(pipeline, seed, looks):
 def test_rates_are_those_of_the_time_without_rests(seed):
     pipeline = RestingPipeline(*_stages(), step_s=0.01)
     pipeline.advance(5.0)
-    steady = pipeline.rows_per_s({"read": 1, "collate": 1})
+    steady = pipeline.rows_per_s({"decode": 1, "collate": 1})
     seen, raw = [pipeline.snapshot()], [pipeline.counters()]
     for _ in _with_rests(pipeline, seed, 30):
         seen.append(pipeline.snapshot())
@@ -112,7 +112,7 @@ def test_a_rest_ends_if_the_pipeline_keeps_its_larger_buffers_full():
     """The agent has just made the buffers larger. They stay full, because the pipeline is faster than the trainer."""
     pipeline = RestingPipeline(*_stages(), step_s=0.01)
     pipeline.advance(5.0)
-    knobs = replace(pipeline.knobs.with_workers(read=16), prefetch_bytes=32 * 2**20)
+    knobs = replace(pipeline.knobs.with_workers(decode=16), prefetch_bytes=32 * 2**20)
     pipeline.apply(knobs)
     pipeline.rest(7.0)
     before = pipeline.snapshot()

@@ -83,9 +83,9 @@ def epoch(source, transforms, roles=ROLES, **options):
 @pytest.mark.parametrize(
     "knobs",
     [
-        Knobs(workers={"read": 2, "parse": 3}),
-        Knobs(workers={"read": 1, "parse": 1}, fused=frozenset({"shuffle"})),
-        Knobs(workers={"read": 2, "parse": 2}, backend={"parse": "process"}),
+        Knobs(workers={"decode": 2, "parse": 3}),
+        Knobs(workers={"decode": 1, "parse": 1}, fused=frozenset({"shuffle"})),
+        Knobs(workers={"decode": 2, "parse": 2}, backend={"parse": "process"}),
     ],
 )
 def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs):

@@ -81,7 +81,7 @@ def test_draws_are_the_same_for_ever_and_differ_from_each_other():
 def test_a_row_comes_in_proportion_to_its_weight(clicks):
     epochs = 30
     counts = np.zeros(ROWS)
-    for batches, _ in rows_of(clicks, epochs, knobs=Knobs(workers={"read": 2})):
+    for batches, _ in rows_of(clicks, epochs, knobs=Knobs(workers={"decode": 2})):
         assert sum(map(len, batches)) == ROWS, "an epoch is as long as ever"
         counts += np.bincount(np.concatenate(batches), minlength=ROWS)
     assert not counts[WEIGHTS == 0].any()
@@ -96,7 +96,7 @@ def test_a_row_comes_in_proportion_to_its_weight(clicks):
 def test_the_order_is_the_same_for_all_readers_knobs_and_ranks(clicks):
     (batches, order), (others, _) = rows_of(clicks, 2)
     assert [b.tolist() for b in batches] != [b.tolist() for b in others], "each epoch draws anew"
-    for options in ({"reader": "arrow"}, {"knobs": Knobs(workers={"read": 5, "shuffle": 3})}):
+    for options in ({"reader": "arrow"}, {"knobs": Knobs(workers={"decode": 5, "shuffle": 3})}):
         assert rows_of(clicks, **options)[0][1] == order
     assert rows_of(clicks, seed=1)[0][1] != order
     ranks = [rows_of(clicks, rank=rank, ranks=4)[0][0] for rank in range(4)]
@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
             next(coming)
         state = json.loads(json.dumps(loader.state_dict()))
     with open_loader(
-        clicks, batch_size=120, knobs=Knobs(workers={"read": 3}), sample="chance"
+        clicks, batch_size=120, knobs=Knobs(workers={"decode": 3}), sample="chance"
     ) as loader:
         loader.load_state_dict(state)
         assert [b.values.tolist() for b in loader] == [b.tolist() for b in batches[7:]]

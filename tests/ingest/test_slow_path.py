@@ -110,7 +110,7 @@ def test_as_many_reads_of_a_store_are_under_way_as_there_are_readers(table, monk
 
     monkeypatch.setattr(RemoteFiles, "read", read)
     with BatchLoader(
-        f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"read": readers})
+        f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"decode": readers})
     ) as loader:
         deque(loader, maxlen=0)
     assert not all_there.broken

@@ -22,7 +22,7 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
     limits = limits_of(STAGES, cores, BACKENDS)
     assert limits.workers == dict(
         zip(
-            ("read", "shuffle", "batch", "first", "second", "collate"),
+            ("decode", "shuffle", "batch", "first", "second", "collate"),
             [(1, n) for n in most],
             strict=True,
         )
@@ -30,10 +30,16 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
     assert tuple(stage.first_workers(cores) for stage in STAGES) == first
 
 
+def test_a_far_store_is_a_stage_before_the_others():
+    first, *others = pipeline([], fetches=True)
+    assert (first.name, first.most_workers(2), first.first_workers(2)) == ("fetch", 64, 1)
+    assert others == list(pipeline([]))
+
+
 def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffling():
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
-    assert limits.fusable == {"shuffle": "read", "second": "first"}
+    assert limits.fusable == {"shuffle": "decode", "second": "first"}
     assert [stage.name for stage in STAGES if stage.holds_series] == [
         "batch",
         "first",

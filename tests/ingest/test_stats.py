@@ -14,7 +14,7 @@ from sluice.ingest.stats import (
 from tests.raises import raises
 
 
-def stage(name="read", **changes):
+def stage(name="decode", **changes):
     return StageStats(
         **{
             "name": name,
@@ -73,9 +73,9 @@ def test_a_counter_that_is_missing_is_named(missing):
 
 def test_stages_are_found_by_name_and_have_one_name_each():
     assert snapshot().stage("collate").name == "collate"
-    with raises(StatsError, "'decode'", "'read', 'collate'"):
-        snapshot().stage("decode")
-    with raises(StatsError, "stages", "'read', 'read'"):
+    with raises(StatsError, "'encode'", "'decode', 'collate'"):
+        snapshot().stage("encode")
+    with raises(StatsError, "stages", "'decode', 'decode'"):
         snapshot(stages=(stage(), stage()))
     with raises(StatsError, "without stages"):
         snapshot(stages=())

@@ -26,15 +26,15 @@ from tests.raises import assert_names
 DECISION = {
     "kind": "decision",
     "sequence": 1,
-    "before": {"workers": {"read": 1}},
-    "after": {"workers": {"read": 4}},
-    "reason": {"text": "read is the bottleneck"},
+    "before": {"workers": {"decode": 1}},
+    "after": {"workers": {"decode": 4}},
+    "reason": {"text": "decode is the bottleneck"},
 }
 EFFECT = {"kind": "effect", "sequence": 1, "rows_per_s_before": 50.0, "rows_per_s_after": 95.0}
 
 
 def moment(**changes):
-    stages = [("read", 0.5, 4), ("shuffle", 0.0, 1), ("batch", 0.1, 1)]
+    stages = [("decode", 0.5, 4), ("shuffle", 0.0, 1), ("batch", 0.1, 1)]
     before, after = (
         snapshot(
             at=at,
@@ -65,7 +65,7 @@ def moment(**changes):
             "fused": {"shuffle"},
             "rates": [(float(at), 50.0 if at <= 9 else 100.0) for at in range(1, 21)],
             "marks": [(10.0, "A")],
-            "attempt": Attempt(at=8.0, text="read 1 → 4", effect="1.9 times the rows"),
+            "attempt": Attempt(at=8.0, text="decode 1 → 4", effect="1.9 times the rows"),
             **changes,
         }
     )
@@ -77,10 +77,10 @@ def test_the_lines_are_rate_waiting_workers_memory_cores_and_the_last_change():
         f"rows/s   100        {'▄' * 19}{'█' * 21}  20 s, 133 possible",
         f"{'':40}A",
         f"waiting  25 %       {'█' * 10}{'░' * 30}",
-        "workers  read 4× 50 %   shuffle fused 0 %   batch 1× 10 %",
+        "workers  decode 4× 50 %   shuffle fused 0 %   batch 1× 10 %",
         f"memory   1 GiB      {'█' * 10}{'░' * 30}  of 4 GiB, work waited 1×",
         "cores    1.0 of 2",
-        "agent    read 1 → 4, 12 s ago: 1.9 times the rows",
+        "agent    decode 1 → 4, 12 s ago: 1.9 times the rows",
     ]
 
 
@@ -91,20 +91,20 @@ def test_no_line_is_wider_than_the_terminal_and_a_wide_one_gets_longer_bars(widt
     assert max(map(len, lines)) <= width
     if width >= 40:
         shown = " ".join(" ".join(lines).split())
-        assert "read 4× 50 % shuffle fused 0 % batch 1× 10 %" in re.sub(" +", " ", shown)
+        assert "decode 4× 50 % shuffle fused 0 % batch 1× 10 %" in re.sub(" +", " ", shown)
 
 
 @pytest.mark.parametrize(
     ("wait_s", "used_s", "facts"),
     [
         (0.01, 1.0, ["1.0 %", "brings nothing"]),
-        (0.5, 1.0, ["50 %", "2 times the rows", "read (90 %)", "--knobs read=5"]),
-        (0.5, 1.5, ["read (90 %)", "1.5 of 2 cores", "--workers"]),
+        (0.5, 1.0, ["50 %", "2 times the rows", "decode (90 %)", "--knobs decode=5"]),
+        (0.5, 1.5, ["decode (90 %)", "1.5 of 2 cores", "--workers"]),
     ],
 )
 def test_the_advice_names_the_gain_and_the_busiest_stage(wait_s, used_s, facts):
     """Reading is busy for 30 %, and shuffling, which its workers do, for 60 % of their time."""
-    times = {"read": (0.3, 0.1), "shuffle": (0.6, 0.0), "batch": (0.8, 0.2)}
+    times = {"decode": (0.3, 0.1), "shuffle": (0.6, 0.0), "batch": (0.8, 0.2)}
 
     def at(share):
         return snapshot(
@@ -119,7 +119,7 @@ def test_the_advice_names_the_gain_and_the_busiest_stage(wait_s, used_s, facts):
             ),
         )
 
-    knobs = Knobs(workers={"read": 4, "batch": 1}, fused={"shuffle"})
+    knobs = Knobs(workers={"decode": 4, "batch": 1}, fused={"shuffle"})
     assert_names(terminal.advice(at(0), at(1), knobs), *facts)
 
 
@@ -179,13 +179,13 @@ def test_a_terminal_is_redrawn_in_place_below_the_lines_that_stay(screen):
     _watch(view, (4.0, 5.0))
     shown, row = screen.lines()
     assert shown[0] == "before anything is seen"
-    assert shown[1].startswith("decision 1: read is the bottleneck")
+    assert shown[1].startswith("decision 1: decode is the bottleneck")
     assert shown[2].startswith("after decision 1 there were 95 rows/s")
     assert shown[3:6] == ["A. a worker was killed", "a library's warning", ""]
     assert row == 5, "the cursor rests above the drawing, on an empty line"
     labels = [line.split()[0] for line in shown[6:] if line]
     assert labels == ["rows/s", "A", "waiting", "workers", "memory", "cores", "agent"]
-    assert shown[-1] == "agent    read 1 → 4, 2 s ago: 1.9 times the rows"
+    assert shown[-1] == "agent    decode 1 → 4, 2 s ago: 1.9 times the rows"
     view.close()
     again, row = screen.lines()
     assert [*shown, ""] == again
@@ -208,7 +208,7 @@ def test_elsewhere_lines_are_plain(monkeypatch, is_terminal, kind):
     lines = stream.getvalue().splitlines()
     assert lines[0] == "before anything is seen"
     assert lines[1] == (
-        "100 rows/s, stall 0 %, 0.0 of 2 cores, 1 B | read 1×, 0 % busy; collate 1×, 0 % busy"
+        "100 rows/s, stall 0 %, 0.0 of 2 cores, 1 B | decode 1×, 0 % busy; collate 1×, 0 % busy"
     )
     assert lines[-1] == "A. a worker was killed"
     assert "\033" not in stream.getvalue()

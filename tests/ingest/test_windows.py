@@ -69,7 +69,7 @@ def test_a_window_that_cannot_be_placed_gives_its_memory_back():
         raise ColumnError("this one")
 
     schedule, governor = plan_of(16).schedule(0), Governor(2**40, 0)
-    clock = WorkerClock(StageCounters("read"), governor.lock)
+    clock = WorkerClock(StageCounters("decode"), governor.lock)
     worker = ReadWorker(
         lambda task, charge: Decoded(task, Rows(), charge),
         CompletedWindows(),
@@ -90,7 +90,7 @@ def test_the_loader_reads_each_planned_row_group_once(table, fused):
     with open_loader(
         table,
         batch_size=80,
-        knobs=Knobs(workers={"read": 3}, fused=fused),
+        knobs=Knobs(workers={"decode": 3}, fused=fused),
         before_read=lambda read: came.append((read.file, read.group)),
         window_rows=100,
     ) as loader:
@@ -119,7 +119,7 @@ class Counted:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypatch, workers):
     files, came = twin.Table(table.files_of("train")), Counted(monkeypatch)
-    knobs = Knobs(workers={"read": workers}, fused=JOINED)
+    knobs = Knobs(workers={"decode": workers}, fused=JOINED)
     with open_loader(table, batch_size=80, epochs=2, knobs=knobs, window_rows=100) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):

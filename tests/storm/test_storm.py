@@ -95,7 +95,7 @@ def test_counters_that_several_threads_change_never_fall_and_add_up():
     for seed in range(20):
         way = Way(switch=0.5, tick_s=0.01, lines=0.5)
         with storm() as crew, entered(Scheduler(chance_of(seed), way, crew, by_lines)) as run:
-            counters, began = StageCounters("read", Time.monotonic), run.now
+            counters, began = StageCounters("decode", Time.monotonic), run.now
             counters.change(waiting=1)
 
             def look(counters=counters):

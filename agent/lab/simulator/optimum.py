@@ -43,12 +43,15 @@ class _Search:
 
     def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
         """Returns the bytes of read-ahead and prefetch that smooth variation: at most an eighth of the memory each."""
-        first = truth.stages[0]
+        first = truth.stages[truth.decoding]
         last = truth.stages[-1]
         most = truth.machine.memory_limit / 8
         low_a, high_a = self.limits.read_ahead_bytes
         low_p, high_p = self.limits.prefetch_bytes
-        ahead = min(most, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
+        ahead = min(
+            most,
+            (_AHEAD_ITEMS + workers[truth.decoding]) * first.rows_per_item * first.bytes_per_row,
+        )
         fetch = min(
             most,
             _AHEAD_BATCHES
@@ -66,7 +69,7 @@ class _Search:
         slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
-            sizes[0], sizes[-1] = self.buffers(truth, workers)
+            sizes[truth.decoding], sizes[-1] = self.buffers(truth, workers)
             queues = sum(
                 size if i < slowest else 0.5 * s.held_bytes
                 for i, (size, s) in enumerate(zip(sizes, truth.stages, strict=True))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from sluice.common.number_checks import is_number
-from sluice.ingest.knobs import MAX_WORKERS
+from sluice.ingest.knobs import FETCH, MAX_WORKERS
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.stage_spec import StageSpec
 
@@ -204,14 +204,14 @@ class Consumer:
 class TrueCosts:
     """A pipeline's true costs at one moment. An object is equal only to itself, so it is a cheap key.
 
-    The read-ahead buffer comes after the first stage, and the prefetch buffer after the last."""
+    The read-ahead buffer comes after the first stage that does not fetch, and the prefetch buffer after the last."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
     consumer: Consumer
 
     def __post_init__(self) -> None:
-        limits = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
+        limits = {self.decoding: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
         object.__setattr__(
             self,
             "stages",
@@ -222,6 +222,11 @@ class TrueCosts:
                 for i, stage in enumerate(self.stages)
             ),
         )
+
+    @property
+    def decoding(self) -> int:
+        """The number of the first stage that does not fetch."""
+        return int(self.stages[0].name == FETCH)
 
 
 class Load:

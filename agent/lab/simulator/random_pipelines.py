@@ -17,6 +17,7 @@ import numpy as np
 
 from sluice.agent.lab.simulator.physics import MIB, Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
+from sluice.ingest.knobs import FETCH
 
 SPLITS = ("training", "held out", "hidden")
 _CELLS = 24
@@ -63,10 +64,14 @@ def _one_heavy(draw: Draw, count: int) -> _Stages:
 
 
 def _far_store(draw: Draw, count: int) -> _Stages:
-    return [
-        {"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)},
-        *_even(draw, count - 1),
-    ]
+    cost = count * draw.between(0.3, 10)
+    decoding = draw.between(0.02, 0.4)
+    return [_fetching(cost * (1 - decoding)), {"cost": cost * decoding}, *_even(draw, count - 2)]
+
+
+def _fetching(cost: float) -> dict[str, Any]:
+    """Returns a stage that waits for a store. Its workers are row groups in flight."""
+    return {"name": FETCH, "cost": cost, "cpu": 0.0}
 
 
 def _thin(draw: Draw, count: int) -> _Stages:
@@ -97,8 +102,9 @@ def _rising(draw: Draw, count: int) -> _Stages:
 def _two_stores(draw: Draw, count: int) -> _Stages:
     """Puts one store at the start, and a service at or near the end."""
     stages = [{"cost": draw.between(0.2, 1)} for _ in range(count)]
-    for i in (0, count - 1 - draw.one_of(2)):
-        stages[i] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
+    late = count - 1 - draw.one_of(2)
+    stages[late] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
+    stages[0] = _fetching(draw.between(1, 20))
     return stages
 
 
@@ -246,16 +252,17 @@ def _stage(
     workers = 8 * 2 ** draw.one_of(2)
     a_core = 2 ** draw.one_of(3)
     for_each_core = False
-    if i == 0 and draw.chance(0.5):
+    fetches = shape.get("name") == FETCH
+    if fetches or (i == 0 and draw.chance(0.5)):
         workers = 64
         a_core = 8
-        for_each_core = True
+        for_each_core = not fetches
     elif i == count - 1 and draw.chance(0.4):
         workers = 1
         a_core = 0
         cost = cost * draw.between(1e-3, 0.1)
     return SimStage(
-        name=f"stage{i}",
+        name=shape.get("name", f"stage{i}"),
         cost_s=max(1e-5, rows * seconds * cost),
         rows_per_item=rows,
         bytes_per_row=width,
@@ -332,7 +339,7 @@ def _drawn_parts(draw: Draw, shape: _Stages, *, cores: float, rows: int, width: 
             stage,
             i,
             count=len(shape),
-            rows=rows if i else groups,
+            rows=rows if i > (shape[0].get("name") == FETCH) else groups,
             width=width,
             seconds=seconds,
         )

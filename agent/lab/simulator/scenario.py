@@ -208,7 +208,7 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
 
 
 def value_of(scenario: Scenario, key: str) -> float:
-    """Returns the number at a key such as `stages.read.cost_s` or `machine.cores`."""
+    """Returns the number at a key such as `stages.decode.cost_s` or `machine.cores`."""
     owner, _, name = key.rpartition(".")
     if owner in ("machine", "consumer"):
         return float(getattr(getattr(scenario, owner), name))

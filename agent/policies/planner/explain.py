@@ -31,7 +31,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
 
 
 def moves(before: Knobs, after: Knobs) -> str:
-    """The difference between two settings as text: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    """The difference between two settings as text: `decode 1 → 4, prefetch 32 MiB → 64 MiB`."""
     parts = [
         f"{name} {count} → {after.workers[name]}"
         for name, count in before.workers.items()

@@ -53,7 +53,7 @@ from sluice.agent.policies.planner.state import (
 )
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.knobs import FETCH, Knobs, Limits, format_bytes
 from sluice.ingest.stats import Snapshot
 
 
@@ -369,12 +369,12 @@ def idle_stages(state: PlannerState, recent: PipelineRates) -> set[str]:
 
     They limit nothing, and may not report again for long."""
     assert state.last is not None, "a plan comes after a look"
-    source = state.last.stages[0].name
+    sources = (FETCH, state.limits.decoding)
     heads = {
         name
         for name, stage in recent.stages.items()
         if stage.busy < state.settings.min_busy_share * stage.workers
-        and (name == source or stage.blocked >= state.settings.mostly_share * stage.workers)
+        and (name in sources or stage.blocked >= state.settings.mostly_share * stage.workers)
     }
     return {
         stage.name

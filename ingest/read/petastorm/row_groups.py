@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import DECODE, Knobs, Limits
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, permutation
-from sluice.ingest.stage_spec import READ, limits_of
+from sluice.ingest.stage_spec import DECODING, limits_of
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -97,7 +97,7 @@ class RowGroupOrder:
 
 
 class RowGroupStage:
-    """Reads row groups ahead. It has one stage, with the same knobs as the `read` stage of every pipeline."""
+    """Reads row groups ahead. It has one stage, with the same knobs as the `decode` stage of every pipeline."""
 
     restarts = 0  # its workers are threads
 
@@ -116,8 +116,8 @@ class RowGroupStage:
         self._order = order
         self._machine = machine
         self._cores = max(1, math.ceil(machine.cores()))
-        self.knobs = Knobs(workers={READ.name: 1})
-        self._counters = StageCounters(READ.name)
+        self.knobs = Knobs(workers={DECODE: 1})
+        self._counters = StageCounters(DECODE)
         self._pool: Pool[ReadTask, Decoded] | None = None
         self._base = machine.memory_used()
         self._own_at_start = machine.memory_own()
@@ -126,19 +126,19 @@ class RowGroupStage:
         self._minimum = groups.decoding.at_work(largest)
         self._governor = self._new_governor()
         self._lock = threading.RLock()
-        self.apply(self.limits.clamp(Knobs(workers={READ.name: workers})))
+        self.apply(self.limits.clamp(Knobs(workers={DECODE: workers})))
 
     @property
     def limits(self) -> Limits:
         self._cores = max(self._cores, math.ceil(self._machine.cores()))
-        return limits_of((READ,), self._cores, ("thread",))
+        return limits_of((DECODING,), self._cores, ("thread",))
 
     def apply(self, knobs: Knobs) -> None:
         self.limits.check(knobs)
         with self._lock:
             self.knobs = knobs
             if self._pool is not None:
-                self._pool.resize(knobs.workers[READ.name])
+                self._pool.resize(knobs.workers[DECODE])
                 self._pool.limit(knobs.read_ahead_bytes)
 
     def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
@@ -179,7 +179,7 @@ class RowGroupStage:
             self._counters,
             tasks,
             work_of,
-            workers=self.knobs.workers[READ.name],
+            workers=self.knobs.workers[DECODE],
             limit_bytes=self.knobs.read_ahead_bytes,
             governor=self._governor,
             size=lambda task: self._groups.decoding.at_work(task.read.rows),
@@ -199,10 +199,10 @@ class RowGroupStage:
         )
 
     def durations(self) -> dict[str, tuple[int, ...]]:
-        return {READ.name: tuple(self._counters.durations.counts)}
+        return {DECODE: tuple(self._counters.durations.counts)}
 
     def stats(self) -> tuple[StageStats, ...]:
-        workers, room = self.knobs.workers[READ.name], self.knobs.read_ahead_bytes
+        workers, room = self.knobs.workers[DECODE], self.knobs.read_ahead_bytes
         return (
             self._counters.stats(workers, "thread", 0, room)
             if self._pool is None

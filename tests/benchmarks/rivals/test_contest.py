@@ -14,18 +14,18 @@ from sluice.ingest.knobs import Knobs, Limits
 
 STORE = TrueCosts(
     SimMachine(cores=2, timer_noise=0),
-    (SimStage(name="read", cost_s=0.05, cpu=0.02),),
+    (SimStage(name="decode", cost_s=0.05, cpu=0.02),),
     Consumer(batch_rows=1024),
 )
-LIMITS = Limits(workers={"read": (1, 64)})
+LIMITS = Limits(workers={"decode": (1, 64)})
 
 
 class Bench:
     def __init__(self) -> None:
-        self.tunable = Simulator(lambda _: STORE, LIMITS, Knobs(workers={"read": 1}))
+        self.tunable = Simulator(lambda _: STORE, LIMITS, Knobs(workers={"decode": 1}))
 
     def setting(self, text: str) -> Knobs:
-        return Knobs(workers={"read": 1}).parse(text)
+        return Knobs(workers={"decode": 1}).parse(text)
 
     def run(self, seconds: float):
         before = self.tunable.snapshot()
@@ -53,8 +53,10 @@ def test_a_score_is_the_share_of_the_gain():
 
 
 def test_the_best_of_the_survey_is_measured_again_with_cores():
-    found = contest(Bench, ["read=1", "read=4", "read=16"], {}, rounds=3, seconds=2.0, settle_s=1.0)
-    assert found.best == "read=16"
+    found = contest(
+        Bench, ["decode=1", "decode=4", "decode=16"], {}, rounds=3, seconds=2.0, settle_s=1.0
+    )
+    assert found.best == "decode=16"
     assert {name: len(turns) for name, turns in found.arms.items()} == {
         "cores": 3,
         "best": 3,

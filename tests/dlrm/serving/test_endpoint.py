@@ -21,7 +21,7 @@ from tests import ports
 from tests.raises import raises
 
 STAGE = StageStats(
-    name="read",
+    name="decode",
     items=2,
     rows=300,
     bytes=4000,
@@ -55,7 +55,7 @@ STATS = LoaderStats(
     rows=250,
     wait_s=0.5,
     compute_s=2.0,
-    durations={"ready": tuple(WAITS.counts), "read": tuple(WAITS.counts)},
+    durations={"ready": tuple(WAITS.counts), "decode": tuple(WAITS.counts)},
 )
 LOADER = SimpleNamespace(snapshot=lambda: NOW, stats=lambda: STATS)
 FAULT = "fault cores=1@10s: 1 core instead of 2"
@@ -78,7 +78,11 @@ def filled(auc: float | None) -> Endpoint:
         }
     )
     endpoint.observe(
-        {"kind": "decision", "before": {"workers": {"read": 1}}, "after": {"workers": {"read": 4}}}
+        {
+            "kind": "decision",
+            "before": {"workers": {"decode": 1}},
+            "after": {"workers": {"decode": 4}},
+        }
     )
     endpoint.observe({"kind": "fault", "fault": "cores=1@10s", "did": "1 core instead of 2"})
     endpoint.observe({"kind": "slice"})
@@ -94,21 +98,21 @@ def test_trainer_and_loader_are_exported():
         "sluice_train_loss 0.5",
         "sluice_train_stall 0.25",
         'sluice_eval_ne{split="test"} 0.75',
-        'sluice_train_last_event_timestamp_seconds{kind="decision",what="read 1 → 4"} 1.79000000025e+09',
+        'sluice_train_last_event_timestamp_seconds{kind="decision",what="decode 1 → 4"} 1.79000000025e+09',
         f'sluice_train_last_event_timestamp_seconds{{kind="fault",what="{FAULT}"}} 1.79000000025e+09',
         "sluice_train_decisions_total 1.0",
         "sluice_loader_rows_total 250.0",
         "sluice_loader_consumer_wait_seconds_total 0.5",
         "sluice_loader_memory_limit 4000.0",
-        'sluice_loader_stage_busy_seconds_total{stage="read"} 1.5',
-        'sluice_loader_stage_workers{stage="read"} 3.0',
+        'sluice_loader_stage_busy_seconds_total{stage="decode"} 1.5',
+        'sluice_loader_stage_workers{stage="decode"} 3.0',
         "sluice_loader_rank 1.0",
         'sluice_loader_ready_seconds_bucket{le="1.52587890625e-05"} 2.0',
         'sluice_loader_ready_seconds_bucket{le="0.25"} 2.0',
         'sluice_loader_ready_seconds_bucket{le="0.5"} 3.0',
         "sluice_loader_ready_seconds_count 3.0",
         "sluice_loader_ready_seconds_sum 0.5",
-        'sluice_loader_stage_seconds_bucket{le="0.5",stage="read"} 3.0',
+        'sluice_loader_stage_seconds_bucket{le="0.5",stage="decode"} 3.0',
         "sluice_loader_elsewhere_workers 4.0",
         "sluice_loader_elsewhere_retries_total 2.0",
         "sluice_loader_elsewhere_core_seconds_total 7.5",

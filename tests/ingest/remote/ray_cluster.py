@@ -175,7 +175,7 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
         def use(workers: int) -> None:
             loader.apply(
                 Knobs(
-                    workers={**loader.knobs.workers, "read": 2 * workers},
+                    workers={**loader.knobs.workers, "decode": 2 * workers},
                     backend=loader.knobs.backend,
                     fused=loader.knobs.fused,
                 )

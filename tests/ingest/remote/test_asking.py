@@ -368,7 +368,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         Reachable,
         permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])),
     )
-    remote = Knobs(workers={"read": 2, "mine": 2}, backend={"read": "remote", "mine": "remote"})
+    remote = Knobs(workers={"decode": 2, "mine": 2}, backend={"decode": "remote", "mine": "remote"})
     with loading() as here, loading(workers=named(held), knobs=remote) as loader:
         expected = values(here)
         order = here.order_hash

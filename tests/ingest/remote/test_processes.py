@@ -68,7 +68,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
     def knobs(each):
         return Knobs(
-            workers={"read": each, "mine": each}, backend={"read": "remote", "mine": "remote"}
+            workers={"decode": each, "mine": each}, backend={"decode": "remote", "mine": "remote"}
         )
 
     expected, found = [], []
@@ -214,7 +214,7 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
     assert (found["order_hash"], found["order_hashes"]) == (expected[-1], expected)
     assert found["faults"]["missed"] == ["kill-remote=1@1000s"]
     assert_names(done.stderr, "kill-remote=all@0.3s", "SIGKILL")
-    assert found["knobs"]["backend"]["read"] == "remote"
+    assert found["knobs"]["backend"]["decode"] == "remote"
     assert (found["rows"], found["workers"] <= 2, found["retries"] >= 0) == (
         3 * (4000 // 160 * 160),
         True,

@@ -62,7 +62,7 @@ def same(these, those):
         {"last": "pad", "streams": 2},
         {"sample": "I2"},
         {"rank": 1, "ranks": 2},
-        {"knobs": Knobs(workers={"read": 3}, backend={"read": "remote"})},
+        {"knobs": Knobs(workers={"decode": 3}, backend={"decode": "remote"})},
     ],
     ids=lambda how: next(iter(how)) + str(next(iter(how.values()))),
 )
@@ -83,13 +83,13 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
         for batch in itertools.islice(loader, 7):
             found.append(contents(batch))
             state, knobs = loader.state_dict(), loader.knobs
-            loader.apply(replace(knobs, backend={"read": next(turns)}))
+            loader.apply(replace(knobs, backend={"decode": next(turns)}))
     with open_loader(table, **how) as loader:
         loader.load_state_dict(state)
         found += map(contents, loader)
         assert loader.remote["units"] > 0
     same(([], found), ([], expected))
-    with open_loader(table, **how, knobs=Knobs(backend={"read": "thread"})) as loader:
+    with open_loader(table, **how, knobs=Knobs(backend={"decode": "thread"})) as loader:
         same(([], list(map(contents, loader))), ([], expected))
         assert loader.remote["units"] == 0
 

@@ -1,30 +1,36 @@
-"""Keeps what a run has learned for the next run: `Registry`, one small JSON file per machine and schema.
+"""Keeps what a run has learned for the next run: `SavedState`, in a file of its own or in a `Registry`.
 
-A registry is a folder, or any URI that pyarrow knows (`s3://…`, `file://…`), for example next to the table. A file
-appears in one step, so two runs may write at once, and the last one wins. Damaged, foreign and newer files are ignored.
-If the place cannot be written, `say` gets one line and the run goes on.
+A state is a small JSON file. A registry has one for each machine and schema. It is a folder, or any URI that pyarrow
+knows (`s3://…`, `file://…`), for example next to the table. A file appears in one step, so two runs may write at once,
+and the last one wins. Damaged, foreign and newer files are ignored. If the place cannot be written, `say` gets one line
+and the run goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sluice.common.number_checks import is_number
 from sluice.common.stores import Place
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.common.whole_file import replace_file
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 """The file systems in which a file appears when it is complete."""
-FORMAT = 3
+FORMATS = (3, 4)
+"""The versions that this release reads. It writes the last one. Release 0.2.0 wrote 3."""
 _SUFFIX = ".sluice.json"
 _MOST_BYTES = 64 * 1024  # A larger file is not an entry of a registry.
 _MOST_ENTRIES = 256
@@ -48,23 +54,21 @@ class KnobContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryEntry:
+class SavedState:
     """The best knobs of a run, their context, and what the policy learned about costs."""
 
     context: KnobContext
     knobs: Knobs
     rows_per_s: float
-    stages: Mapping[str, float] = field(default_factory=dict)
-    """Stage → useful seconds a row."""
+    policy: str = ""
+    """The name of the policy that chose them."""
     learned: Mapping[str, Any] | None = None
     """The result of the policy's `learned`. None if it learned nothing, or in another context."""
 
     def __post_init__(self) -> None:
         _check_positive("rows_per_s", self.rows_per_s)
-        for name, cost in self.stages.items():
-            _check_positive(f"cost of {name}", cost)
 
-    def scaled(self, other: KnobContext) -> RegistryEntry:
+    def scaled(self, other: KnobContext) -> SavedState:
         """Returns the entry for rows of another size.
 
         Buffers and the cost of a row scale with the size. Workers stay, because all stages change by the same ratio."""
@@ -85,30 +89,74 @@ class RegistryEntry:
         """Returns how much the row size of another context differs from this entry's. 0: not at all."""
         return abs(math.log(other.row_bytes / self.context.row_bytes))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
+    @classmethod
+    def parse(cls, text: str | bytes) -> SavedState:
+        """Returns the state of a file. Raises ValueError, KeyError or TypeError if it is none."""
+        values = json.loads(text)
+        if values["format"] not in FORMATS:
+            raise ValueError(f"format {values['format']!r} is not {FORMATS[-1]}")
+        return cls(
+            context=KnobContext(
+                machine=str(values["machine"]),
+                schema=str(values["schema"]),
+                row_bytes=values["row_bytes"],
+            ),
+            knobs=Knobs.from_dict(values["knobs"]),
+            rows_per_s=values["rows_per_s"],
+            policy=values.get("policy", ""),
+            learned=values["learned"],
+        )
+
+    @property
+    def text(self) -> str:
+        """The state in the form that `parse` reads."""
+        values = {
+            "format": FORMATS[-1],
             **asdict(self.context),
             "knobs": self.knobs.to_dict(),
             "rows_per_s": self.rows_per_s,
-            "stages_s": dict(self.stages),
-            "learned": None if self.learned is None else dict(self.learned),
+            "policy": self.policy,
+            "learned": self.learned,
         }
+        return json.dumps(values, indent=1)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RegistryEntry:
-        context = KnobContext(
-            machine=str(values["machine"]),
-            schema=str(values["schema"]),
-            row_bytes=values["row_bytes"],
-        )
-        return cls(
-            context=context,
-            knobs=Knobs.from_dict(values["knobs"]),
-            rows_per_s=values["rows_per_s"],
-            stages=dict(values["stages_s"]),
-            learned=None if values["learned"] is None else dict(values["learned"]),
-        )
+    def load(cls, path: str, limits: Limits) -> SavedState:
+        """Returns the state of a file. Raises KnobError, which names the file, also for knobs outside `limits`."""
+        if path.endswith(".toml"):
+            raise KnobError(
+                f"{path}: knobs are no longer kept as TOML. Write them as --knobs decode=4,prefetch_bytes=64MiB, and "
+                "keep those of a run with --save-knobs FILE.json"
+            )
+        try:
+            state = cls.parse(Path(path).read_bytes())
+            limits.check(state.knobs)
+        except OSError as error:
+            raise KnobError(f"{path}: the knobs cannot be read: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise KnobError(f"{path}: is no file of --save-knobs: {_one_line(error)}") from None
+        return state
+
+    def save(self, path: str) -> None:
+        """Writes the state to a file in one step."""
+        replace_file(Path(path), self.text + "\n")
+
+
+def check_writable(path: str) -> None:
+    """Raises KnobError if `SavedState.save` would fail. Leaves no file behind."""
+    try:
+        with tempfile.TemporaryFile(dir=Path(path).parent):
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise KnobError(
+            f"{path}: the knobs cannot be written: {error.strerror}; choose another file"
+        ) from None
+
+
+def is_file_name(text: str) -> bool:
+    """Returns whether the value of `--knobs` is the name of a file and not a list of settings."""
+    return text.endswith((".json", ".toml")) or ("=" not in text and Path(text).is_file())
 
 
 class Registry:
@@ -126,7 +174,7 @@ class Registry:
         self._say = say
         self._most = most
 
-    def recall(self, context: KnobContext, limits: Limits) -> RegistryEntry | None:
+    def recall(self, context: KnobContext, limits: Limits) -> SavedState | None:
         """Returns the entry for this context, with knobs within `limits`. None if the machine is unknown.
 
         For an unknown schema, it is the entry with the nearest row size on this machine, scaled to this row size."""
@@ -137,13 +185,11 @@ class Registry:
         best = best if best.context.schema == context.schema else best.scaled(context)
         return replace(best, knobs=limits.clamp(best.knobs))
 
-    def remember(self, entry: RegistryEntry) -> bool:
+    def remember(self, entry: SavedState) -> bool:
         """Writes an entry. Returns whether that worked."""
         try:
             system, folder = self._open()
-            _write(
-                system, folder, _file_name(entry), json.dumps(entry.to_dict(), indent=1).encode()
-            )
+            _write(system, folder, _file_name(entry), entry.text.encode())
         except (OSError, ValueError) as error:  # These include pyarrow's errors.
             self._say(f"the registry at {self.place} could not be written: {_one_line(error)}")
             return False
@@ -151,7 +197,7 @@ class Registry:
             self._trim(system, folder)
         return True
 
-    def _entries(self) -> Iterator[RegistryEntry]:
+    def _entries(self) -> Iterator[SavedState]:
         """Yields all readable entries."""
         try:
             system, folder = self._open()
@@ -186,7 +232,7 @@ def machine_fingerprint(machine: Machine) -> str:
     return f"{machine.model()}, {machine.cores():g} cores"
 
 
-def _file_name(entry: RegistryEntry) -> str:
+def _file_name(entry: SavedState) -> str:
     return entry.context.name + _SUFFIX
 
 
@@ -219,15 +265,12 @@ def _write(system: Any, folder: str, name: str, content: bytes) -> None:
         raise
 
 
-def _read(system: Any, info: Any) -> RegistryEntry:
+def _read(system: Any, info: Any) -> SavedState:
     """Returns the entry of a file. Raises ValueError if the file is not an entry."""
     if (info.size or 0) > _MOST_BYTES:
         raise ValueError(f"{info.size} bytes are too many")
     with system.open_input_stream(info.path) as stream:
-        values = json.loads(stream.read())
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']!r} is not {FORMAT}")
-    entry = RegistryEntry.from_dict(values)
+        entry = SavedState.parse(stream.read())
     if not info.path.endswith(_file_name(entry)):
         raise ValueError("its name does not fit what it holds")
     return entry

@@ -9,30 +9,32 @@ import threading
 
 import pytest
 
-from sluice.agent.runtime.settled_knobs import (
+from sluice.agent.runtime.saved_state import (
     KnobContext,
     Registry,
-    RegistryEntry,
+    SavedState,
+    check_writable,
     machine_fingerprint,
 )
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.machine import Machine
 from tests.ingest.s3 import LOST, S3Server, with_bucket
+from tests.raises import raises
 
 MIB = 2**20
-LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
+LIMITS = Limits(workers={"decode": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
 
 
-def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
+def _entry(schema="clicks", row_bytes=160.0, machine="here", decode=8):
     knobs = Knobs(
-        workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB
+        workers={"decode": decode, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB
     )
-    return RegistryEntry(
+    return SavedState(
         context=_context(schema, row_bytes, machine),
         knobs=knobs,
         rows_per_s=1e6,
-        stages={"read": 1e-6, "collate": 1e-7},
-        learned={"services": {"read": {"points": []}}},
+        policy="planner",
+        learned={"services": {"decode": {"points": []}}},
     )
 
 
@@ -54,41 +56,38 @@ def registry(request, tmp_path, said):
 def test_what_is_remembered_is_recalled_and_replaced(registry, said):
     assert registry.recall(_context(), LIMITS) is None
     assert registry.remember(_entry())
-    assert registry.remember(_entry(read=12))
-    assert registry.recall(_context(), LIMITS) == _entry(read=12)
+    assert registry.remember(_entry(decode=12))
+    assert registry.recall(_context(), LIMITS) == _entry(decode=12)
     assert registry.recall(_context(machine="elsewhere"), LIMITS) is None
     assert said == []
 
 
 def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry):
-    registry.remember(_entry("narrow", 100, read=3))
-    registry.remember(_entry("wide", 1000, read=20))
+    registry.remember(_entry("narrow", 100, decode=3))
+    registry.remember(_entry("wide", 1000, decode=20))
     found = registry.recall(_context("new", 500), LIMITS)
     assert found.learned is None
-    assert found.knobs.workers["read"] == 20
+    assert found.knobs.workers["decode"] == 20
     assert found.knobs.read_ahead_bytes == 32 * MIB
     assert found.rows_per_s == 2e6
     assert (
-        registry.recall(_context("narrow", 500), LIMITS).knobs.workers["read"] == 3
+        registry.recall(_context("narrow", 500), LIMITS).knobs.workers["decode"] == 3
     )  # the very schema goes first
 
 
 def test_what_no_longer_fits_is_brought_within_the_limits(registry):
-    registry.remember(_entry(read=60))
-    tight = Limits(workers={"read": (1, 16), "transform": (1, 4)})
-    assert dict(registry.recall(_context(), tight).knobs.workers) == {"read": 16, "transform": 1}
+    registry.remember(_entry(decode=60))
+    tight = Limits(workers={"decode": (1, 16), "transform": (1, 4)})
+    assert dict(registry.recall(_context(), tight).knobs.workers) == {"decode": 16, "transform": 1}
 
 
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
         (lambda text: text[:40], "JSONDecodeError"),
-        (lambda text: text.replace('"format": 3', '"format": 4'), "format 4 is not 3"),
-        (
-            lambda text: text.replace('"collate": 1e-07', '"collate": "dear"'),
-            "not a positive number",
-        ),
-        (lambda text: text.replace('"read": 8', '"read": 0'), "not a whole number"),
+        (lambda text: text.replace('"format": 4', '"format": 5'), "format 5 is not 4"),
+        (lambda text: text.replace("1000000.0", '"many"'), "not a positive number"),
+        (lambda text: text.replace('"decode": 8', '"decode": 0'), "not a whole number"),
         (lambda text: text.replace('"clicks"', '"others"'), "name does not fit"),
         (lambda text: "{}", "KeyError"),
         (lambda text: text + " " * 70_000, "too many"),
@@ -107,6 +106,53 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     assert registry.recall(_context(), LIMITS) == _entry()
 
 
+def test_a_state_of_release_0_2_0_is_read_and_its_read_is_decode(registry, tmp_path):
+    (tmp_path / "reg").mkdir()
+    old = json.loads(_entry().text) | {"format": 3, "stages_s": {"read": 1e-6}}
+    old["knobs"]["workers"] = {"read": 8, "collate": 1}
+    del old["policy"]
+    path = tmp_path / "reg" / f"{_context().name}.sluice.json"
+    path.write_text(json.dumps(old))
+    with pytest.warns(FutureWarning, match="read is now fetch and decode.*Write decode="):
+        entry = registry.recall(_context(), LIMITS)
+    assert entry == dataclasses.replace(_entry(), policy="")
+
+
+def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):
+    path = str(tmp_path / "best.json")
+    check_writable(path)
+    for entry in (_entry(), _entry(decode=1)):
+        entry.save(path)
+        assert SavedState.load(path, LIMITS) == entry
+    assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "facts"),
+    [
+        ('"decode": 8', '"decode": 65', [65, "1 to 64"]),
+        ('"decode": 8', '"decdoe": 8', ["'decdoe'", "'decode'"]),
+        ('"fused"', '"fuse"', ["'fuse'", "'fused'"]),
+        ('"knobs"', '"knob"', ["no file of --save-knobs", "'knobs'"]),
+        ("{", "[", ["no file of --save-knobs"]),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_by_name(tmp_path, before, after, facts):
+    path = tmp_path / "k.json"
+    path.write_text(_entry().text.replace(before, after))
+    with raises(KnobError, path, *facts):
+        SavedState.load(str(path), LIMITS)
+
+
+def test_a_file_that_cannot_be_read_or_written_is_refused(tmp_path):
+    for name, what in (("none.json", "cannot be read"), ("best.toml", "--save-knobs FILE.json")):
+        with raises(KnobError, name, what):
+            SavedState.load(str(tmp_path / name), LIMITS)
+    for path in (tmp_path / "none" / "k.json", tmp_path):
+        with raises(KnobError, path, "cannot be written"):
+            check_writable(str(path))
+
+
 @pytest.mark.slow
 def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they_do_not_end(
     monkeypatch, said
@@ -118,18 +164,18 @@ def test_a_registry_in_a_bucket_survives_refusals_and_its_uri_is_named_when_they
         every = "GET HEAD PUT POST DELETE"
         server.refuse(0.1, LOST, every)
         for read in (*range(1, 16), 16):
-            assert registry.remember(_entry(read=read)), said
-            assert registry.recall(_context(), LIMITS).knobs.workers["read"] == read
+            assert registry.remember(_entry(decode=read)), said
+            assert registry.recall(_context(), LIMITS).knobs.workers["decode"] == read
         assert server.refused > 3
         assert said == []
         server.refuse(1, LOST, every)
-        assert not registry.remember(_entry(read=32))
+        assert not registry.remember(_entry(decode=32))
         assert registry.recall(_context(), LIMITS) is None
         assert server.refused <= 100, "retries are bounded"
         assert len(said) == 2
         assert all("s3://data/registry" in line for line in said)
         server.refuse(0)
-        assert registry.recall(_context(), LIMITS).knobs.workers["read"] == 16
+        assert registry.recall(_context(), LIMITS).knobs.workers["decode"] == 16
     finally:
         server.close()
 
@@ -157,8 +203,8 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         registry = Registry(tmp_path, say=said.append, most=8)
         gate.wait()
         for turn in range(5):
-            assert registry.remember(_entry(read=1 + (number + turn) % 8))
-            own = _entry(read=1 + number % 8)
+            assert registry.remember(_entry(decode=1 + (number + turn) % 8))
+            own = _entry(decode=1 + number % 8)
             context = dataclasses.replace(_context(), schema=f"s{number}")
             assert registry.remember(dataclasses.replace(own, context=context))
 
@@ -166,7 +212,7 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         gate.wait()
         for _ in range(20):
             entry = Registry(tmp_path, say=said.append).recall(_context(), LIMITS)
-            found.append(entry is None or 1 <= entry.knobs.workers["read"] <= 8)
+            found.append(entry is None or 1 <= entry.knobs.workers["decode"] <= 8)
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(20)]
     threads += [threading.Thread(target=read) for _ in range(5)]
