@@ -6,7 +6,7 @@
 
 Every loader gives the same: batches of 8,192 shuffled rows as tensors, 13 float32 features of which the logarithm is
 taken, 26 int32 ids and a label; each in its best form, at the best of a few settings, which is looked for first. Then
-it takes turns with ours, and so does ours from a packed copy. The line across the bars is what the decoder alone does
+it takes turns with ours. The line across the bars is what the decoder alone does
 on these files: no loader that reads them can pass it.
 """
 
@@ -40,13 +40,11 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.matrix_function import takes_matrix
-from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.stages.transform import Transform
 
 BATCH_SIZE = 8192
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
-MAPPED, PACKED = "mapped binary files", "ours, from a packed copy"
+MAPPED = "mapped binary files"
 _TRIED_S = 1.0  # of each setting, when the best is looked for
 _LABEL = 35
 _LINE = 0.8  # of the bar's width
@@ -68,9 +66,7 @@ def processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def loader_turn(
-    table: FeatureTable, knobs: Knobs, transform: Transform, packed: PackedCopy | None = None
-) -> Turn:
+def loader_turn(table: FeatureTable, knobs: Knobs, transform: Transform) -> Turn:
     """Returns turns of our loader. Each has a fresh loader, because one that waits would fill its buffers while others
     are measured."""
 
@@ -81,7 +77,6 @@ def loader_turn(
             read_ahead_epochs=sys.maxsize,
             knobs=knobs,
             transforms=[transform],
-            reading=Reading(packed=packed),
         ) as loader:
             rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
             while True:
@@ -235,13 +230,8 @@ class Race:
             screen,
         )
         self._decode = decode_only(table, columns)
-        log, copy = log_of(columns), PackedCopy()
+        log = log_of(columns)
         self._arms = {name: loader_turn(table, knobs, log) for name, knobs in SETTINGS.items()}
-        self._packed_arms = {
-            name: loader_turn(table, knobs, log, copy)
-            for name, knobs in SETTINGS.items()
-            if knobs.fused
-        }  # which rows from a copy are for: they are placed where they are unpacked
         self.lanes: list[Lane] = []
         self._ours_lane, self._limits = Lane("ours"), [self._decode(self._seconds)]
 
@@ -267,7 +257,7 @@ class Race:
         lane.row_ns.append(row_ns)
 
     def alone(self) -> None:
-        """Ours first, so that there is something to see, at the best of its settings; then from a packed copy."""
+        """Ours first, so that there is something to see, at the best of its settings."""
         self._screen.trying("ours")
         self._ours_lane.note = _best(self._arms)
         self._ours = self._arms[self._ours_lane.note]
@@ -275,11 +265,6 @@ class Race:
             self._taken(self._ours_lane, self._ours)
         self.lanes.append(self._ours_lane)
         self._show(self._ours_lane)
-        began = time.perf_counter()
-        next(iter(self._packed_arms.values()))(_TRIED_S)  # makes the copy
-        made = f"made by the first readers, within {time.perf_counter() - began:.1f} s"
-        best = _best(self._packed_arms)
-        self.beside(PACKED, self._packed_arms[best], f"{best}; {made}")
 
     def against(self, kind: Kind, job: Job) -> None:
         """A peer at the best of its settings; one that fails gets a line with what it said."""

@@ -16,9 +16,9 @@ from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthReque
 class VacuumRequest:
     """Removes the files that no kept or pinned version needs.
 
-    It removes data, fitted states, rejects and records that are older than a day, and the packed copies of these data.
-    The versions that are not kept can then no longer be read. The command removes only files that jobs wrote. It
-    follows no link, and lists the files of other programs that it keeps."""
+    It removes data, fitted states, rejects and records that are older than a day. The versions that are not kept can
+    then no longer be read. The command removes only files that jobs wrote. It follows no link, and lists the files of
+    other programs that it keeps."""
 
     table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
     keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)
@@ -27,14 +27,12 @@ class VacuumRequest:
     def answer(self, say: Say) -> dict[str, Any]:
         from sluice.etl.table.store import TableStore
         from sluice.etl.table.vacuum import vacuum
-        from sluice.tools.packing import forget_copies  # slow: it loads numba
 
         done = vacuum(
             TableStore(self.table),
             keep=self.keep,
             now=time.time(),
             dry_run=self.dry_run,
-            forget=forget_copies,
         )
         for path in done.files:
             say(f"{'would be removed' if self.dry_run else 'removed'}: {path}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,13 +49,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     request = parse(JobRequest, argv, name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
 
-    return request.answer(JobProgress(sys.stderr), argv, _packing)
-
-
-def _packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
-    from sluice.tools.packing import packing  # slow: it loads numba
-
-    return packing(limit, say)
+    return request.answer(JobProgress(sys.stderr), argv)
 
 
 def program() -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,6 @@ from sluice.common.settings import setting
 if TYPE_CHECKING:
     from sluice.etl.jobs.job import Job
     from sluice.etl.jobs.progress import JobProgress
-
-    # A `Packing` gets the copy's size limit and a function that prints. It returns a function that packs a version.
-    Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +34,6 @@ class JobInput:
         "local: this machine's threads, without Java, for specs that join no rows. spark: Spark, which spark-submit "
         "always uses. Both make the same table (default: local if the spec allows it and no cluster is configured)",
         choices=("local", "spark"),
-    )
-    packed: str | None = setting(
-        None,
-        "also keep a packed copy of the version's row groups next to its files, up to this size; loaders on this "
-        "machine with --packed read it faster (default: no copy; without a number: 10GiB)",
-        metavar="LIMIT",
-        bare="10GiB",
     )
     explain: bool = setting(
         False, "print the plan (columns, operators, passes, joins, memory), and do nothing"
@@ -130,19 +119,14 @@ class JobRequest(JobInput, LearningOptions):
             worker_bytes=self.worker_memory * 2**20,
         )
 
-    def answer(self, progress: JobProgress, argv: list[str], packing: Packing) -> dict[str, Any]:
-        """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line.
-
-        `packing` makes a packed copy."""
+    def answer(self, progress: JobProgress, argv: list[str]) -> dict[str, Any]:
+        """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line."""
         from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows, warn_of_unknown_members
         from sluice.etl.jobs.job_run import run_job
 
-        start, pack = (
-            time.monotonic(),
-            None if self.packed is None else packing(self.packed, progress.say),
-        )
+        start = time.monotonic()
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         if self.explain:
@@ -157,10 +141,6 @@ class JobRequest(JobInput, LearningOptions):
         warn_of_unknown_members(job, progress.say)
         with opened(engine, job.inputs, progress) as engine_for:
             result = run_job(job, engine_for(job))
-        copied: dict[str, int] = {}
-        if pack:
-            with progress.stage("packing a copy"):
-                copied = pack(job.store.uri, result.version)
         seconds = round(time.monotonic() - start, 1)
         progress.say(
             f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
@@ -175,4 +155,4 @@ class JobRequest(JobInput, LearningOptions):
             ]
         ):
             progress.say(line)
-        return {**dataclasses.asdict(result), **copied, "seconds": seconds}
+        return {**dataclasses.asdict(result), "seconds": seconds}

@@ -360,15 +360,9 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def store(self) -> dict[str, int]:
-        """Counts what was read through stores (reads, bytes, retries) and from the packed copy; empty for plain local
+        """Counts what was read through stores (reads, bytes, retries); empty for plain local
         files."""
         return self._input.groups.stats()
-
-    def pack(self) -> None:
-        """Makes the missing packed copies, up to their limit."""
-        groups = self._input.groups
-        if groups.packed is not None:
-            groups.packed.make(groups.decoded, groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
@@ -211,7 +212,7 @@ def _row_groups(  # noqa: PLR0917 # called once
         before: Sequence[str] = needed_before(names, functions)
         before, given = petastorm.columns(before, first_schema(files, opener, located))
         names = names if functions else before
-    return RowGroupReader(
+    groups = RowGroupReader(
         files,
         names,
         config.before_read,
@@ -221,8 +222,11 @@ def _row_groups(  # noqa: PLR0917 # called once
         given=given,
         made=made,
         located=located,
-        packed=reading.packed,
+        in_pages=True,
         history=histories,
         ids=columns.foreign_ids,
         functions=functions,
     )
+    if groups.in_pages:
+        load_compiled()  # before the memory in use is measured
+    return groups

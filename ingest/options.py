@@ -113,18 +113,6 @@ class RunOptions:
         parse=parse_bytes,
         show=format_bytes,
     )
-    packed: int | None = setting(
-        None,
-        "keep a packed copy of local files' row groups, from which they are decoded "
-        "faster, and never more than so much of the disk (default: no copy; without a number: "
-        "10 GiB)",
-        metavar="LIMIT",
-        bare="10GiB",
-        parse=parse_bytes,
-    )
-    packed_folder: str = setting(
-        "", "where (default: a hidden folder next to the files)", metavar="DIR"
-    )
     workers: str = setting(
         "",
         "let others read and shuffle row groups: local:N starts N processes here (for each "
@@ -152,10 +140,6 @@ class RunOptions:
             ) from None
         if self.cache_limit < 1:
             raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
-        if self.packed is not None and self.packed < 1:
-            raise ArgumentError(f"--packed: {self.packed} bytes hold nothing")
-        if self.packed_folder and self.packed is None:
-            raise ArgumentError(f"--packed-folder {self.packed_folder}: give --packed as well")
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
         """What the loader does with rows that fail. `quarantine` is the file that lists them."""

@@ -439,7 +439,7 @@ class Pipeline:
             name,
             slices,
             work,
-            size=lambda piece: piece.table.nbytes,
+            size=lambda piece: piece.rows.nbytes,
             measure=_size_of_read,
             corrects=function.finish is None,
         )

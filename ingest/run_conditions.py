@@ -13,7 +13,6 @@ from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.sources import Reading
@@ -48,14 +47,8 @@ class RunConditions:
         return FileOpener(disturbed=self._disturbed, cache=cache)
 
     def reading(self, reader: str | None, petastorm: PetastormOptions) -> Reading:
-        """Returns how the loader reads: with these conditions' opener of files and packed copy."""
-        wishes = self._wishes
-        packed = (
-            None
-            if wishes.packed is None
-            else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
-        )
-        return Reading(reader=reader, files=self._files, packed=packed, petastorm=petastorm)
+        """Returns how the loader reads: with these conditions' opener of files."""
+        return Reading(reader=reader, files=self._files, petastorm=petastorm)
 
     @property
     def errors(self) -> Errors:

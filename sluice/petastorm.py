@@ -321,7 +321,7 @@ class BatchReader:
             self.last_row_consumed = True
             self._progress.enter("away")
             raise
-        columns, epoch = decoded.table, decoded.task.schedule.epoch
+        columns, epoch = decoded.rows, decoded.task.schedule.epoch
         decoded.release()
         self._progress.count(rows_of(columns))
         self._number = self._number + 1 if epoch == self._epoch else 1

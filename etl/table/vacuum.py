@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import errno
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice.common.stores import StoreError
@@ -57,13 +56,10 @@ def vacuum(
     now: float,
     dry_run: bool = False,
     grace_s: float = DAY_S,
-    forget: Callable[[str, str], object] = lambda _path, _table: None,
 ) -> Vacuumed:
     """Keeps all files of the newest `keep` versions and of the pinned versions. Removes files of other versions that
-    are older than `grace_s`. So a running job, or a version about to be pinned, loses nothing.
-
-    `forget` is called with each local Parquet file and the table's folder before the file is removed. It removes what
-    was derived from the file. The other versions stay in the log, but can no longer be read."""
+    are older than `grace_s`. So a running job, or a version about to be pinned, loses nothing. The other versions stay
+    in the log, but can no longer be read."""
     newest = FeatureTable.open(store.uri).version
     if links := store.listed("_delta_log")[1]:
         raise StoreError(
@@ -86,12 +82,12 @@ def vacuum(
     size = sum(store.size(p) or 0 for p in gone)
     if removal:
         if not is_outdated:
-            became_links = _remove(store, gone, forget)
+            became_links = _remove(store, gone)
             gone = [p for p in gone if p not in became_links]
             skipped |= became_links
         removal.end(store)
     if is_outdated:
-        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s, forget=forget)
+        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
     if not dry_run:
         for path in earlier:  # of vacuums that were killed
             if now - store.modified(path) > DAY_S:
@@ -131,7 +127,7 @@ def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[
                 continue
             if names.fullmatch(path):
                 written.append(path)
-            elif "/." not in path.rpartition("/")[0]:  # packed copies are in hidden folders
+            elif "/." not in path.rpartition("/")[0]:  # of other programs
                 skipped.add(path)
     return written, skipped
 
@@ -151,13 +147,11 @@ def _announce(store: TableStore, gone: list[str], needed: set[str]) -> Removal:
     return removal
 
 
-def _remove(store: TableStore, paths: list[str], forget: Callable[[str, str], object]) -> set[str]:
+def _remove(store: TableStore, paths: list[str]) -> set[str]:
     """Removes files. Returns those that are kept because a folder of their path has become a link."""
     kept: set[str] = set()
     for path in paths:
         try:
-            if store.local and path.startswith("data/") and path.endswith(".parquet"):
-                forget(store.path(path), store.root)
             store.remove(path)
         except OSError as error:
             if error.errno != errno.ELOOP:

@@ -17,17 +17,13 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.knobs import format_bytes
@@ -102,31 +98,6 @@ class FileCache:
         self._count("_hits")
         return data
 
-    def fetch(
-        self, key: str, memory: Callable[[int], npt.NDArray[np.uint8]]
-    ) -> npt.NDArray[np.uint8] | None:
-        """Returns what was put under `key` with `checked`, in an array from `memory`. The caller verifies the content's
-        own checksums. Returns None if the entry is missing. OSError if it cannot be read or is another entry."""
-        try:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            self._count("_misses")
-            return None
-        try:
-            size, header = os.fstat(descriptor).st_size - _HEADER.size, bytearray(_HEADER.size)
-            data = memory(max(0, size))
-            done = max(0, os.preadv(descriptor, [header, data.data], 0) - _HEADER.size)
-            while done < size and (
-                count := os.preadv(descriptor, [data.data[done:]], _HEADER.size + done)
-            ):
-                done += count
-        finally:
-            os.close(descriptor)
-        if header != _header(key, data[:done], checked=True):
-            raise OSError(errno.EIO, "its header or its length is not that of this entry")
-        self._count("_hits")
-        return data[:done]
-
     def drop(self, key: str) -> None:
         """Removes a damaged entry."""
         self._count("_corrupt", "_misses")
@@ -136,9 +107,9 @@ class FileCache:
             path.unlink()
             self._add(-_disk_bytes(size))
 
-    def put(self, key: str, data: bytes | bytearray, *, checked: bool = False) -> str:
+    def put(self, key: str, data: bytes | bytearray) -> str:
         """Keeps `data` and returns "", or returns why it could not. A full or failing disk turns the cache off and does
-        not stop the run. `checked` data has its own checksums and must be read by `fetch`."""
+        not stop the run."""
         if self._full or self._closed:
             return "the cache is full, or closed"
         path = self._path(key)
@@ -150,7 +121,7 @@ class FileCache:
             if not reserved:
                 return f"{self._top} has reached its limit of {format_bytes(self._limit)}"
             with open(part, "xb") as file:
-                file.write(_header(key, data, checked))
+                file.write(_header(key, data))
                 file.write(data)
             os.link(part, path)  # unlike a rename, this fails if another rank was first
         except OSError as error:
@@ -179,11 +150,6 @@ class FileCache:
         """The bytes of all data sets on disk now."""
         with self._exclusive():
             return self._total()
-
-    @property
-    def own_bytes(self) -> int:
-        """The bytes of this data set on disk now."""
-        return self._ledger(self._home)
 
     def close(self) -> None:
         """Stops using the data set. Its entries stay on disk."""
@@ -299,59 +265,14 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
     return found
 
 
-def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]]) -> int:
-    """Removes entries from every data set in `folder` and returns their bytes. `keys` lists the entries to remove for a
-    data set. An unused data set that is empty afterwards is removed too. Links are not followed."""
-    top = Path(folder) / "sluice-cache"
-    freed = 0
-    if top.parent.is_symlink() or top.is_symlink() or not top.is_dir():
-        return 0
-    with _exclusive(top):
-        for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
-            with contextlib.suppress(OSError):  # not a data set's folder, or just removed
-                gone = 0
-                data_set = (home / "name").read_text()
-                for path in [home / _entry(key) for key in keys(data_set)]:
-                    if path.is_file() and not path.is_symlink():
-                        gone += _disk_bytes(path.stat().st_size)
-                        path.unlink()
-                if gone:
-                    (home / "ledger").write_text(
-                        str(max(0, int((home / "ledger").read_text()) - gone))
-                    )
-                    freed += gone
-                    _remove_if_empty(home)
-    if freed:
-        with contextlib.suppress(OSError):  # the folder is not empty
-            if [found.name for found in top.iterdir()] == [_LOCK_FILE]:
-                (top / _LOCK_FILE).unlink()
-            top.rmdir()
-            top.parent.rmdir()
-    return freed
-
-
-def _remove_if_empty(home: Path) -> None:
-    """Removes the folder of a data set if it has no entries and no process uses it."""
-    users = os.open(home / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if _lock(users, fcntl.LOCK_EX) and {path.name for path in home.iterdir()} <= {
-            "ledger",
-            "users",
-            "name",
-        }:
-            shutil.rmtree(home)
-    finally:
-        os.close(users)
-
-
 def _entry(key: str) -> str:
     """Returns the file name of an entry."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _header(key: str, data: Any, checked: bool = False) -> bytes:
+def _header(key: str, data: bytes | bytearray) -> bytes:
     """Returns the header of an entry. Its checksum covers the key too, so an entry under a wrong key is rejected."""
-    return _HEADER.pack(_MAGIC, len(data), crc32(b"" if checked else data, crc32(key.encode())))
+    return _HEADER.pack(_MAGIC, len(data), crc32(data, crc32(key.encode())))
 
 
 def _disk_bytes(size: int) -> int:

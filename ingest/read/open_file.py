@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.read.pages import ChunkBytes, StoredColumns
 
 _RANGES_AT_ONCE = 2  # ranges of a row group that each reader fetches at the same time
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
@@ -67,6 +69,7 @@ class OpenFile:
         checked = partial(pq.ParquetFile, opened, pre_buffer=ahead, page_checksum_verification=True)
         self._parquet = checked(metadata=metadata, read_dictionary=list(dictionaries))
         self.metadata = self._parquet.metadata
+        self.schema = self._parquet.schema_arrow
         self._differing = texts_as_differences(self.metadata, dictionaries)
         if self._differing:
             kept = [name for name in dictionaries if name not in self._differing]
@@ -98,6 +101,14 @@ class LocalFile(OpenFile):
         except BaseException:
             self._release()
             raise
+        self._columns: StoredColumns | None = None
+
+    def fetch(self, group: int, columns: Sequence[str], buffers: Buffers) -> ChunkBytes | None:
+        """Reads the stored bytes of those columns of a row group that may stay stored. None: there are none."""
+        if self._columns is None:
+            size = os.fstat(self.descriptor).st_size
+            self._columns = StoredColumns(self.metadata, self.schema, size)
+        return self._columns.fetch(self.descriptor, group, columns, buffers)
 
     def status(self) -> os.stat_result:
         """Returns the status of the open file, even if another file has replaced it at the path."""

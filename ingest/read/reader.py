@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
+from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.footer_chunks import (
     StoredChunk,
@@ -38,7 +40,7 @@ from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, HeldFooters, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
-from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups, PackedTable
+from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,
@@ -53,7 +55,7 @@ from sluice.ingest.stages.bags import unit_of
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
@@ -74,8 +76,8 @@ _SMALL_BYTES = 16 * 2**20
 """Reads before the start may always take this much together."""
 _FEW_ROWS = 256
 """Rows whose texts are decoded at once to count their bytes."""
-_PACK_COPIES = 3
-"""Copies of a row group while it is packed: Arrow's stream, the packed columns, and the entry."""
+_IDLE_BYTES = 32 * 2**20
+"""Memory that is kept for the stored bytes of the next row groups."""
 
 
 class Rescue(Protocol):
@@ -128,7 +130,7 @@ class RowGroupReader:
         made: MadeColumns | OperatorColumns | None = None,
         sample: str | None = None,
         located: Sequence[FileColumns] = (),
-        packed: PackedCopy | None = None,
+        in_pages: bool = False,
         history: UserHistories | None = None,
         ids: Sequence[str] = (),
         functions: Sequence[Transform] = (),
@@ -140,7 +142,8 @@ class RowGroupReader:
         - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
-        - `packed` says where copies of row groups are kept and read from. `history` adds the histories of users.
+        - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
+        - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
         self.files = tuple(files)
         self._before_read = before_read
@@ -167,28 +170,19 @@ class RowGroupReader:
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
         copies = _FRAME_COPIES if given is not None else int(sample is not None)
-        self.packed = None
-        if packed is not None:
-            copies += _PACK_COPIES
-            names = self._file_schema.names
-            self.packed = PackedRowGroups(packed, self._packable(), names, self._dictionaries)
         self.decoding = self._decoding(bags or {}, copies=copies)
-        adds = any(one.constants for one in self._located)
-        self.may_stay_packed = not any((made, sample, history, given is not None, functions, adds))
-        """Whether rows may stay packed, because nothing reads their values before they are moved to batches."""
+        adds = any(one.constants or one.renames for one in self._located)
+        self.in_pages = in_pages and not any(
+            (made, sample, history, given is not None, functions, adds)
+        )
+        """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
+        self._buffers = Buffers()
 
     def _columns_to_read(self) -> tuple[str, ...]:
         names = [*needed_before(self.result_columns, self._functions), *self._selection_columns]
         names += [self._sample] if self._sample else []
         names += self._history.sources if self._history else ()
         return tuple(dict.fromkeys(names))
-
-    def _packable(self) -> list[str | None]:
-        """Returns the path of each file that may have a packed copy. A copy has the file's own names."""
-        return [
-            None if one.renames else self._opener.local(file.path)
-            for file, one in zip(self.files, self._located, strict=True)
-        ]
 
     def _set_schemas(self) -> None:
         """Sets the schemas of the files, of the read columns and of the result."""
@@ -270,11 +264,23 @@ class RowGroupReader:
                 names = self._history.names if self._history else ()
                 table = table.select([*self.result_columns, *names]).take(pa.array(rows))
             made = self.finish(table, read)
+            if isinstance(made, StoredRows):
+                made.replacement = partial(self._replace_damaged, read)
             return made if self._history is None else self._history.joined(made, table)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
             return self.rescue.replace_group(error, read, self.schema)
+
+    def _replace_damaged(self, read: Read, damaged: DamagedPage) -> pa.Table:
+        """Returns rows to take instead of a row group with a page that cannot be unpacked, or raises."""
+        error = SourceError(
+            f"{self.describe(read)}: column {str(damaged)!r} has a page that cannot be unpacked. The file is "
+            "damaged; write it again"
+        )
+        if self.rescue is None:
+            raise error
+        return self.rescue.replace_group(error, read, self.schema)
 
     def finish(self, table: pa.Table, read: Read) -> pa.Table:
         """Makes the loader's columns of the columns that are there after the functions over rows."""
@@ -301,15 +307,12 @@ class RowGroupReader:
 
     def _check_ids(self, rows: Any, read: Read) -> None:
         """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
-        converted. `rows` are a table or a PackedTable."""
+        converted. These columns never stay stored."""
         for name in self._ids:
             number = rows.schema.get_field_index(name)
             if unit_of(rows.schema.types[number]) == 1:
                 continue  # only a job stores ids as bytes
-            is_packed = isinstance(rows, PackedTable)
-            if is_packed and rows.least(number) >= 0:
-                continue
-            column = join_chunks((rows.table() if is_packed else rows).column(number))
+            column = join_chunks(rows.column(number))
             flat = elements(column)
             if pa.types.is_integer(flat.type) and not flat.null_count:
                 try:
@@ -371,8 +374,8 @@ class RowGroupReader:
         return weights
 
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Decodes the stored columns of a row group, or only those in `columns`. The result may be a packed table,
-        whose rows can only be moved to batches."""
+        """Decodes the stored columns of a row group, or only those in `columns`. The result may be `StoredRows`, which
+        can only be moved to batches."""
         where = self._where(number, group)
         table = self._read_stored(number, group, columns)
         if columns is None and table.schema != self._checked_schema:
@@ -394,10 +397,9 @@ class RowGroupReader:
         return table
 
     def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Reads stored columns of a row group, from its packed copy or its file. Adds the columns that its folders
-        name."""
+        """Reads stored columns of a row group. Adds the columns that its folders name."""
         try:
-            table = self._read_copy(number, group, columns)
+            table = self._read_group(number, group, columns)
             wanted = self.columns if columns is None else (*columns, *self._selection_columns)
             table = self._located[number].with_constants(table, dict.fromkeys(wanted))
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
@@ -410,27 +412,26 @@ class RowGroupReader:
             ) from cause
         return table
 
-    def _read_copy(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
-        """Reads a row group's packed copy, or its file if there is none. Makes a missing copy."""
-        entry = self.packed.find_entry(number, group) if self.packed and columns is None else None
-        if self.packed and entry:
-            copy = self.packed.read(entry, self.may_stay_packed)
-            if copy is not None:
-                if not self._footers.is_unchanged(
-                    number, str(self._opener.local(self.files[number].path))
-                ):
-                    raise SourceError(_REPLACED)
-                return copy
+    def _read_group(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
+        """Reads a row group from its file. Columns may stay stored if all are read."""
         portions = (
             self.decoding.portions or ((),)
             if columns is None
             else (tuple(dict.fromkeys([*columns, *self._selection_columns])),)
         )
         with self._opened(number) as file:
-            table = self._table(file, number, group, portions)
-            if self.packed and entry:
-                self.packed.keep(entry, file, table)
-        return table
+            if columns is None and self.in_pages and isinstance(file, LocalFile):
+                if self._buffers.idle_bytes() > _IDLE_BYTES:
+                    self._buffers.trim()
+                names = [name for name in self.columns if name not in self._ids]
+                if fetched := file.fetch(group, names, self._buffers):
+
+                    def read_others(stored: Collection[str]) -> pa.Table:
+                        others = [[n for n in some if n not in stored] for some in portions]
+                        return self._table(file, number, group, others)
+
+                    return StoredRows(fetched, self.columns, read_others)
+            return self._table(file, number, group, portions)
 
     def _earlier_groups(self, number: int, group: int) -> Iterator[tuple[str, pa.Table]]:
         """Yields the row groups that may have earlier events of a row group's first user, the nearest first: the name
@@ -510,8 +511,8 @@ class RowGroupReader:
         return None
 
     def stats(self) -> dict[str, int]:
-        """Returns the counts of reads, bytes and retries of stores, and of the use of packed copies."""
-        return self._opener.stats() | (self.packed.stats() if self.packed else {})
+        """Returns the counts of reads, bytes and retries of stores."""
+        return self._opener.stats()
 
     def interrupt(self) -> None:
         """Stops all waiting for stores. Later reads from stores fail."""
@@ -525,8 +526,6 @@ class RowGroupReader:
             self._closed = True
         for _, file in idle:
             file.close()
-        if self.packed:
-            self.packed.close()
         for reader in self._other_readers:
             reader.close()
         self._opener.close()

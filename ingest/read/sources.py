@@ -16,7 +16,6 @@ from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.reader import MakePool, RowGroupReader, RowGroupSource, SourceError
@@ -31,8 +30,6 @@ class Reading(NamedFields):
     """`petastorm` or `arrow`; None: Petastorm if it is installed, else Arrow."""
     files: FileOpener | None = field(default=None, repr=False)
     """Opens remote files, with other retries or with a cache. The loader closes it."""
-    packed: PackedCopy | None = None
-    """Keeps a packed copy of local row groups, which is decoded much faster; None: no copy."""
     petastorm: PetastormOptions = PetastormOptions()
     """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
 

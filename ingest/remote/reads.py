@@ -22,7 +22,6 @@ _MOST = 256
 def remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Makes what one loader reads by, from the text in `workers`."""
     local_only = {
-        "a packed copy": given.reading.packed,
         "before_read (--store-latency-ms)": given.config.before_read,
         "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
         "a function over rows (gives=…)": given.functions,

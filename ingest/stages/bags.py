@@ -19,7 +19,6 @@ from sluice.ingest.stages.scatter_kernel import (
     copy_bags,
     copy_equal_bags,
     find_pieces,
-    unpack_words,
 )
 
 _ID_BYTES = 4  # bytes of an id
@@ -157,47 +156,6 @@ def _view(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return offsets[:-1], np.diff(offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBags:
-    """The bags of `rows` rows of a packed column, starting with row `start`. Their ids are unpacked when the bags are
-    moved."""
-
-    stored: int
-    """The address of the packed data."""
-    ids: np.void
-    """The description of the ids' part of the packed data, for `unpack_words`."""
-    bag_bytes: int
-    """The bytes of every bag. Below 0: the bags' sizes differ."""
-    ends: npt.NDArray[Any] | None
-    """If the bags' sizes differ: where each bag begins, and where the last bag ends, in units of `unit` bytes."""
-    unit: int
-    start: int
-    rows: int
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def offsets(self, same_size: bool) -> npt.NDArray[Any]:
-        """Returns where each bag starts and where the last bag ends, in units of `unit` bytes from the first of these
-        rows. With `same_size`, all bags have one size, and only the first and the last offset are returned."""
-        if self.ends is None:
-            step = max(1, self.rows) if same_size else 1
-            return np.arange(0, self.rows + 1, step) * (self.bag_bytes // self.unit)
-        found: npt.NDArray[Any] = (
-            self.ends[self.start : self.start + self.rows + 1] - self.ends[self.start]
-        )
-        return found
-
-    def unpack(self, into: npt.NDArray[np.int32]) -> None:
-        """Unpacks all ids of these rows."""
-        first = (
-            self.start * self.bag_bytes
-            if self.ends is None
-            else int(self.ends[self.start]) * self.unit
-        )
-        unpack_words(np.uint64(self.stored), self.ids, first // _ID_BYTES, into)
-
-
 def unit_of(kind: pa.DataType) -> int:
     """Returns how many bytes one unit of an offset stands for. 0: the column has no bags, or its ids cannot stay
     packed."""
@@ -208,7 +166,7 @@ def unit_of(kind: pa.DataType) -> int:
 
 
 def shuffle_bags(
-    columns: Mapping[str, Sequence[pa.Array | PackedBags]],
+    columns: Mapping[str, Sequence[pa.Array]],
     order: npt.NDArray[np.uint64] | None,
     buffers: Buffers,
     kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32,
@@ -221,7 +179,7 @@ def shuffle_bags(
     counts = np.array([len(array) for array in next(iter(columns.values()), ())], np.int64)
     if order is None:
         if len(counts) == 1:
-            return {name: column.as_stored(buffers) for name, column in stored.items()}
+            return {name: column.as_stored() for name, column in stored.items()}
         order = np.arange(counts.sum(), dtype=np.uint64)
     pieces = np.empty(len(order), np.uint32)
     rows = np.empty(len(order), np.uint32)
@@ -257,25 +215,17 @@ def shuffle_bags(
 
 
 # The offsets of a piece's bags, their ids, and the bytes that one unit of an offset stands for.
-_Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32] | PackedBags, int]
+_Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32], int]
 
 
 class _Column:
     """The stored bags of one column, in all pieces of a window."""
 
-    def __init__(
-        self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]
-    ):
-        sizes = {array.bag_bytes if isinstance(array, PackedBags) else -1 for array in arrays}
-        same_size = len(sizes) == 1 and min(sizes) >= 0
+    def __init__(self, name: str, arrays: Sequence[pa.Array], kind: type[np.int32 | np.uint32]):
         self._parts = list[_Part]()
         for piece, array in enumerate(arrays):
             try:
-                self._parts.append(
-                    (array.offsets(same_size), array, array.unit)
-                    if isinstance(array, PackedBags)
-                    else _parts_of(array, kind)
-                )
+                self._parts.append(_parts_of(array, kind))
             except BagError as error:
                 raise BagError(str(error), name, piece) from None
         offsets = np.array([_address(offsets) for offsets, _, _ in self._parts], np.uint64)
@@ -284,11 +234,8 @@ class _Column:
         self.offsets = offsets, wide, unit
         """For each piece: the address of its offsets, whether an offset has 8 bytes, and its unit."""
         self.size: int
-        self.size, piece, row = (
-            (sizes.pop(), 0, 0)
-            if same_size
-            else bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
-        )
+        rows = np.array([len(array) for array in arrays], np.int64)
+        self.size, piece, row = bag_size(offsets, wide, unit, rows)
         """The bytes of every bag. -1: the sizes differ. -2: bag `row` of `piece` does not consist of whole ids."""
         if self.size < -1:
             start, end = self._parts[piece][0][row : row + 2]
@@ -302,41 +249,29 @@ class _Column:
             (int(offsets[0]) * unit // _ID_BYTES, int(offsets[-1]) * unit // _ID_BYTES)
             for offsets, _, unit in self._parts
         ]
-        self.scratch = sum(
-            last - first
-            for (first, last), (_, stored, _) in zip(self._id_ranges, self._parts, strict=True)
-            if self._copied_first or isinstance(stored, PackedBags)
+        self.scratch = (
+            sum(last - first for first, last in self._id_ranges) if self._copied_first else 0
         )
-        """The number of ids that are copied or unpacked into scratch memory before they are moved."""
+        """The number of ids that are copied into scratch memory before they are moved."""
 
     def values(self, scratch: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
-        """Returns the ids of each piece, from its first bag to its last. Packed ids and small bags are first put into
-        `scratch`. There they stay in the core's cache while they are moved one by one."""
+        """Returns the ids of each piece, from its first bag to its last. Small bags are first put into `scratch`. There
+        they stay in the core's cache while they are moved one by one."""
         found = []
         done = 0
         for (_, stored, _), (first, last) in zip(self._parts, self._id_ranges, strict=True):
-            if isinstance(stored, PackedBags) or self._copied_first:
+            ids = stored[first:last]
+            if self._copied_first:
                 ids = scratch[done : done + last - first]
                 done += len(ids)
-                if isinstance(stored, PackedBags):
-                    stored.unpack(ids)
-                else:
-                    np.copyto(ids, stored[first:last])
-            else:
-                ids = stored[first:last]
+                np.copyto(ids, stored[first:last])
             found.append(ids)
         return found
 
-    def as_stored(self, buffers: Buffers) -> Bags:
-        """Returns the bags of the only piece, in the stored order. Only packed ids are copied."""
+    def as_stored(self) -> Bags:
+        """Returns the bags of the only piece, in the stored order and not copied."""
         [(offsets, stored, unit)], [(first, last)] = self._parts, self._id_ranges
-        values = (
-            stored[first:last]
-            if not isinstance(stored, PackedBags)
-            else buffers.take_line(last - first, np.int32)
-        )
-        if isinstance(stored, PackedBags):
-            stored.unpack(values)
+        values = stored[first:last]
         return (
             Bags(values, (offsets - offsets[0]) * unit // _ID_BYTES)
             if self.size < 0

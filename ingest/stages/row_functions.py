@@ -34,7 +34,7 @@ def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
         starts = range(0, read.rows, SLICE_ROWS)
         pieces = [read.piece(start, min(start + SLICE_ROWS, read.rows)) for start in starts]
         pieces = [piece for piece in pieces if piece.parts]
-        table = decoded.table
+        table = decoded.rows
         decoded.share(len(pieces))
         for piece in pieces:
             yield Decoded(
@@ -86,16 +86,16 @@ class RowFunctionWorker:
         read = piece.task.read
         rescue = self._caller.quarantine
         try:
-            rows = self._columns(piece.table, read)
+            rows = self._columns(piece.rows, read)
         except ColumnError as error:
             if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
                 raise
             rows = rescue.replace_rows(
                 lambda start, stop: self._columns(
-                    piece.table.slice(start, stop - start), read.piece(start, stop)
+                    piece.rows.slice(start, stop - start), read.piece(start, stop)
                 ),
                 read,
-                schema_with(piece.table.schema, self._gives, self._function.keeps),
+                schema_with(piece.rows.schema, self._gives, self._function.keeps),
                 f"transform {self._function.transform.name!r}",
             )
         finish = self._function.finish

@@ -1,8 +1,8 @@
 """Compiled functions that move the rows of a window to their places in batches, as `scatter`.
 
-`scatter` moves all columns of numbers in one call. `scatter_packed` does so from packed columns. `copy_equal_bags` and
-`copy_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the interpreter's lock.
-`scatter` releases the lock once for a whole window.
+`scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file.
+`copy_equal_bags` and `copy_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the
+interpreter's lock. `scatter` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -22,32 +22,23 @@ from numba.extending import intrinsic
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import warn
 
-CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
+CONVERTED, WORDS, WORDS_TO_FLOATS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 4)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
-unchanged. The others: signed bytes become numbers of 4 bytes."""
-RAW, PACKED, INDICES, LENGTHS = range(4)
-"""How numbers are packed. RAW: unchanged. PACKED: as differences from the smallest. INDICES: as indices into the
-distinct values. LENGTHS: offsets as differences of neighbours."""
-PART = np.dtype(
+unchanged. WORDS_TO_FLOATS: numbers of 4 bytes become floats. The others: signed bytes become numbers of 4 bytes."""
+VALUES, INDICES, DICTIONARY = range(3)
+"""What a page holds: values, indices into the column's dictionary, or the dictionary, which is the first page."""
+PAGE = np.dtype(
     [
-        (name, np.int64)
-        for name in (
-            "kind",  # one of the four above
-            "width",  # bytes of a number
-            "bits",  # bits of a packed number
-            "base",  # the number to add to a packed number
-            "at",  # where the part starts in the unpacked stream
-            "count",  # how many numbers it has
-            "begin",  # where its packed numbers start
-            "values",  # INDICES: where the distinct values start
-            "distinct",  # INDICES: how many distinct values there are
-            "checksum",
-            "column",  # from 1 on; below 0: a part of the column, or one that cannot be scattered; 0: no column
-        )
+        ("address", np.uint64),
+        ("size", np.int64),  # bytes as stored
+        ("unpacked", np.int64),  # bytes without compression
+        ("rows", np.int64),  # 0: a dictionary, or no page
+        ("form", np.int64),  # one of the three above
+        ("packed", np.int64),  # whether it is compressed by LZ4
     ]
 )
-"""Describes one packed part of a table (`sluice.ingest.read.packed_copy`)."""
-LANES = 256  # numbers that are unpacked together; a block has 32 such rows, and the last block is smaller
+"""Describes a page of a column. A column in Arrow's memory counts as one page of values."""
+READ_BEYOND = 8  # bytes that may be read after the end of a page with indices
 PLACE_FIELDS = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
 rows in each batch, first row in the window."""
@@ -160,153 +151,167 @@ def _scatter(  # noqa: PLR0917
             row += width
 
 
+def _call_address(_context: Any, _function: Any, _a: Any, _b: Any, _c: Any, _d: Any) -> Any:
+    """Calls a C function of two addresses and two int by its own address, which lets numba keep the compiled code."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [word, word, number, number])
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
+        sizes = [builder.trunc(size, number) for size in arguments[3:]]
+        return builder.call(function, [*arguments[1:3], *sizes])
+
+    kinds = (types.uint64, types.uint64, types.uint64, types.int64, types.int64)
+    return types.int32(*kinds), generate
+
+
+_call: Any = intrinsic(_call_address)
+
+
+@compiled
+def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
+    """Returns the packed index at this bit. It reads eight bytes."""
+    word = carray(_uint64_at(begin + (bit >> np.uint64(3))), (1,))[0]
+    return np.int32((word >> (bit & np.uint64(7))) & mask)
+
+
+@compiled
+def _read_indices(source: Any, size: Any, skip: Any, into: Any) -> Any:
+    """Reads `len(into)` indices of a page after `skip` others. False: the page holds fewer, or is damaged.
+
+    The page has the bits of an index, then runs. A run repeats one index, or packs groups of eight."""
+    data = carray(_int8_at(source), (size,)).view(np.uint8)
+    bits = np.int64(data[0])
+    mask = np.uint64((1 << bits) - 1)
+    at: Any = 1
+    done: Any = 0
+    while done < len(into):
+        head: Any = np.int64(0)
+        shift = 0
+        while at < size and shift < 35:
+            byte = np.int64(data[at])
+            at += 1
+            head |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        is_packed = head & 1
+        count = head >> 1
+        stored = count * bits if is_packed else (bits + 7) // 8
+        if bits > 31 or count == 0 or stored > size - at:
+            return False
+        rows = 8 * count if is_packed else count
+        low, high = min(skip, rows), min(skip + len(into) - done, rows)
+        target = into[done : done + high - low]
+        if is_packed:
+            begin = source + np.uint64(at)
+            n = 0
+            while n < len(target):
+                if (low + n) % 8 or n + 8 > len(target):
+                    target[n] = _index_at(begin, np.uint64((low + n) * bits), mask)
+                    n += 1
+                    continue
+                first = begin + np.uint64((low + n) // 8 * bits)
+                for k in range(8):  # a group of eight begins at a byte
+                    target[n + k] = _index_at(first, np.uint64(k * bits), mask)
+                n += 8
+        else:
+            index: Any = np.int64(0)
+            for k in range(stored):
+                index |= np.int64(data[at + k]) << (8 * k)
+            if index > 0x7FFFFFFF:
+                return False
+            for n in range(len(target)):
+                target[n] = np.int32(index)
+        skip -= low
+        done += len(target)
+        at += stored
+    return True
+
+
+@compiled
+def _look_up(indices: Any, values: Any, into: Any) -> Any:
+    """Writes the values at these indices. `indices` may be `into`, or its second half. False: an index is too large."""
+    highest: Any = np.int32(0)
+    for n in range(len(indices)):
+        highest = max(highest, indices[n])
+    if highest >= len(values):
+        return False
+    for n in range(len(indices)):
+        into[n] = values[indices[n]]
+    return True
+
+
+@compiled
+def _unpack_rows(  # noqa: PLR0917
+    pages: Any, start: Any, stop: Any, width: Any, into: Any, room: Any, unpack: Any
+) -> Any:
+    """Unpacks the values of some rows of a column to address `into`. `room` is memory for an unpacked dictionary, and
+    `unpack` the address of LZ4's function. False: a page is damaged."""
+    row = 0
+    known = np.uint64(0)
+    distinct = 0
+    for n in range(len(pages)):
+        page = pages[n]
+        low, high = max(start - row, 0), min(stop - row, page.rows)
+        row += page.rows
+        is_dictionary = page.form == DICTIONARY
+        if low >= high and not is_dictionary:
+            continue
+        count = high - low
+        source = page.address
+        if page.packed:
+            source = np.uint64(room.ctypes.data)
+            if is_dictionary:
+                room = room[page.unpacked :]
+            elif page.form == VALUES and count == page.rows:
+                source = into
+            size = np.int64(page.unpacked)
+            if _call(unpack, page.address, source, np.int64(page.size), size) != size:
+                return False
+        if is_dictionary:
+            known, distinct = source, page.unpacked // width
+            continue
+        if page.form == VALUES:
+            if source != into:
+                _copy(into, source + np.uint64(width * low), np.uint64(width * count))
+        else:
+            words = carray(_int32_at(into), (count * width // 4,))
+            indices = words[len(words) - count :]
+            if not _read_indices(source, page.unpacked, low, indices):
+                return False
+            values = carray(_int32_at(known), (distinct * width // 4,))
+            if width == 4:
+                if not _look_up(indices, values, words):
+                    return False
+            elif not _look_up(indices, values.view(np.int64), words.view(np.int64)):
+                return False
+        into += np.uint64(width * count)
+    return True
+
+
+@compiled
+def _room(pages: Any) -> Any:
+    """Returns memory in which the pages of one column can be unpacked: for its dictionary, and for one more page."""
+    dictionary = other = 0
+    for page in pages:
+        if page.packed and page.form == DICTIONARY:
+            dictionary = max(dictionary, page.unpacked)
+        elif page.packed:
+            other = max(other, page.unpacked)
+    return np.empty(dictionary + other + READ_BEYOND, np.uint8)
+
+
+@compiled
+def unpack_column(pages: Any, start: Any, stop: Any, into: Any, unpack: Any) -> Any:
+    """Unpacks the values of some rows of one column. False: a page is damaged."""
+    address = np.uint64(into.ctypes.data)
+    return _unpack_rows(pages, start, stop, into.itemsize, address, _room(pages), unpack)
+
+
+@compiled
 def scatter(  # noqa: PLR0917
-    sources: Any,
-    ends: Any,
-    kinds: Any,
-    order: Any,
-    places: Any,
-    targets: Any,
-    strides: Any,
-) -> None:
-    """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
-    empty.
-
-    sources[c, p]: address of column c in piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of
-    column c in the first batch of chunk k. strides[c]: bytes from one batch to the next."""
-    # The values of one column, which stay in the core's cache.
-    values = np.empty(ends[-1], np.int32)
-    as_floats = values.view(np.float32)
-    address = np.uint64(values.ctypes.data)
-    _scatter_columns(
-        values, as_floats, address, sources, ends, kinds, order, places, targets, strides
-    )
-
-
-@compiled
-def _scatter_columns(  # noqa: PLR0917
-    values: Any,
-    as_floats: Any,
-    address: Any,
-    sources: Any,
-    ends: Any,
-    kinds: Any,
-    order: Any,
-    places: Any,
-    targets: Any,
-    strides: Any,
-) -> None:
-    for c in range(len(kinds)):
-        start = 0
-        for p in range(len(ends)):
-            count = ends[p] - start
-            if kinds[c] == WORDS:
-                _copy(address + np.uint64(4 * start), sources[c, p], np.uint64(4 * count))
-            elif kinds[c] == BYTES_TO_FLOATS:
-                copy_values(as_floats[start : ends[p]], carray(_int8_at(sources[c, p]), (count,)))
-            else:
-                copy_values(values[start : ends[p]], carray(_int8_at(sources[c, p]), (count,)))
-            start = ends[p]
-        _scatter(values, c, order, places, targets, strides)
-
-
-@compiled
-def pack_numbers(numbers: Any, bits: Any) -> Any:
-    """Packs numbers below 2**`bits` into words. `unpack_numbers` unpacks them."""
-    words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
-    start = 0
-    word = 0
-    while start < len(numbers) and bits:
-        lanes = min(LANES, (len(numbers) - start + 31) // 32)
-        for n in range(min(32 * lanes, len(numbers) - start)):
-            shift = n // lanes * bits % 32
-            at = word + n // lanes * bits // 32 * lanes + n % lanes
-            words[at] |= numbers[start + n] << np.uint32(shift)
-            if shift + bits > 32:
-                words[at + lanes] |= numbers[start + n] >> np.uint32(32 - shift)
-        start += 32 * lanes
-        word += bits * lanes
-    return words.view(np.uint8)
-
-
-@compiled
-def unpack_numbers(  # noqa: PLR0917
-    kind: Any,
-    words: Any,
-    bits: Any,
-    base: Any,
-    values: Any,
-    first: Any,
-    count: Any,
-    into: Any,
-) -> None:
-    """Unpacks `len(into)` of `count` numbers, starting with number `first`. For lengths, `first` must be 0."""
-    numbers: Any = np.empty(LANES, np.uint32)  # one row of lanes, which stays in the core's cache
-    last, total = first + len(into), into[0]
-    if kind == LENGTHS:
-        total = into[0] = 0
-        into = into[1:]
-        last = last - 1
-        count = count - 1
-    start = first // (32 * LANES) * (32 * LANES)
-    word = start // 32 * bits
-    while start < last:
-        lanes = min(LANES, (count - start + 31) // 32)
-        for row in range(32):
-            low, high = max(start, first), min(start + lanes, last)
-            if low < high:
-                at, shift = word + row * bits // 32 * lanes, row * bits % 32
-                lower = words[at : at + lanes]
-                by = np.uint32(shift)
-                mask = np.uint32((1 << bits) - 1)
-                if bits == 0:
-                    numbers[:] = 0
-                elif shift + bits <= 32:
-                    for n in range(lanes):
-                        numbers[n] = np.uint32(lower[n] >> by) & mask
-                else:
-                    upper, rest = words[at + lanes : at + 2 * lanes], np.uint32(32 - shift)
-                    for n in range(lanes):
-                        numbers[n] = (
-                            np.uint32(np.uint32(lower[n] >> by) | np.uint32(upper[n] << rest))
-                            & mask
-                        )
-                target, some = into[low - first : high - first], numbers[low - start : high - start]
-                if kind == PACKED:
-                    for n in range(len(target)):
-                        target[n] = some[n] + base
-                elif kind == INDICES:
-                    most = np.uint32(len(values) - 1)
-                    for n in range(len(target)):
-                        target[n] = values[min(some[n], most)]
-                else:
-                    for n in range(len(target)):
-                        total = total + some[n] + base
-                        target[n] = total
-            start += lanes
-        word += bits * lanes
-
-
-@compiled
-def unpack_words(stored: Any, part: Any, first: Any, into: Any) -> None:
-    """Unpacks words of a column, starting with word `first`. `part` describes the packed data at address `stored` (see
-    `sluice.ingest.read.packed_copy`)."""
-    source = stored + np.uint64(part.begin)
-    if part.kind == RAW:
-        copy_values(into, carray(_int32_at(source + np.uint64(4 * first)), (len(into),)))
-        return
-    words = carray(_int32_at(source), (part.bits * ((part.count + 31) // 32),)).view(np.uint32)
-    known = carray(_int32_at(stored + np.uint64(part.values)), (part.distinct,)).view(np.uint32)
-    target = into.view(np.uint32)
-    unpack_numbers(
-        part.kind, words, part.bits, np.uint32(part.base), known, first, part.count, target
-    )
-
-
-@compiled
-def scatter_packed(  # noqa: PLR0917
-    stored: Any,
-    parts: Any,
+    pages: Any,
     starts: Any,
     ends: Any,
     kinds: Any,
@@ -314,59 +319,40 @@ def scatter_packed(  # noqa: PLR0917
     places: Any,
     targets: Any,
     strides: Any,
-) -> None:
-    """Moves rows as `scatter` does, from packed columns. Each column is unpacked in the core's cache and moved at once.
+    unpack: Any,
+) -> Any:
+    """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
+    empty. Each column is unpacked in the core's cache and moved at once.
 
-    stored[p]: address of the packed data of piece p. Rows from `starts[p]` on are moved. parts[p, c] describes column c
-    there (see `sluice.ingest.read.packed_copy`)."""
+    pages[p, c]: the pages of column c in piece p, of which the rows from `starts[p]` on are moved. They end before row
+    `ends[p]` of all pieces. kinds[p, c]: what happens to the values. targets[k, c]: address of column c in the first
+    batch of chunk k. strides[c]: bytes from one batch to the next. `unpack`: address of LZ4's function.
+
+    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged."""
     values = np.empty(ends[-1], np.int32)
     as_floats = values.view(np.float32)
-    for c in range(len(kinds)):
+    room = _room(pages.reshape(-1))
+    for c in range(pages.shape[1]):
         start = 0
         for p in range(len(ends)):
-            into, part = values[start : ends[p]], parts[p, c]
-            if part.kind == RAW and kinds[c] != WORDS:
-                source = stored[p] + np.uint64(part.begin + starts[p])
-                copy_values(into, carray(_int8_at(source), (len(into),)))
-            else:  # the lower 32 bits of the sum are also right for signed bytes
-                unpack_words(stored[p], part, starts[p], into)
-            if kinds[c] == BYTES_TO_FLOATS:
-                copy_values(as_floats[start : ends[p]], into)
+            kind, count = kinds[p, c], ends[p] - start
+            into = np.uint64(values.ctypes.data) + np.uint64(4 * start)
+            if kind >= BYTES_TO_FLOATS:
+                source = carray(_int8_at(pages[p, c, 0].address + np.uint64(starts[p])), (count,))
+                if kind == BYTES_TO_FLOATS:
+                    copy_values(as_floats[start : ends[p]], source)
+                else:
+                    copy_values(values[start : ends[p]], source)
+            else:
+                if not _unpack_rows(
+                    pages[p, c], starts[p], starts[p] + count, 4, into, room, unpack
+                ):
+                    return 1 + p * pages.shape[1] + c
+                if kind == WORDS_TO_FLOATS:
+                    copy_values(as_floats[start : ends[p]], values[start : ends[p]])
             start = ends[p]
         _scatter(values, c, order, places, targets, strides)
-
-
-@compiled
-def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
-    """Unpacks all parts of a stream. The caller has checked the parts (`sluice.ingest.read.packed_copy`)."""
-    for n in range(len(parts)):
-        part = parts[n]
-        kind, width = part.kind, part.width
-        into = stream[part.at : part.at + part.count * width]
-        if kind == RAW:
-            copy_values(into, stored[part.begin : part.begin + part.count])
-            continue
-        known = stored[part.values : part.values + part.distinct * width]
-        size = 4 * part.bits * ((part.count - (kind == LENGTHS) + 31) // 32)
-        words = stored[part.begin : part.begin + size].view(np.uint32)
-        bits, count = part.bits, part.count
-        if width == 1:
-            unpack_numbers(kind, words, bits, np.uint8(part.base), known, 0, count, into)
-        elif width == 2:
-            base16 = np.uint16(part.base)
-            unpack_numbers(
-                kind, words, bits, base16, known.view(np.uint16), 0, count, into.view(np.uint16)
-            )
-        elif width == 4:
-            base32 = np.uint32(part.base)
-            unpack_numbers(
-                kind, words, bits, base32, known.view(np.uint32), 0, count, into.view(np.uint32)
-            )
-        else:
-            base64 = np.uint64(part.base)
-            unpack_numbers(
-                kind, words, bits, base64, known.view(np.uint64), 0, count, into.view(np.uint64)
-            )
+    return 0
 
 
 @compiled
@@ -512,6 +498,20 @@ def copy_bags(  # noqa: PLR0917
         _copy(into + np.uint64(4 * ends[n]), source, np.uint64(4 * (ends[n + 1] - ends[n])))
 
 
+def _load_lz4() -> int:
+    """Returns the address of LZ4's function, or 0 if this machine lacks the library."""
+    for name in ("liblz4.so.1", "liblz4.dylib"):
+        try:
+            function = ctypes.CDLL(name).LZ4_decompress_safe
+        except (OSError, AttributeError):
+            continue
+        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    return 0
+
+
+LZ4 = np.uint64(_load_lz4())
+
+
 def load_compiled(bags: bool = False) -> None:
     """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
     They take tens of MiB, and seconds if numba's cache is empty."""
@@ -519,13 +519,15 @@ def load_compiled(bags: bool = False) -> None:
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
     scatter(
-        address,
-        zero + 1,
+        np.zeros((1, 0, 1), PAGE),
         zero,
+        zero + 1,
+        zero.reshape(1, 1)[:, :0].copy(),
         order,
         np.array([[0, 0, 1, 0, 1, 0]], np.int64),
         np.array([[into.ctypes.data]], np.uint64),
         zero + 4,
+        LZ4,
     )
     nothing = np.zeros(8, np.uint64)
     read_children(
@@ -551,58 +553,45 @@ def load_compiled(bags: bool = False) -> None:
     )
 
 
-def load_packed() -> None:
-    """Loads the compiled functions for packed columns, by calling them with no rows."""
-    parts = np.zeros((1, 1), PART)
-    zero = np.zeros(1, np.int64)
-    nowhere = np.zeros((1, 0), np.uint64)
-    unpack_words(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
-    scatter_packed(
-        zero.view(np.uint64),
-        parts[:, :0],
-        zero,
-        zero,
-        zero[:0],
-        nowhere[0],
-        zero[:0].reshape(0, PLACE_FIELDS),
-        nowhere,
-        zero[:0],
-    )
-
-
 _KINDS = (
-    {pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS},
-    {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS},
+    {pa.float32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS)},
+    {pa.int32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_WORDS, WORDS)},
 )
+"""What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-class ColumnAddresses:
-    """How to read the columns of numbers directly from Arrow's memory, for tables of one schema."""
+class NumberColumns:
+    """Where row groups of one form have the columns of numbers: which ones are stored pages, and which are in Arrow's
+    memory."""
 
-    def __init__(self, schema: pa.Schema, columns: Columns):
-        self.schema = schema
+    def __init__(self, schema: pa.Schema, columns: Columns, stored: tuple[str, ...] = ()):
+        self.schema, self.stored = schema, stored
         wanted = [
-            (name, kinds)
+            (name, kinds.get(schema.field(name).type, (CONVERTED, CONVERTED)))
             for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
             for name in names
             if name not in columns.added
         ]
-        types = [schema.field(name).type for name, _ in wanted]
-        moves = (known.get(kind, CONVERTED) for kind, (_, known) in zip(types, wanted, strict=True))
-        self.kinds = np.array(list(moves), np.int64)
-        """The kind of each stored column: floats, then ids."""
-        self.names = tuple(
-            name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED
+        self.kinds = np.array([kinds[name in stored] for name, kinds in wanted], np.int64)
+        """What happens to each column: floats, then ids."""
+        at = [n for n, (name, _) in enumerate(wanted) if name in stored]
+        self.in_pages = (
+            np.array(at, np.int64),
+            np.array([stored.index(wanted[n][0]) for n in at], np.int64),
         )
-        self.copied = len(self.names) == len(wanted) > 0
-        """Whether no column needs conversion."""
-        self.at = np.cumsum(self.kinds != CONVERTED) - 1
-        """The index of each column in `names`, if it is there."""
-        self.indices = np.array([schema.get_field_index(name) for name in self.names], np.int64)
-        """The index of each of `names` in the schema."""
+        """The indices of the columns that are stored pages, among all columns and among the stored ones."""
+        self.in_arrow = np.array(
+            [n for n, (name, (kind, _)) in enumerate(wanted) if name not in stored and kind >= 0],
+            np.int64,
+        )
+        """The indices of the columns that are moved from Arrow's memory."""
+        self.names = [wanted[n][0] for n in self.in_arrow]
+        others = [name for name in schema.names if name not in stored]
+        self.places = np.array([others.index(name) for name in self.names], np.int64)
+        """The index of each of `names` in Arrow's table."""
         self.widths = np.array(
             [schema.field(name).type.bit_width // 8 for name in self.names], np.int64
         )
@@ -610,29 +599,37 @@ class ColumnAddresses:
 
 def count_converted(schema: pa.Schema, columns: Columns) -> int:
     """Returns how many columns of numbers must be converted before they are moved."""
-    return int(np.count_nonzero(ColumnAddresses(schema, columns).kinds == CONVERTED))
+    return int(np.count_nonzero(NumberColumns(schema, columns).kinds == CONVERTED))
 
 
-class Addresses:
-    """The addresses of a table's columns. They are valid as long as this object."""
+class ColumnPages:
+    """The pages of a row group's columns of numbers. Their addresses are valid as long as this object."""
 
-    def __init__(self, table: pa.Table, layout: ColumnAddresses):
-        batches, places = table.to_batches(), layout.indices
+    def __init__(self, rows: Any, columns: NumberColumns):
+        """`rows` are an Arrow table, or rows of which some columns are stored pages (`RowsInPages`)."""
+        table, stored = (rows, None) if isinstance(rows, pa.Table) else (rows.others, rows.pages)
+        self.kinds = columns.kinds.copy()
+        """What happens to each column. CONVERTED also where values may be missing."""
+        most = 1 if stored is None else max(1, stored.shape[1])
+        self.pages = np.zeros((len(self.kinds), most), PAGE)
+        if stored is not None:
+            at, number = columns.in_pages
+            self.pages[at, : stored.shape[1]] = stored[number]
+        self._owner: Any = rows
+        if not columns.names:
+            return
+        batches, places = table.to_batches(), columns.places
         if len(batches) != 1:
-            batches, places = (
-                table.select(layout.names).combine_chunks().to_batches(),
-                np.arange(len(layout.names)),
-            )
+            batches = table.select(columns.names).combine_chunks().to_batches()
+            places = np.arange(len(columns.names))
         [batch] = batches
-        _, self._owner = batch.__arrow_c_array__()
-        self.values = np.empty(len(layout.names), np.uint64)
-        """The address of the first value of each of the layout's columns."""
-        self.nulls = np.empty(len(layout.names), np.int64)
-        """The number of nulls in each column. -1: not known yet."""
+        _, held = batch.__arrow_c_array__()
+        self._owner = rows, held
+        values = np.empty(len(columns.names), np.uint64)
+        nulls = np.empty(len(columns.names), np.int64)  # -1: not known yet
         read_children(
-            np.uint64(_pointer(self._owner, b"arrow_array")),
-            places,
-            layout.widths,
-            self.values,
-            self.nulls,
+            np.uint64(_pointer(held, b"arrow_array")), places, columns.widths, values, nulls
         )
+        self.pages["address"][columns.in_arrow, 0] = values
+        self.pages["rows"][columns.in_arrow, 0] = table.num_rows
+        self.kinds[columns.in_arrow[nulls != 0]] = CONVERTED

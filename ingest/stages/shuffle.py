@@ -25,20 +25,20 @@ from sluice.ingest.stages.bags import (
     BagError,
     Bags,
     HistoryViews,
-    PackedBags,
     history_views,
     shuffle_bags,
 )
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
+    LZ4,
+    PAGE,
     PLACE_FIELDS,
     WORDS,
-    Addresses,
-    ColumnAddresses,
+    ColumnPages,
+    NumberColumns,
     compose_order,
     scatter,
-    scatter_packed,
 )
 
 CHUNK_ROWS = 65536
@@ -59,19 +59,32 @@ class Releasable(Protocol):
     def release(self) -> None: ...
 
 
-class PackedRows(Protocol):
-    """A row group from a packed copy. Its columns are unpacked when they are moved."""
+class DamagedPage(ValueError):
+    """A stored page is not what was written. `decoded` has the row group of the page."""
+
+    def __init__(self, text: str, decoded: Decoded | None = None):
+        super().__init__(text)
+        self.decoded = decoded
+
+
+class RowsInPages(Protocol):
+    """A row group of which some columns are pages as a file stores them. They are unpacked when they are moved."""
 
     nbytes: int
+    num_rows: int
     schema: pa.Schema
+    stored: tuple[str, ...]
+    """The names of the columns that are pages."""
+    pages: npt.NDArray[np.void]
+    """Their pages, one row a column."""
+    others: pa.Table
+    """All other columns."""
 
-    def table(self) -> pa.Table: ...
+    def column(self, name: str, start: int, stop: int) -> pa.ChunkedArray:
+        """Unpacks some rows of a column. Raises DamagedPage."""
 
-    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
-        """Returns the address of the packed data, and the description of each column, for `scatter_packed`."""
-
-    def bags(self, column: int, start: int, stop: int) -> PackedBags:
-        """Returns the bags of some rows of a column."""
+    def replacement(self, error: DamagedPage) -> pa.Table:
+        """Returns the rows to take instead of these, or raises an error that names the file."""
 
 
 class ReadRows(Protocol):
@@ -88,14 +101,14 @@ class ReadRows(Protocol):
 
 
 class Decoded:
-    """The decoded row group of one read. Its memory is released when all its parts have been gathered."""
+    """The row group of one read. Its memory is released when all its parts have been gathered."""
 
-    __slots__ = ("_addresses", "_charge", "_lock", "_parts_left", "final", "rows", "task")
+    __slots__ = ("_charge", "_lock", "_pages", "_parts_left", "final", "rows", "task")
 
     def __init__(
         self,
         task: ReadTask,
-        rows: pa.Table | PackedRows,
+        rows: pa.Table | RowsInPages,
         charge: Releasable,
         *,
         parts: int | None = None,
@@ -104,12 +117,13 @@ class Decoded:
         """`parts` is the number of the read's parts in the table, if not all. `final`: values already have a batch's
         form, so none is missing."""
         self.task = task
-        self.rows = rows
+        self.rows: Any = rows
+        """An Arrow table, rows in pages, or a dict of arrays for users of Petastorm's own reader."""
         self._charge = charge
         self.final = final
         self._parts_left = len(task.read.parts) if parts is None else parts
         self._lock = threading.Lock()
-        self._addresses: Addresses | None = None
+        self._pages: ColumnPages | None = None
 
     @property
     def nbytes(self) -> int:
@@ -119,23 +133,22 @@ class Decoded:
             else self.rows.nbytes
         )
 
-    @property
-    def table(self) -> pa.Table:
-        """The rows as an Arrow table, or as a dict of arrays for users of Petastorm's own reader."""
-        # Two threads may both unpack the rows. They get the same result.
-        if not isinstance(self.rows, (pa.Table, dict)):
-            self.rows = self.rows.table()
-        return self.rows
-
     def pieces(self) -> Iterable[WindowPiece]:
         return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
 
-    def addresses(self, layout: ColumnAddresses) -> Addresses:
-        """Returns the addresses of its columns of numbers. They are valid until its last part is done."""
-        addresses = self._addresses
-        if addresses is None:  # two threads may both compute them and get the same result
-            addresses = self._addresses = Addresses(self.table, layout)
-        return addresses
+    def pages(self, columns: NumberColumns) -> ColumnPages:
+        """Returns the pages of its columns of numbers. They are valid until its last part is done."""
+        pages = self._pages
+        if pages is None:  # two threads may both compute them and get the same result
+            pages = self._pages = ColumnPages(self.rows, columns)
+        return pages
+
+    def replace(self, error: DamagedPage) -> None:
+        """Takes other rows for all of its parts that are not gathered yet, because a page is damaged."""
+        with self._lock:
+            if not isinstance(self.rows, pa.Table):
+                self.rows = self.rows.replacement(error)
+                self._pages = None
 
     def share(self, holders: int) -> None:
         """Lets so many holders share the memory. Each calls `release`."""
@@ -147,7 +160,7 @@ class Decoded:
             self._parts_left -= 1
             if self._parts_left:
                 return
-        self.rows = self._addresses = None
+        self.rows = self._pages = None
         self._charge.release()
 
 
@@ -283,7 +296,7 @@ class Gatherer:
         self._columns = columns
         self._chunks = chunks
         self._describe = describe
-        self._layout: ColumnAddresses | None = None
+        self._layout: NumberColumns | None = None
         every: list[tuple[str, type]] = [
             *((name, np.float32) for name in columns.floats),
             *((name, columns.id_kind(name)) for name in columns.scalars),
@@ -405,63 +418,55 @@ class Gatherer:
     ) -> None:
         """Moves all columns of numbers to their places."""
         how = _STORED_ORDER if order is None else order, places, targets, strides
+        while True:
+            try:
+                self._scatter(pieces, *how)
+                return
+            except DamagedPage as error:
+                if error.decoded is None:
+                    raise
+                error.decoded.replace(error)
+
+    def _scatter(self, pieces: tuple[WindowPiece, ...], *how: npt.NDArray[Any]) -> None:
+        """Moves all columns of numbers. Raises DamagedPage before all of them are at their places."""
+        sources = [piece.decoded.pages(self._layout_of(piece.decoded)) for piece in pieces]
+        kinds = np.stack([source.kinds for source in sources])
+        pages = np.zeros((*kinds.shape, max(source.pages.shape[1] for source in sources)), PAGE)
+        for number, source in enumerate(sources):
+            pages[number, :, : source.pages.shape[1]] = source.pages
+        arrays = []
+        for column in np.flatnonzero(self._must_convert(pieces, kinds)).tolist():
+            arrays.append(self._convert_column(column, pieces))
+            pages[:, column], kinds[:, column] = np.zeros(1, PAGE), WORDS
+            for number, (array, piece) in enumerate(zip(arrays[-1], pieces, strict=True)):
+                # As if the array also had the rows before those of the piece.
+                address = array.ctypes.data - 4 * piece.start
+                pages[number, column, 0]["address"] = address & (2**64 - 1)
+                pages[number, column, 0]["rows"] = piece.stop
+        starts = np.array([piece.start for piece in pieces])
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        rows = [piece.decoded.rows for piece in pieces]
-        layout = self._layout_of(rows[0].schema)
-        if (
-            layout.copied
-            and not self._fillable.any()
-            and not any(
-                isinstance(one, pa.Table) or not one.schema.equals(layout.schema) for one in rows
-            )
-        ):
-            stored, parts = zip(*(one.packed(layout.indices) for one in rows), strict=True)
-            scatter_packed(
-                np.array(stored, np.uint64),
-                np.stack(parts),
-                np.array([piece.start for piece in pieces]),
-                ends,
-                layout.kinds,
-                *how,
-            )
-            return
-        sources, kinds = self._sources(pieces)
-        owners = []
-        for column in np.flatnonzero(kinds == CONVERTED):
-            arrays = self._convert_column(int(column), pieces)
-            sources[column], kinds[column] = [a.ctypes.data for a in arrays], WORDS
-            owners.append(arrays)
-        scatter(sources, ends, kinds, *how)
+        if damaged := scatter(pages, starts, ends, kinds, *how, LZ4):
+            number, column = divmod(damaged - 1, kinds.shape[1])
+            raise DamagedPage(self._stored[column][0], pieces[number].decoded)
 
-    def _sources(
-        self, pieces: tuple[WindowPiece, ...]
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Returns for each column the address of each piece's values, and the kind of the values."""
-        schema = pieces[0].decoded.table.schema
-        layout = self._layout_of(schema)
-        kinds = layout.kinds.copy()
-        if not layout.names or not all(
-            piece.decoded.table.schema.equals(schema) for piece in pieces[1:]
-        ):
-            kinds[:] = CONVERTED
-            return np.zeros((len(kinds), len(pieces)), np.uint64), kinds
-        addresses = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
-        sources = np.stack(
-            [a.values + (layout.widths * start).astype(np.uint64) for a, start in addresses], axis=1
-        )
-        kinds[np.any([a.nulls != 0 for a, _ in addresses], axis=0)[layout.at]] = CONVERTED
-        final = all(piece.decoded.final for piece in pieces)
-        for number in () if final else np.flatnonzero(self._fillable & (kinds != CONVERTED)):
-            if not all(
-                _is_finite(_piece_column(piece, self._stored[number][0])) for piece in pieces
-            ):
-                kinds[number] = CONVERTED
-        return sources[layout.at], kinds
+    def _must_convert(
+        self, pieces: tuple[WindowPiece, ...], kinds: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns for each column whether its values must be converted before the move."""
+        converted: npt.NDArray[np.bool_] = (kinds == CONVERTED).any(axis=0)
+        if not all(piece.decoded.final for piece in pieces):
+            for number in np.flatnonzero(self._fillable & ~converted):
+                name = self._stored[number][0]
+                converted[number] = not all(_is_finite(_piece_column(p, name)) for p in pieces)
+        return converted
 
-    def _layout_of(self, schema: pa.Schema) -> ColumnAddresses:
-        if self._layout is None or not schema.equals(self._layout.schema):
-            self._layout = ColumnAddresses(schema, self._columns)
-        return self._layout
+    def _layout_of(self, decoded: Decoded) -> NumberColumns:
+        rows = decoded.rows
+        stored = () if isinstance(rows, pa.Table) else rows.stored
+        layout = self._layout
+        if layout is None or layout.stored != stored or not layout.schema.equals(rows.schema):
+            layout = self._layout = NumberColumns(rows.schema, self._columns, stored)
+        return layout
 
     def _convert_column(
         self, number: int, pieces: tuple[WindowPiece, ...]
@@ -489,8 +494,7 @@ class Gatherer:
             for name in self._columns.stored_bags
         }
         histories = {name: columns.pop(name) for name in self._columns.histories}
-        # Packed rows have no table yet, and no histories.
-        rows = [piece.decoded.table.num_rows for piece in pieces] if histories else []
+        rows = [piece.decoded.rows.num_rows for piece in pieces]
         try:
             return {
                 **shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind),
@@ -502,18 +506,9 @@ class Gatherer:
                 f"{error}"
             ) from None
 
-    def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array | PackedBags:
+    @staticmethod
+    def _bags_of(name: str, piece: WindowPiece) -> pa.Array:
         """Returns the bags of a piece as one array. Copies them only if Arrow has several chunks."""
-        rows = piece.decoded.rows
-        if not isinstance(rows, (pa.Table, dict)):
-            column = rows.schema.get_field_index(name)
-            # These types can be used without conversion.
-            if (
-                pa.types.is_binary(kind := rows.schema.types[column])
-                or pa.types.is_large_binary(kind)
-                or self._columns.id_kind(name) is np.int32
-            ):
-                return rows.bags(column, piece.start, piece.stop)
         part = _piece_column(piece, name)
         if part.num_chunks == 1:
             return part.chunk(0)
@@ -525,7 +520,13 @@ class Gatherer:
 
 def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:
     """Returns the piece's rows of a column."""
-    return piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
+    rows = piece.decoded.rows
+    if isinstance(rows, pa.Table):
+        return rows.column(name).slice(piece.start, piece.stop - piece.start)
+    try:
+        return rows.column(name, piece.start, piece.stop)
+    except DamagedPage as error:
+        raise DamagedPage(str(error), piece.decoded) from None
 
 
 def _is_finite(column: pa.ChunkedArray) -> bool:

@@ -132,7 +132,6 @@ class BenchSession:
     def run(self) -> dict[str, Any]:
         """Loads for the requested time and returns the figures."""
         loader, stack = self._loader, self._stack
-        loader.pack()
         self._view = View()
         stack.callback(self._view.close)
         peak = stack.enter_context(Peak(loader.memory_used))

@@ -169,8 +169,8 @@ class RowGroupStage:
             def shuffled(task: ReadTask, charge: Charge) -> Decoded:
                 decoded = work(task, charge)
                 if self._order.shuffle_rows:
-                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.table))
-                    decoded.rows = {name: values[order] for name, values in decoded.table.items()}
+                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.rows))
+                    decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
                 return decoded
 
             return shuffled
@@ -231,4 +231,4 @@ def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:
 
 
 def _rows_and_bytes(decoded: Decoded) -> tuple[int, int]:
-    return rows_of(decoded.table), sum(values.nbytes for values in decoded.table.values())
+    return rows_of(decoded.rows), sum(values.nbytes for values in decoded.rows.values())

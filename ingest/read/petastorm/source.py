@@ -66,7 +66,7 @@ class PetastormSource:
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
         groups.compare = self._compare
-        groups.may_stay_packed &= not options.asked_for and shards is None
+        groups.in_pages &= not options.asked_for and shards is None
         self.row_groups, self.chosen_rows = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
