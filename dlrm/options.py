@@ -54,7 +54,7 @@ WIRES = ("fp32", "fp16")
 MISSING = ("refuse", "mask")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_REMOVED = ("auxiliary", "live", "mllog")
+_REMOVED = ("auxiliary", "live", "mllog", "packed", "packed_folder")
 """Settings that recorded runs of earlier versions have."""
 
 
@@ -456,7 +456,7 @@ class Config(
                     **_without_removed(values),
                     "model": ModelConfig(**_without_removed(values["model"])),
                     "optim": OptimConfig(**values["optim"]),
-                    "conditions": RunOptions(**values["conditions"]),
+                    "conditions": RunOptions(**_without_removed(values["conditions"])),
                 }
             )
         except (TypeError, KeyError, AttributeError) as error:

@@ -18,13 +18,10 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import REMEMBERED
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.sources import Reading
 from tests.dlrm.test_checkpoint import META, Alone, Weights
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
@@ -180,19 +177,3 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, c
     assert os.listdir(tmp_path) != []
     save(3)
     assert latest(tmp_path)[1].step == 3
-
-
-@pytest.mark.parametrize("calls", [("preadv2",), WRITE, NAME], ids=["read", "write", "rename"])
-def test_a_packed_copy_that_cannot_be_used_costs_itself_alone(table, tmp_path, capsys, calls):
-    def rows(folder):
-        with BatchLoader(
-            table, batch_size=512, reading=Reading(packed=PackedCopy(folder=str(tmp_path / folder)))
-        ) as loader:
-            return [batch.dense.numpy().tobytes() for batch in loader], loader.store
-
-    want, _ = rows("whole")
-    capsys.readouterr()
-    got, counts = struck(lambda: rows("whole" if calls == ("preadv2",) else "new"), *calls)
-    assert got == want
-    assert not counts.get("packed_hits")
-    assert "Input/output error" in capsys.readouterr().err

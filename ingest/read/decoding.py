@@ -45,12 +45,9 @@ class ColumnChunk:
 
     @property
     def decoded(self) -> int:
-        """The bytes of the column in memory."""
-        return (
-            (self.values * self.width or max(self.plain, self.expected))
-            + self.begins
-            + self.values // 8
-        )
+        """The bytes of the column in memory, decoded or as it is stored."""
+        decoded = self.values * self.width or max(self.plain, self.expected)
+        return max(decoded + self.begins + self.values // 8, self.stored + self.stored // 16)
 
     @property
     def extra_bytes(self) -> int:

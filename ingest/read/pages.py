@@ -58,8 +58,8 @@ _ROW_GROUPS, _CHUNKS, _META_DATA, _FILE_PATH = 4, 1, 3, 1  # fields of a footer
 _ENCODING_LIST, _CODEC, _COUNT, _SIZE, _DATA, _DICTIONARY_AT = 2, 4, 5, 7, 9, 11
 _CHUNK = _ROW_GROUPS << 6 | _CHUNKS
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood
+_LEAST_STEP = 12  # bits of the least difference between the lengths of two buffers
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
-_GAP = 2**15  # chunks with at most so many bytes between them are read in one call
 
 
 @compiled
@@ -286,13 +286,17 @@ class StoredColumns:
         ranges: list[list[int]] = []
         taken = 0
         for begin, end in sorted(chunks[:, :2].tolist()):
-            if ranges and begin <= ranges[-1][1] + _GAP:
+            if ranges and begin <= ranges[-1][1]:
                 taken += max(0, end - ranges[-1][1])
                 ranges[-1][1] = max(end, ranges[-1][1])
             else:
                 ranges.append([begin, end, taken - begin])
                 taken += end - begin
-        data = buffers.take_line(taken + READ_BEYOND, np.uint8)
+        size = taken + READ_BEYOND
+        step = 1 << max(
+            _LEAST_STEP, size.bit_length() - 5
+        )  # arrays of few lengths can be used again
+        data = buffers.take((-(-size // step) * step,), np.uint8)
         for begin, end, shift in ranges:
             _read_fully(descriptor, data[begin + shift : end + shift], begin)
         begins = [begin for begin, _, _ in ranges]
@@ -402,7 +406,8 @@ class StoredRows:
         words = np.empty(stop - start, np.int32 if kind == pa.int8() else kind.to_pandas_dtype())
         if not unpack_column(self.pages[self.stored.index(name)], start, stop, words, LZ4):
             raise DamagedPage(name)
-        return pa.chunked_array([pa.array(words).cast(kind)])
+        # A column of int8 has 4 bytes a value, of which Arrow takes the lowest.
+        return pa.chunked_array([pa.array(words.astype(kind.to_pandas_dtype(), copy=False))])
 
 
 def load_compiled() -> None:

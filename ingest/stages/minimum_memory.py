@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
 
 _ORDERS = 16  # bytes of a row for the order of its window: two combined permutations
+_UNPACKED = 16  # bytes of a row of the largest row group while one of its columns is unpacked
 _PIECES = 8  # bytes of a row of bags: its piece, and its row in the piece
 # Memory that Arrow's allocator keeps: a constant, plus one part in eight of what it allocated.
 _KEPT = 4 * 2**20
@@ -81,6 +82,7 @@ def footprint_of(
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
+    unpacked = _UNPACKED * max((rows for file in plan.groups for rows in file), default=0)
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.window_row_bytes + series_bytes
@@ -88,7 +90,7 @@ def footprint_of(
         row_groups=row_groups,
         decoding=decoding.extra_bytes,
         batches=batches,
-        orders=orders + window,
+        orders=orders + window + unpacked,
         kept=_KEPT + (row_groups + decoding.extra_bytes) // _KEPT_PART,
     )
 

@@ -24,7 +24,8 @@ from sluice.ingest.errors import warn
 
 CONVERTED, WORDS, WORDS_TO_FLOATS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 4)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
-unchanged. WORDS_TO_FLOATS: numbers of 4 bytes become floats. The others: signed bytes become numbers of 4 bytes."""
+unchanged. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become floats. The others: signed
+bytes become numbers of 4 bytes."""
 VALUES, INDICES, DICTIONARY = range(3)
 """What a page holds: values, indices into the column's dictionary, or the dictionary, which is the first page."""
 PAGE = np.dtype(
@@ -349,7 +350,8 @@ def scatter(  # noqa: PLR0917
                 ):
                     return 1 + p * pages.shape[1] + c
                 if kind == WORDS_TO_FLOATS:
-                    copy_values(as_floats[start : ends[p]], values[start : ends[p]])
+                    for n in range(start, ends[p]):
+                        as_floats[n] = np.int8(values[n])
             start = ends[p]
         _scatter(values, c, order, places, targets, strides)
     return 0
@@ -555,7 +557,7 @@ def load_compiled(bags: bool = False) -> None:
 
 _KINDS = (
     {pa.float32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS)},
-    {pa.int32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_WORDS, WORDS)},
+    {pa.int32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_WORDS, CONVERTED)},
 )
 """What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -53,8 +53,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
             "c",
             "--cache-limit",
             "1MiB",
-            "--packed",
-            "3GiB",
             "--inject",
             "corrupt@part-0",
         ),
@@ -65,7 +63,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
         max_quarantined=7,
         max_quarantined_rate=0.5,
         cache="c",
-        packed=3 * 2**30,
         cache_limit=2**20,
         inject="corrupt@part-0",
     )
@@ -79,8 +76,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     [
         (["--inject", "kil-worker@3s"], ["'kill-worker'"]),
         (["--cache-limit", "0"], ["0 bytes"]),
-        (["--packed", "0"], ["--packed", "0 bytes"]),
-        (["--packed-folder", "d"], ["give --packed"]),
         (["--max-quarantined-rate", "2"], ["--max-quarantined-rate", "2.0", "share"]),
     ],
 )

@@ -84,12 +84,11 @@ def raw(tmp_path_factory) -> Path:
 
 
 def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
-    with submitted(repo, "--input", raw, "--output", tmp_path / "t", "--packed") as process:
+    with submitted(repo, "--input", raw, "--output", tmp_path / "t") as process:
         out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     table = FeatureTable.open(tmp_path / "t")
-    assert result["packed_bytes"] > 0
     assert (result["rows_in"], result["rows_out"], result["rejected"], result["version"]) == (
         3000,
         3000,
@@ -103,7 +102,7 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
     assert table.check() == []
     # Nothing is said but what the job says: no warning of Java's or of Spark's.
     stages = (
-        r"(starting Spark|fitting|writing 3,000 rows|checking|packing a copy)"
+        r"(starting Spark|fitting|writing 3,000 rows|checking)"
         r"( …|: done in .* s| (\[.*%.*|…) \d+ s)"
     )
     first, *others = [line for line in err.splitlines() if not re.fullmatch(stages, line)]

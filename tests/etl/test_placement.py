@@ -14,10 +14,7 @@ from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.tools.packing import packing
 from tests.etl.jobs import Said
 from tests.etl.tables import column, write_spec
 from tests.raises import raises
@@ -43,29 +40,24 @@ def answer(tmp_path, words: str, *, text: str = SPEC, said: Said | None = None) 
     (tmp_path / "spec.toml").write_text(text)
     argv = f"--spec {tmp_path}/spec.toml --input {tmp_path}/log --engine local {words}".split()
     request = parse(JobRequest, argv=argv, prog="sluice etl")
-    return request.answer(JobProgress(said or Said()), argv, packing)
+    return request.answer(JobProgress(said or Said()), argv)
 
 
 def test_a_table_whose_operators_are_left_to_the_loader_gives_the_same_batches(tmp_path):
     synthesize(tmp_path / "log", rows=3000, seed=2)
     answer(tmp_path, f"--output {tmp_path}/etl")
-    packed = answer(tmp_path, f"--output {tmp_path}/left --packed", text=LEFT)["packed_bytes"]
+    answer(tmp_path, f"--output {tmp_path}/left", text=LEFT)
     assert sum(bool(field.online) for field in FeatureTable.open(tmp_path / "left").fields) == 39
     outcomes = []
     for name in ("etl", "left"):
-        copies = PackedCopy() if name == "left" else None  # it holds what the operators work on
         with BatchLoader(
             FeatureTable.open(tmp_path / name),
             batch_size=160,
             order=Order(last="pad"),
-            reading=Reading(packed=copies),
         ) as loader:
             rows = sum(batch.rows for batch in loader)
             outcomes.append((rows, loader.order_hash, loader.cardinalities))
-            counts = loader.store
     assert outcomes[0] == outcomes[1]
-    assert (counts["packed_hits"] > 0, counts["packed_misses"]) == (True, 0)
-    assert packed > counts["packed_bytes"] > 0
 
 
 def test_a_section_of_release_0_2_is_read_from_a_table_and_refused_in_a_spec():

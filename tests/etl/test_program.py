@@ -1,6 +1,5 @@
 """How programs end: seen from outside, as a shell sees it."""
 
-import errno
 import importlib
 import json
 import os
@@ -8,9 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -200,110 +197,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with raises(StoreError, "link: cannot be written"):
         TableStore(tmp_path / "link").probe()
-
-
-def packed_by_a_job(folder, *words):
-    from sluice.etl.job import main
-
-    asked = f"{CRITEO} --input {folder}/log --engine local --output {folder}/t"
-    return main([*asked.split(), *words])
-
-
-def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsys, monkeypatch):
-    from sluice.etl.synth.raw_logs import synthesize
-    from sluice.etl.table.table import FeatureTable
-
-    synthesize(tmp_path / "log", rows=600, seed=2)
-    with raises(UsageError, "'10Gib of it'", "bytes"):
-        packed_by_a_job(tmp_path, "--packed", "10Gib of it")
-    assert not (tmp_path / "t").exists()
-    made = packed_by_a_job(tmp_path, "--packed")
-    assert made["packed_bytes"] > 0
-    assert FeatureTable.open(tmp_path / "t").check() == []
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    capsys.readouterr()
-    for lines, words in ((3, ("--packed",)), (3, ("--packed", "1KiB"))):  # one for each split
-        with monkeypatch.context() as patched:
-            if words == ("--packed",):
-                patched.setattr(os, "link", full)
-            done = packed_by_a_job(tmp_path, "--mode", "overwrite", *words)
-        assert (done["rows_out"], done["packed_bytes"]) == (600, 0)
-        said = [
-            line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")
-        ]
-        assert sum("packed copies" in line for line in said) == len(said) == lines
-        assert all(
-            (os.strerror(errno.ENOSPC) if len(words) == 1 else "limit") in line for line in said
-        )
-
-
-def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(
-    tmp_path, capsys, monkeypatch
-):
-    from benchmarks.small_table import small_table
-    from sluice.etl.__main__ import main
-    from sluice.ingest.read.packed_copy import FOLDER, PackedCopy
-    from sluice.ingest.read.reader import RowGroupReader
-
-    def read(files):
-        groups = RowGroupReader(files, ("label", "I1"), packed=PackedCopy())
-        for file, counts in enumerate(groups.row_groups):
-            for group in range(len(counts)):
-                groups.decoded(file, group)
-        groups.close()
-        return groups.stats()
-
-    uri = tmp_path / "t"
-    old, new = (
-        list(
-            small_table(
-                uri,
-                rows=400,
-                first=first,
-                mode=mode,
-                row_group_rows=100,
-                files=1,
-                splits={"train": 1.0},
-            ).files_of("train")
-        )
-        for first, mode in ((0, "create"), (9000, "overwrite"))
-    )
-    assert [read(files)["packed_misses"] for files in (old, new, [*old, *new])] == [4, 4, 8]
-    both = uri / "data" / FOLDER / "sluice-cache"  # as the files are of two jobs
-    (both / "note").write_text("somebody's")
-    (both / "strange").mkdir()
-    (both / "strange" / "name").write_text("42")
-
-    def there():
-        return {
-            str(path.relative_to(uri)): path.stat().st_size
-            for path in uri.rglob("*")
-            if len(path.name) == 64
-        }
-
-    before = there()
-    # A test imports the program by its other name, `etl.__main__`: what counts is the one that is called here.
-    monkeypatch.setitem(
-        main.__globals__, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86_400)
-    )
-    done = main(["vacuum", str(uri), "--keep", "1"])
-    assert (done["removed"], done["passed_over"]) == (
-        2,
-        [],
-    )  # the Parquet file and its job's record
-    assert not Path(old[0].path).parents[1].exists()
-    gone = before.keys() - there().keys()
-    assert (
-        len(gone) == 8
-    )  # four in the folder of their own, and four of the eight that lay beside the new ones
-    assert there() == {path: size for path, size in before.items() if path not in gone}
-    stats = read(new)
-    assert (stats["packed_hits"], stats["packed_misses"]) == (4, 0)
-    assert (both / "note").exists()
-    assert (both / "strange" / "name").exists()
 
 
 def interrupted(body: str, repo) -> subprocess.CompletedProcess:

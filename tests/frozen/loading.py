@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from sluice import BagColumn, Batch, Errors, Knobs, Loader, Order, Reading
 from sluice.common.errors import UsageError
-from sluice.ingest.read.packed_copy import PackedCopy
 from tests.frozen import clicks
 from tests.frozen.compare import LEFT_OUT
 from tests.frozen.digest import digest
@@ -148,13 +147,10 @@ def _ways(table: Path, files: str, folder: Path) -> dict[str, Any]:
     roles = {"label": "clicked", "dense": ["price", "is_new"], "sparse": ["user%1000", "tags%100"]}
     plain: dict[str, Any] = {"roles": roles, "fill": 0.5}
     errors = Errors(on_error="quarantine", quarantine=folder / "aside.jsonl", max_rate=1.0)
-    packed = Reading(packed=PackedCopy(folder=str(folder / "packed")))
     ways: dict[str, tuple[str, dict[str, Any]]] = {
         "as numpy": (str(table), {"as_": "numpy"}),
         "as dict": (str(table), {"as_": "dict"}),
         "as pandas": (str(table), {"as_": "pandas"}),
-        "packed copy": (str(table), {"reading": packed}),
-        "packed copy, again": (str(table), {"reading": packed}),
         "local workers": (str(table), {"workers": "local:1"}),
         "transform": (str(table), {"transforms": [double_price]}),
         "transform in a process": (

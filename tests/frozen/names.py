@@ -16,7 +16,6 @@ PUBLIC = (
     "sluice.petastorm:edit_field",
     "sluice.petastorm:make_batch_reader",
     "sluice.petastorm:make_spark_converter",
-    "sluice.ingest.read.packed_copy:PackedCopy",
     "sluice.ingest.stages.transform:Transform",
     "sluice.tools.headroom:Headroom",
     "sluice.agent.tunable:Policy",

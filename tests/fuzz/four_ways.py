@@ -30,7 +30,6 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import BagColumn
 from sluice.ingest.choices import Errors
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
@@ -206,9 +205,7 @@ def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) 
     """What batches hold of a table; rows that a batch cannot hold are set aside."""
     found: dict[str, Rows] = {}
     for split in ("all",) if isinstance(table, ParquetFiles) else table.splits:
-        how: dict[str, Any] = draw.choice(
-            [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}]
-        )
+        how: dict[str, Any] = draw.choice([{"reader": "arrow"}, {"reader": "petastorm"}])
         errors = Errors(
             on_error="quarantine", max_rate=1.0, quarantine=folder / f"aside-{split}.jsonl"
         )

@@ -21,7 +21,6 @@ from sluice.common.errors import UsageError
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
@@ -216,8 +215,6 @@ def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, t
     for options in (
         {"reader": "arrow"},
         {"knobs": Knobs(workers={"decode": 3, "shuffle": 2}, fused=())},
-        {"packed": PackedCopy(folder=tmp_path)},
-        {"packed": PackedCopy(folder=tmp_path)},
         {"workers": "local:1"},
     ):
         assert rows_of(source, events, **options) == expected, options

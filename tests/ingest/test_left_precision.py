@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.read.packed_copy import PackedCopy
 from tests.etl.jobs import run
 from tests.open_loader import open_loader
 
@@ -66,9 +65,7 @@ def dense(table: FeatureTable, **options: object) -> dict[str, torch.Tensor]:
     return {name: rows[:, number] for number, name in enumerate(loader.dense_names)}
 
 
-@pytest.mark.parametrize(
-    "options", [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}]
-)
+@pytest.mark.parametrize("options", [{"reader": "arrow"}, {"reader": "petastorm"}])
 def test_the_loader_makes_of_a_time_as_many_values_as_the_etl(tmp_path, options):
     etl, left = made(tmp_path / "etl", ETL), made(tmp_path / "left", SPEC)
     assert {f.name: f.type for f in left.fields if f.online} == {"at": "double", "price": "double"}

@@ -18,7 +18,6 @@ from sluice.common.errors import UsageError
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.read.open_file import OpenFile
-from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.row_order import Read, WindowPart
@@ -127,7 +126,7 @@ def replace_file(path, chance):
         os.replace(new, path)
 
 
-@pytest.mark.parametrize("store", ["local", "with a packed copy", "far away", "fsspec"])
+@pytest.mark.parametrize("store", ["local", "far away", "fsspec"])
 def test_of_drawn_replacements_none_mixes_old_and_new_rows(tmp_path, monkeypatch, store):
     """Before, while or after a row group is read. With statistics off, even the footers are the same."""
     errors = 0
@@ -143,8 +142,7 @@ def test_of_drawn_replacements_none_mixes_old_and_new_rows(tmp_path, monkeypatch
             bytes=path.stat().st_size,
             row_group_rows=(8,) * 6,
         )
-        packed = PackedCopy(folder=str(tmp_path / "copies")) if "copy" in store else None
-        groups = RowGroupReader([file], ["label"], packed=packed)
+        groups = RowGroupReader([file], ["label"])
         due, during = chance.randrange(8), chance.random() < 0.5
         read_part = OpenFile.read
 

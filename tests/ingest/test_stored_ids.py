@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.read.packed_copy import PackedCopy
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -47,26 +46,15 @@ def write(folder, kind: pa.DataType, ids: np.ndarray, statistics: bool) -> str:
     ("spread", "statistics"), [(2, False), (60, False), (2**31 - 1, False), (60, True)]
 )
 @pytest.mark.parametrize("kind", [*ONE_ID, *BAGS], ids=str)
-def test_an_id_below_0_is_refused_with_its_row_also_from_a_packed_copy(
-    tmp_path, kind, spread, statistics
-):
+def test_an_id_below_0_is_refused_with_its_row(tmp_path, kind, spread, statistics):
     most = min(spread, 100) if "int8" in str(kind) or kind == pa.int16() else spread
     ids = np.random.default_rng(len(str(kind))).integers(0, most, ROWS)
     ids[300] = -3  # row 44 of row group 2; its bag has only this id if there are bags
     if kind in BAGS:
         ids[301] = 1
     roles = write(tmp_path, kind, ids, statistics)
-    folder = tmp_path / "copies"
-    folder.mkdir()
-    for packed in (None, PackedCopy(folder=str(folder)), PackedCopy(folder=str(folder))):
-        with (
-            raises(ColumnError, "a.parquet, row group 2, row 44", "'item'", "-3", "hash"),
-            open_loader(
-                str(tmp_path / "a.parquet"),
-                roles=roles,
-                batch_size=BATCH,
-                packed=packed,
-            ) as loader,
-        ):
-            loader.pack()
-            list(loader)
+    with (
+        raises(ColumnError, "a.parquet, row group 2, row 44", "'item'", "-3", "hash"),
+        open_loader(str(tmp_path / "a.parquet"), roles=roles, batch_size=BATCH) as loader,
+    ):
+        list(loader)
