@@ -18,7 +18,7 @@ NOT_A_USERS_MISTAKE = {
     "BagError",
     "Closed",
     "CommitConflict",
-    "DamagedCopy",
+    "DamagedPage",
     "DeliveryError",
     "Died",
     "Elsewhere",

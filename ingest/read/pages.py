@@ -294,7 +294,7 @@ class StoredColumns:
                 taken += end - begin
         size = taken + READ_BEYOND
         step = 1 << max(
-            _LEAST_STEP, size.bit_length() - 5
+            _LEAST_STEP, size.bit_length() - 7
         )  # arrays of few lengths can be used again
         data = buffers.take((-(-size // step) * step,), np.uint8)
         for begin, end, shift in ranges:

@@ -308,6 +308,8 @@ class RowGroupReader:
     def _check_ids(self, rows: Any, read: Read) -> None:
         """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
         converted. These columns never stay stored."""
+        if isinstance(rows, StoredRows):
+            rows = rows.others
         for name in self._ids:
             number = rows.schema.get_field_index(name)
             if unit_of(rows.schema.types[number]) == 1:

@@ -438,3 +438,16 @@ def test_batches_and_order_are_those_of_arrow(table, seed):
     assert hashes[0] == hashes[1]
     assert sums[0] == sums[1]
     assert len(sums[0]) > 100
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "snappy"])
+def test_plain_parquet_with_checked_ids_gives_the_batches_of_arrow(simple, compression):
+    path, batches = simple(compression=compression), []
+    for in_pages in (True, False):
+        with open_loader(str(path), batch_size=300, roles=ROLES, window_rows=700) as loader:
+            loader._input.groups.in_pages = in_pages
+            batches.append(
+                [(b.dense.tolist(), b.values.tolist(), b.label.tolist()) for b in loader]
+            )
+    assert batches[0] == batches[1]
+    assert len(batches[0]) == 13
