@@ -47,7 +47,8 @@ class ColumnChunk:
     def decoded(self) -> int:
         """The bytes of the column in memory, decoded or as it is stored."""
         decoded = self.values * self.width or max(self.plain, self.expected)
-        return max(decoded + self.begins + self.values // 8, self.stored + self.stored // 64)
+        decoded += self.begins + self.values // 8
+        return decoded if self.levels else max(decoded, self.stored + self.stored // 64)
 
     @property
     def extra_bytes(self) -> int:
