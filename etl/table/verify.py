@@ -23,7 +23,7 @@ def verify(
 ) -> list[str]:
     """Returns problems, one line each. `listed` are the files of every version.
 
-    Other files in `data/` are orphans, except hidden files, such as packed copies."""
+    Other files in `data/` are orphans, except hidden files of other programs."""
     problems = [
         p for f in files for p in _of_file(store, f, fields, schema, digest=digests[f.path])
     ]
