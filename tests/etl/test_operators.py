@@ -571,6 +571,7 @@ TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
     st.none() | st.integers(1, 20),
     st.none() | st.integers(1, 9),
 )
+@example([(9.0, [2.0, 5.0, 7.0])], None, 2)
 def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
     column = pa.array(rows, pa.struct({"at": pa.float64(), "times": pa.list_(pa.float64())}))
     want: list[tuple[float, float] | None] = []

@@ -148,6 +148,22 @@ def test_worker_processes_and_what_they_share_count():
     assert governor.admit(10, due=False) is not None
 
 
+def test_work_that_waits_is_woken_when_a_process_gives_memory_back():
+    governor, woken = Governor(limit=LIMIT, minimum=20), []
+
+    class Sleeper(threading.Condition):
+        def wait(self, timeout=None):
+            governor.hold(-30)
+            return True
+
+        def notify_all(self):
+            woken.append(self)
+
+    governor.hold(30)
+    governor.wait_on(Sleeper(), again=False)
+    assert woken
+
+
 def test_a_limit_below_the_minimum_is_refused_with_the_number_that_would_do():
     with raises(MemoryLimitError, "120 bytes"):
         Governor(limit=119, minimum=20, base=100)

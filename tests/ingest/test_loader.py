@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
+from sluice.common.control_groups import MemoryGroup
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
@@ -26,6 +28,7 @@ from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, Position
+from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -361,6 +364,19 @@ class TestMemory:
         with open_loader(table, memory_limit=least, **options) as loader:
             assert len(list(loader)) == len(loader)
 
+    def test_a_group_that_other_processes_fill_counts_with_all_of_its_memory(self, table, tmp_path):
+        (tmp_path / "memory.current").write_text(f"{3 * 2**30}\n")
+
+        class Shared(SteadyMachine):
+            def memory_group(self):
+                return MemoryGroup(version=2, folder=tmp_path, limit=4 * 2**30)
+
+        least = []
+        for machine in (SteadyMachine(), Shared()):
+            with open_loader(table, batch_size=80, machine=machine) as loader:
+                least.append(loader.minimum_memory)
+        assert least[1] - least[0] == 2 * 2**30
+
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
         def of(limit):
             with open_loader(
@@ -383,6 +399,22 @@ class TestMemory:
 
 
 class TestEnds:
+    def test_a_fork_leaves_the_pipeline_to_its_parent(self, table):
+        transforms = [Transform("tests.ingest.remote.functions:halved", "mine")]
+        knobs = Knobs(backend={"mine": "process"})
+        options = {"batch_size": 80, "fill": 0.0, "transforms": transforms, "knobs": knobs}
+        with open_loader(table, **options) as loader:
+            batches = iter(loader)
+            rows = next(batches).rows
+            fork = os.fork()
+            if fork == 0:
+                loader.close()
+                os._exit(0)
+            assert os.waitpid(fork, 0)[1] == 0
+            rows += sum(batch.rows for batch in batches)
+            assert rows == loader.plan.rows
+            assert loader.snapshot().restarts == 0
+
     def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
         iterator = iter(BatchLoader(table, batch_size=80, read_ahead_epochs=99))
         next(iterator)
