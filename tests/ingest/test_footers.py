@@ -20,7 +20,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
 from sluice.ingest.plain.probe import probe
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import REMEMBERED, footers_of
+from sluice.ingest.read.footers import REMEMBERED, HeldFooters, footers_of
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
@@ -162,6 +162,39 @@ def test_another_footer_in_a_file_of_the_same_size_and_time_is_read(folder):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with raises(ParquetError, "part-0.parquet", "'label'"):
         ParquetFiles.open(folder, ROLES)
+
+
+@pytest.mark.parametrize(("value", "is_same"), [(1.0, True), (2.0, False)])
+def test_a_file_in_the_place_of_another_is_the_same_if_its_footer_is(folder, value, is_same):
+    path, held = folder / "part-0.parquet", HeldFooters()
+    assert held.is_unchanged(0, str(path))
+    before = path.stat()
+    table = pq.read_table(path)
+    other = path.with_name("other")
+    pq.write_table(table.set_column(1, "d", pa.array([value] * 300)), other, row_group_size=100)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert other.stat().st_size == before.st_size
+    other.replace(path)
+    assert held.is_unchanged(0, str(path)) == is_same
+
+
+def test_row_groups_that_do_not_add_up_to_the_files_rows_are_damage(folder):
+    path = folder / "part-0.parquet"
+    content, rows = (
+        path.read_bytes(),
+        b"\x16\xd8\x04\x19",
+    )  # 300 as Thrift has it, then the row groups
+    assert content.count(rows) == 1
+    path.write_bytes(content.replace(rows, b"\x16\xda\x04\x19"))
+    with raises(ParquetError, "part-0.parquet"):
+        ParquetFiles.open(folder, ROLES)
+
+
+def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_path):
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"label": [0, 1, 0], "s": [3, None, 5]}), path)
+    counts = RowSelection(Spec.parse(BY_TIME), "train").counts({path: FileColumns()})
+    assert counts == {"train": [(2,)], "test": [(0,)], "": [(1,)]}
 
 
 def reads(folder, monkeypatch) -> int:

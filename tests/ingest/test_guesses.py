@@ -105,9 +105,10 @@ def test_counts_and_ids_are_distinguished_by_their_shape(tmp_path, seed):
         "g": rng.integers(0, 7, ROWS),
         "h": 1000 + rng.integers(0, 300, ROWS),
         "i": np.where(rng.random(ROWS) < 0.9, 1, rng.integers(0, 4000, ROWS)),
+        "j": rng.integers(0, 2, ROWS),
     }
     found = {name for name, one in facts_of(tmp_path, **columns).items() if is_amount(name, one)}
-    assert found == {"a", "b", "c", "d"}
+    assert found == {"a", "b", "c", "d", "j"}
 
 
 @SEEDS

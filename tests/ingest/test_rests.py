@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
 from sluice.agent.policies.planner.planner import Planner
+from sluice.ingest import progress
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Rests
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.ingest.test_stats import stage
 
 
 class RestingPipeline(FakePipeline):
@@ -134,6 +139,32 @@ def test_a_trainer_that_takes_its_rows_in_rests_is_seen_half_of_the_time(work_s)
     assert seen.at >= 0.5 * (120 - 30)
     assert seen.rows >= 0.5 * (raw.rows - 30 / 0.004 * 1000)
     assert raw.at - seen.at >= rounds * 7.0 - 0.01, "no pause is seen"
+
+
+def test_the_share_of_waiting_is_that_of_the_time_after_the_first_batch_without_rests(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    loading = SimpleNamespace(
+        stats=lambda: (stage("read"),),
+        durations=dict,
+        held_back=Counter(),
+        memory_free=0,
+        restarts=0,
+    )
+    consumer = progress.Progress(loading, Machine(), None)
+    for phase, until in (("wait", 10), ("compute", 13), ("wait", 14)):
+        consumer.enter(phase)
+        now[0] = until
+        if phase == "wait":
+            consumer.enter("compute")
+            consumer.count(5)
+    now[0] = 16
+    with consumer.resting():
+        now[0] = 116
+    now[0] = 118
+    stats = consumer.stats(rank=0)
+    assert (stats.rows, stats.wait_s, stats.compute_s) == (5, 1, 3 + 2 + 2)
+    assert stats.stall_fraction == 1 / 8
 
 
 def test_a_rest_of_the_loader_is_left_out_until_its_rows_are_taken(table):

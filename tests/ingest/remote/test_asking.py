@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -251,6 +252,14 @@ def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
     server = serve(lambda job: UnitMaker(job, source), Pointing)
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
         asking(job, server)[1].workers[0].connection.ask(units[0], 60)
+
+
+def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
+    closed = []
+    server = serve(lambda job: SimpleNamespace(close=lambda: closed.append(job.split)))
+    for number in range(10):
+        server.open(replace(job, split=str(number)))
+    assert closed == ["0", "1"]
 
 
 def test_a_worker_that_ended_costs_a_retry(serve, worker, job, unit, open_job):
