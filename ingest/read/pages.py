@@ -69,21 +69,19 @@ def thrift_numbers(raw: Any, at: Any, end: Any, numbers: Any) -> Any:
 
     Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
     `numbers` has too little room."""
-    in_list = np.zeros(32, np.int64)  # by depth: how many elements of a list are left; -1: a struct
-    kinds = np.zeros(32, np.int64)
-    paths = np.zeros(32, np.int64)
-    fields = np.zeros(32, np.int64)
-    in_list[0] = -1
+    # By depth: how many elements of a list are left, or -1 for a struct; their type; the path; the last field.
+    stack = np.zeros((32, 4), np.int64)
+    stack[0, 0] = -1
     count = depth = 0
     while depth >= 0:
-        if in_list[depth] == 0:
+        if stack[depth, 0] == 0:
             depth -= 1
             continue
         if at >= end or depth > 8:
             return -1, at
-        if in_list[depth] > 0:
-            in_list[depth] -= 1
-            kind, path = kinds[depth], paths[depth]
+        if stack[depth, 0] > 0:
+            stack[depth, 0] -= 1
+            kind, path = stack[depth, 1], stack[depth, 2]
             at += kind <= 2  # a bool in a list has a byte
         else:
             head = np.int64(raw[at])
@@ -92,25 +90,25 @@ def thrift_numbers(raw: Any, at: Any, end: Any, numbers: Any) -> Any:
             if kind == 0:
                 depth -= 1
                 continue
-            field = fields[depth] + (head >> 4)
+            field = stack[depth, 3] + (head >> 4)
             if head >> 4 == 0:
                 value, at = _varint(raw, at, end)
                 field = (value >> 1) ^ -(value & 1)
-            fields[depth] = field
+            stack[depth, 3] = field
             if not 0 <= field < 64:
                 return -1, at
-            path = paths[depth] << 6 | field
-        if kind in {1, 2}:
+            path = stack[depth, 2] << 6 | field
+        if 1 <= kind <= 2:
             continue
         value = np.int64(0)
-        if kind in {9, 10}:
+        if 9 <= kind <= 10:
             size, element, at = _list_head(raw, at, end)
             depth += 1
-            in_list[depth], kinds[depth], paths[depth] = size, element, path
+            stack[depth, 0], stack[depth, 1], stack[depth, 2] = size, element, path
             continue
         if kind == 12:
             depth += 1
-            in_list[depth], paths[depth], fields[depth] = -1, path, 0
+            stack[depth, 0], stack[depth, 2], stack[depth, 3] = -1, path, 0
         else:
             value, at = _value(raw, at, end, kind)
         if at > end or count == len(numbers):
@@ -404,7 +402,7 @@ class StoredRows:
             return self.others.column(name).slice(start, stop - start)
         kind = self.schema.field(name).type
         words = np.empty(stop - start, np.int32 if kind == pa.int8() else kind.to_pandas_dtype())
-        if not unpack_column(self.pages[self.stored.index(name)], start, stop, words, LZ4):
+        if not unpack_column(self.pages[self.stored.index(name)], start, stop, words):
             raise DamagedPage(name)
         # A column of int8 has 4 bytes a value, of which Arrow takes the lowest.
         return pa.chunked_array([pa.array(words.astype(kind.to_pandas_dtype(), copy=False))])

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from llvmlite import ir
 from numba import carray, njit, types  # type: ignore[attr-defined]
@@ -73,8 +74,8 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_int32_at, _int8_at, _uint64_at = (
-    _pointer_to(kind) for kind in (types.int32, types.int8, types.uint64)
+_int32_at, _int8_at, _uint8_at, _uint64_at = (
+    _pointer_to(kind) for kind in (types.int32, types.int8, types.uint8, types.uint64)
 )
 
 
@@ -181,7 +182,7 @@ def _read_indices(source: Any, size: Any, skip: Any, into: Any) -> Any:
     """Reads `len(into)` indices of a page after `skip` others. False: the page holds fewer, or is damaged.
 
     The page has the bits of an index, then runs. A run repeats one index, or packs groups of eight."""
-    data = carray(_int8_at(source), (size,)).view(np.uint8)
+    data = carray(_uint8_at(source), (size,))
     bits = np.int64(data[0])
     mask = np.uint64((1 << bits) - 1)
     at: Any = 1
@@ -247,8 +248,8 @@ def _look_up(indices: Any, values: Any, into: Any) -> Any:
 def _unpack_rows(  # noqa: PLR0917
     pages: Any, start: Any, stop: Any, width: Any, into: Any, room: Any, unpack: Any
 ) -> Any:
-    """Unpacks the values of some rows of a column to address `into`. `room` is memory for an unpacked dictionary, and
-    `unpack` the address of LZ4's function. False: a page is damaged."""
+    """Unpacks the values of some rows of a column to address `into`. `room` is the address of memory as `_room` makes
+    it, and `unpack` that of LZ4's function. False: a page is damaged."""
     row = 0
     known = np.uint64(0)
     distinct = 0
@@ -262,9 +263,9 @@ def _unpack_rows(  # noqa: PLR0917
         count = high - low
         source = page.address
         if page.packed:
-            source = np.uint64(room.ctypes.data)
+            source = room
             if is_dictionary:
-                room = room[page.unpacked :]
+                room += np.uint64(page.unpacked)
             elif page.form == VALUES and count == page.rows:
                 source = into
             size = np.int64(page.unpacked)
@@ -281,37 +282,78 @@ def _unpack_rows(  # noqa: PLR0917
             indices = words[len(words) - count :]
             if not _read_indices(source, page.unpacked, low, indices):
                 return False
-            values = carray(_int32_at(known), (distinct * width // 4,))
             if width == 4:
+                values = carray(_int32_at(known), (distinct,))
                 if not _look_up(indices, values, words):
                     return False
-            elif not _look_up(indices, values.view(np.int64), words.view(np.int64)):
-                return False
+            else:
+                longs = carray(_uint64_at(known), (distinct,))
+                if not _look_up(indices, longs, carray(_uint64_at(into), (count,))):
+                    return False
         into += np.uint64(width * count)
     return True
 
 
-@compiled
-def _room(pages: Any) -> Any:
-    """Returns memory in which the pages of one column can be unpacked: for its dictionary, and for one more page."""
-    dictionary = other = 0
-    for page in pages:
-        if page.packed and page.form == DICTIONARY:
-            dictionary = max(dictionary, page.unpacked)
-        elif page.packed:
-            other = max(other, page.unpacked)
-    return np.empty(dictionary + other + READ_BEYOND, np.uint8)
+def _room(pages: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    """Returns memory in which the pages of a column can be unpacked: for its dictionary, and for one more page."""
+    unpacked = np.where(pages["packed"] > 0, pages["unpacked"], 0)
+    is_dictionary = pages["form"] == DICTIONARY
+    sizes = (int(unpacked[some].max(initial=0)) for some in (is_dictionary, ~is_dictionary))
+    return np.empty(sum(sizes) + READ_BEYOND, np.uint8)
 
 
-@compiled
-def unpack_column(pages: Any, start: Any, stop: Any, into: Any, unpack: Any) -> Any:
+def unpack_column(pages: npt.NDArray[np.void], start: int, stop: int, into: Any) -> bool:
     """Unpacks the values of some rows of one column. False: a page is damaged."""
-    address = np.uint64(into.ctypes.data)
-    return _unpack_rows(pages, start, stop, into.itemsize, address, _room(pages), unpack)
+    room = _room(pages)
+    target, memory = (np.uint64(array.ctypes.data) for array in (into, room))
+    return bool(_unpack_rows(pages, start, stop, into.itemsize, target, memory, LZ4))
+
+
+def scatter(  # noqa: PLR0917
+    pages: npt.NDArray[np.void],
+    starts: Any,
+    ends: Any,
+    kinds: Any,
+    order: Any,
+    places: Any,
+    targets: Any,
+    strides: Any,
+) -> int:
+    """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
+    empty. Each column is unpacked in the core's cache and moved at once.
+
+    pages[p, c]: the pages of column c in piece p, of which the rows from `starts[p]` on are moved. They end before row
+    `ends[p]` of all pieces. kinds[p, c]: what happens to the values. targets[k, c]: address of column c in the first
+    batch of chunk k. strides[c]: bytes from one batch to the next.
+
+    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged."""
+    values = np.empty(ends[-1], np.int32)
+    room = _room(pages)
+    memory = np.uint64(values.ctypes.data), np.uint64(room.ctypes.data), LZ4
+    return int(
+        _scatter_columns(
+            values,
+            values.view(np.float32),
+            *memory,
+            pages,
+            starts,
+            ends,
+            kinds,
+            order,
+            places,
+            targets,
+            strides,
+        )
+    )
 
 
 @compiled
-def scatter(  # noqa: PLR0917
+def _scatter_columns(  # noqa: PLR0917
+    values: Any,
+    as_floats: Any,
+    address: Any,
+    room: Any,
+    unpack: Any,
     pages: Any,
     starts: Any,
     ends: Any,
@@ -320,24 +362,11 @@ def scatter(  # noqa: PLR0917
     places: Any,
     targets: Any,
     strides: Any,
-    unpack: Any,
 ) -> Any:
-    """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
-    empty. Each column is unpacked in the core's cache and moved at once.
-
-    pages[p, c]: the pages of column c in piece p, of which the rows from `starts[p]` on are moved. They end before row
-    `ends[p]` of all pieces. kinds[p, c]: what happens to the values. targets[k, c]: address of column c in the first
-    batch of chunk k. strides[c]: bytes from one batch to the next. `unpack`: address of LZ4's function.
-
-    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged."""
-    values = np.empty(ends[-1], np.int32)
-    as_floats = values.view(np.float32)
-    room = _room(pages.reshape(-1))
     for c in range(pages.shape[1]):
         start = 0
         for p in range(len(ends)):
             kind, count = kinds[p, c], ends[p] - start
-            into = np.uint64(values.ctypes.data) + np.uint64(4 * start)
             if kind >= BYTES_TO_FLOATS:
                 source = carray(_int8_at(pages[p, c, 0].address + np.uint64(starts[p])), (count,))
                 if kind == BYTES_TO_FLOATS:
@@ -345,9 +374,8 @@ def scatter(  # noqa: PLR0917
                 else:
                     copy_values(values[start : ends[p]], source)
             else:
-                if not _unpack_rows(
-                    pages[p, c], starts[p], starts[p] + count, 4, into, room, unpack
-                ):
+                into, stop = address + np.uint64(4 * start), starts[p] + count
+                if not _unpack_rows(pages[p, c], starts[p], stop, 4, into, room, unpack):
                     return 1 + p * pages.shape[1] + c
                 if kind == WORDS_TO_FLOATS:
                     for n in range(start, ends[p]):
@@ -529,7 +557,6 @@ def load_compiled(bags: bool = False) -> None:
         np.array([[0, 0, 1, 0, 1, 0]], np.int64),
         np.array([[into.ctypes.data]], np.uint64),
         zero + 4,
-        LZ4,
     )
     nothing = np.zeros(8, np.uint64)
     read_children(

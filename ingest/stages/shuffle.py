@@ -31,7 +31,6 @@ from sluice.ingest.stages.bags import (
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
-    LZ4,
     PAGE,
     PLACE_FIELDS,
     WORDS,
@@ -445,7 +444,7 @@ class Gatherer:
                 pages[number, column, 0]["rows"] = piece.stop
         starts = np.array([piece.start for piece in pieces])
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        if damaged := scatter(pages, starts, ends, kinds, *how, LZ4):
+        if damaged := scatter(pages, starts, ends, kinds, *how):
             number, column = divmod(damaged - 1, kinds.shape[1])
             raise DamagedPage(self._stored[column][0], pieces[number].decoded)
 

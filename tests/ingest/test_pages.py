@@ -20,7 +20,7 @@ from sluice.ingest.read import pages
 from sluice.ingest.read.open_file import LocalFile
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.stages import scatter_kernel
-from sluice.ingest.stages.scatter_kernel import DICTIONARY, INDICES, LZ4, PAGE, unpack_column
+from sluice.ingest.stages.scatter_kernel import DICTIONARY, INDICES, PAGE, unpack_column
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -317,7 +317,7 @@ def test_random_bytes_are_unpacked_within_their_memory_or_refused(last_bytes):
             is_lz4,
         )
         into = np.empty(rows, np.int32)
-        outcomes[bool(unpack_column(described, 0, rows, into, LZ4))] += 1
+        outcomes[bool(unpack_column(described, 0, rows, into))] += 1
     assert min(outcomes[False] // 30, outcomes[True]) > 10, outcomes
 
 
