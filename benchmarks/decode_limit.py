@@ -44,7 +44,7 @@ def decode_rows_per_s(
                 limit_bytes=2**26,
                 governor=Governor(_UNLIMITED, 0),
                 size=lambda t: t.read.rows * 4 * len(groups.columns),
-                measure=lambda d: (d.table.num_rows, d.table.nbytes),
+                measure=lambda d: (d.rows.num_rows, d.rows.nbytes),
             )
         )
         return pools[-1]
