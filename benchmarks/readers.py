@@ -10,14 +10,12 @@ as far as it does not share the caches: the median of the ratios is quoted with 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
+from benchmarks.results import run_python
 from benchmarks.small_table import small_table
 from sluice.common.program import run, say
 
@@ -36,20 +34,9 @@ with BatchLoader(table, batch_size=batch_size, reading=Reading(reader=reader), r
     for _ in range(epochs):
         deque(loader, maxlen=0)
     print(json.dumps({"ns": 1e9 * (time.process_time() - began) / (epochs * loader.plan.used),
-                      "order_hash": loader.order_hash, "reader": loader.reader}))
+                      "order_hash": loader.order_hash}))
+    assert loader.reader == reader
 """
-
-
-def turn(table: str, reader: str, batch_size: int, epochs: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", _TURN, table, reader, str(batch_size), str(epochs)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["reader"] == reader
-    return found
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -75,7 +62,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         ratios, times = [], {"petastorm": [], "arrow": []}
         for pair in range(args.pairs):
             found = {
-                name: turn(table, name, args.batch_size, args.epochs)
+                name: run_python("-c", _TURN, table, name, args.batch_size, args.epochs)["last"]
                 for name in (("arrow", "petastorm") if pair % 2 else ("petastorm", "arrow"))
             }
             assert found["arrow"]["order_hash"] == found["petastorm"]["order_hash"]

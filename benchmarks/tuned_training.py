@@ -10,8 +10,7 @@ benchmarks/rivals/cores.py has it), the `best` of the grid and `auto`, which beg
 in another order. Told are samples/s from `--settle` seconds after the first batch on (auto: also from the first batch
 on), and ratios with a 95 % interval from drawing rounds anew.
 
-`cost`: what tuning takes of a core where there is nothing to tune. `benchmarks.schema_change` measures a change of
-the schema.
+`cost`: what tuning takes of a core where there is nothing to tune. `examples.demo.schema_change` changes the schema.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -23,18 +22,15 @@ from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
-from sluice.ingest.pipeline import Pipeline, PipelineParts
+from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan, chain
+from sluice.ingest.row_order import Position, Read, RowsPlan, chain
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
-from sluice.ingest.stages.row_functions import row_functions
-from sluice.ingest.stages.scatter_kernel import count_converted
-from sluice.ingest.stages.transform import group_into_stages
 from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
@@ -63,8 +59,8 @@ class BatchLoader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    `sluice.Loader` tunes a `BatchLoader`. Its documentation also holds for the arguments, methods and properties that
-    have the same names here, but `memory_limit` is in bytes here.
+    `sluice.Loader` is one that tunes itself. Its documentation also holds for the arguments of the same names here, but
+    `memory_limit` is in bytes here.
     """
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, **settings: Any):
@@ -79,7 +75,16 @@ class BatchLoader(IterableDataset[Batch]):
             self._remote = _remote_reads(config.workers, self._input)
             weakref.finalize(self, self._remote.close)
         self._origins = Origins(self.plan, share)
-        self._pipeline = Pipeline(self._pipeline_parts(share), config.knobs)
+        groups = self._input.groups
+        self._pipeline = Pipeline(
+            self._input,
+            share=share,
+            machine=self._machine,
+            quarantine=RowQuarantine(
+                self._quarantine, self._origins, lambda file: groups.files[file].path
+            ),
+            remote=self._remote,
+        )
         remote_stats = dict if self._remote is None else self._remote.stats
         self._progress = Progress(self._pipeline, self._machine, config.memory_limit, remote_stats)
         self._position = Position()
@@ -89,48 +94,25 @@ class BatchLoader(IterableDataset[Batch]):
         self._in_epoch = self._closed = False
         self.observer: EpochObserver | None = None
         self.order_hash: str | None = None
-        self._close_when_abandoned()
-
-    def _close_when_abandoned(self) -> None:
+        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
+        not depend on the knobs. Each rank has its own."""
         _open_pipelines.add(self._pipeline)
         for close in (self._pipeline.close, self._input.groups.close):
             weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
 
-    def _pipeline_parts(self, share: RankShare) -> PipelineParts:
-        groups = self._input.groups
-        row_quarantine = RowQuarantine(
-            self._quarantine, self._origins, lambda file: groups.files[file].path
-        )
-        groups.rescue = row_quarantine if row_quarantine.allowed else None
-        columns = self._input.columns
-        decoding = groups.decoding
-        if self._remote is not None:  # its workers send each row's own history
-            more = columns.row_bytes - columns.window_row_bytes
-            decoding = replace(decoding, row_bytes=decoding.row_bytes + more)
-        return PipelineParts(
-            plan=self.plan,
-            source=self._input.rows,
-            describe=groups.describe,
-            columns=columns,
-            share=share,
-            transforms=group_into_stages(self._input.transforms),
-            rows=row_functions(self._input.functions, groups.result_columns, groups.finish),
-            quarantine=row_quarantine,
-            memory_limit=self._machine.memory_limit(self._config.memory_limit),
-            machine=self._machine,
-            decoding=decoding,
-            converted=count_converted(groups.schema, columns),
-            epochs=self._config.read_ahead_epochs,
-            fetches=groups.fetches and self._remote is None,
-            remote=self._remote,
-        )
+    @property
+    def table(self) -> FeatureTable | ParquetFiles:
+        """The opened source."""
+        return self._input.table
 
     @property
     def plan(self) -> RowsPlan:
+        """The order of the rows of each epoch."""
         return self._input.plan
 
     @property
     def reader(self) -> str:
+        """The reader that decodes: `petastorm` or `arrow`."""
         return self._input.rows.name
 
     @property
@@ -145,14 +127,18 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def dense_names(self) -> tuple[str, ...]:
+        """The columns of numbers, in the order of `batch.dense`."""
         return self._input.columns.dense
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
+        """The columns of ids, in the order of `batch.values`."""
         return self._input.columns.sparse
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
+        """The number of rows that an embedding of each column of ids needs. For plain files it is one more than the
+        largest id, if the files' footers record that."""
         return MappingProxyType(self._input.cardinalities)
 
     @property
@@ -167,7 +153,7 @@ class BatchLoader(IterableDataset[Batch]):
     @property
     def described(self) -> str:
         """The rows, the steps of an epoch, the rank and the columns, in one line."""
-        plan, table = self.plan, self._input.table
+        plan, table = self.plan, self.table
         parts = (
             f"{table.uri}, split {self._config.split}, {plan.rows:,} rows",
             f"{plan.steps:,} steps of {plan.batch_size:,}",
@@ -274,11 +260,15 @@ class BatchLoader(IterableDataset[Batch]):
                 self.observer.end_epoch(self._position.epoch, self.order_hash)
 
     def resting(self) -> AbstractContextManager[None]:
+        """Returns a context that pauses the measurements, for work that is not training, such as a validation or a
+        checkpoint. Its time counts neither as waiting nor as computing, and the agent ignores it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
+        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
+        the row in it. Empty for a row that only fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
@@ -286,6 +276,8 @@ class BatchLoader(IterableDataset[Batch]):
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
+        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
         return {
             **self.plan.state(self._position),
             "table": self._input.identity,
@@ -294,6 +286,9 @@ class BatchLoader(IterableDataset[Batch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
+        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
+        thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self.code:
@@ -329,6 +324,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def knobs(self) -> Knobs:
+        """The current knobs."""
         return self._pipeline.knobs
 
     @property
@@ -339,9 +335,13 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
+        """Returns the counters since the start."""
         return self._progress.counters()
 
     def stats(self) -> LoaderStats:
+        """Returns this rank's figures: rows a second, share of time waiting, and how long batches and stages took
+        (`LoaderStats`). The first batch and the wait for it do not count. `to_dict()` gives the figures to a logger.
+        `since(earlier)` limits them to the time since then."""
         return self._progress.stats(self._config.rank)
 
     @property
@@ -366,6 +366,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def quarantined(self) -> dict[str, Any]:
+        """The rows quarantined so far: how many, why, and the file that lists them."""
         return self._quarantine.summary()
 
     @property
@@ -398,6 +399,8 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
+        """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory
+        that is charged to no work. Also how often work had to wait for memory, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -414,6 +417,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def memory_need(self) -> str:
+        """The smallest sufficient memory limit and its parts, as a text."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from sluice.ingest.row_order import Order, Read
 from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
+    from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
 
 
@@ -36,7 +38,10 @@ class LoaderConfig:
     reading: Reading = Reading()
     errors: Errors = Errors()
     transforms: Iterable[UserTransform] = ()
-    roles: Roles | None = None
+    roles: Roles | str | None = None
+    hash: Mapping[str, int] | None = None
+    spec: Spec | str | os.PathLike[str] | None = None
+    version: int | None = None
     fill: Mapping[str, float] | float | None = None
     memory_limit: int | None = None
     workers: str | None = None

@@ -49,8 +49,6 @@ class LoaderInput:
     table: FeatureTable | ParquetFiles
     reading: Reading
     """With the opener of files, and a TransformSpec that was among the transforms."""
-    files: Sequence[DataFile]
-    """The files of the split."""
     layout: str
     """The fingerprint of the columns, after a TransformSpec among the transforms."""
     columns: Columns
@@ -94,13 +92,16 @@ class LoaderInput:
 def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
     order, history, reading = config.order, config.history, config.reading
-    functions, transform_spec = split_transform_spec(config.transforms)
-    own = transforms_of(functions)
+    others, transform_spec = split_transform_spec(config.transforms)
+    own = transforms_of(others)
     over_rows = tuple(one for one in own if one.gives)
     table = table_of(
         config.source,
         config.roles,
         config.allow_code,
+        config.hash,
+        config.spec,
+        version=config.version,
         transform_spec=transform_spec,
         functions=over_rows,
     )
@@ -125,18 +126,18 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         made = table.made(config.split, columns.names)
     histories = histories_of(history, table, config.split, columns, operators)
     groups = _row_groups(config, table, files, columns, made, reading, histories, over_rows)
+    in_reader = replace(reading.petastorm, transform_spec=None)
     chances = groups.chances() if order.sample is not None else ()
-    rows = source_of(reading.reader, groups, reading.petastorm)
+    rows = source_of(reading.reader, groups, in_reader)
     return LoaderInput(
         config=config,
         table=table,
         reading=reading,
-        files=files,
         layout=digest([layout, asdict(history)]) if history else layout,
         columns=histories.columns if histories else columns,
         groups=groups,
         rows=rows,
-        functions=over_rows,
+        functions=groups.functions,
         plan=RowsPlan.of(
             order, rows.row_groups, chances, batch_size=config.batch_size, seed=config.seed
         ),
@@ -209,9 +210,9 @@ def _row_groups(  # noqa: PLR0917 # called once
     located = located_of(table)
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
-        before: Sequence[str] = needed_before(names, functions)
-        before, given = petastorm.columns(before, first_schema(files, opener, located))
-        names = names if functions else before
+        stored = first_schema(files, opener, located)
+        functions = (*petastorm.row_functions(needed_before(names, functions), stored), *functions)
+        given = petastorm.given(needed_before(names, functions), stored)
     groups = RowGroupReader(
         files,
         names,
@@ -220,6 +221,7 @@ def _row_groups(  # noqa: PLR0917 # called once
         bags=columns.bags,
         sample=config.order.sample,
         given=given,
+        filters=petastorm.filters,
         made=made,
         located=located,
         in_pages=True,

@@ -10,22 +10,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
 
 from sluice.ingest import stage_spec
-from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
+from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.process.worker import RestartBudget
-from sluice.ingest.read.decoding import Decoding
-from sluice.ingest.read.reader import RowGroupSource, Work
-from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan
+from sluice.ingest.read.reader import Work
+from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
     BatchSeries,
@@ -49,8 +48,14 @@ from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
-from sluice.ingest.stages.row_functions import RowFunction, RowFunctionWorker, cut_into_slices
-from sluice.ingest.stages.scatter_kernel import load_compiled
+from sluice.ingest.stages.row_functions import (
+    RowFunction,
+    RowFunctionWorker,
+    cut_into_slices,
+    memory_of,
+    row_functions,
+)
+from sluice.ingest.stages.scatter_kernel import count_converted, load_compiled
 from sluice.ingest.stages.shuffle import (
     Block,
     Chunks,
@@ -60,7 +65,7 @@ from sluice.ingest.stages.shuffle import (
     ReadRows,
     ReadTask,
 )
-from sluice.ingest.stages.transform import Fused, Transform
+from sluice.ingest.stages.transform import Fused, Transform, group_into_stages
 from sluice.ingest.stages.transform_worker import (
     ProcessMemory,
     TransformStage,
@@ -78,70 +83,7 @@ Place = Callable[[Callable[[Any, Charge], ReadRows], WorkerClock], ReadWorker]
 
 
 class PipelineError(LoadingError):
-    """A pipeline cannot be built from these parts. The message says what to change."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineParts:
-    """The parts of a pipeline: the rows, their order and columns, the transforms, and the limits."""
-
-    plan: RowsPlan
-    source: RowGroupSource
-    describe: Callable[[Read], str]
-    """Returns a read's file and row group, for messages."""
-    columns: Columns
-    share: RankShare
-    transforms: Sequence[Fused] = ()
-    rows: Sequence[RowFunction] = ()
-    """The functions over rows, before the shuffle."""
-    quarantine: RowQuarantine
-    memory_limit: int
-    machine: Machine
-    decoding: Decoding
-    converted: int = 0
-    """The number of columns whose values must be converted before they are moved."""
-    epochs: int = 1
-    """The loader reads ahead from one epoch into the next only within so many first epochs."""
-    fetches: bool = False
-    """Whether the row groups come from a store."""
-    remote: RemoteWork | None = None
-    """Remote workers, which can read row groups and call functions. None: this process does all work."""
-
-    def __post_init__(self) -> None:
-        names = ["read", *(stage.name for stage in self.stages)]
-        duplicates = {name for name in names if names.count(name) > 1}
-        if duplicates:
-            raise PipelineError(
-                f"two stages are called {', '.join(sorted(duplicates))}: give each transform a name of "
-                "its own"
-            )
-
-    @property
-    def stages(self) -> tuple[StageSpec, ...]:
-        """The properties of all stages, in order."""
-        remote = self.remote is not None
-        return stage_spec.pipeline(
-            [
-                stage_spec.transform(
-                    one.name,
-                    movable=one.movable,
-                    limited=one.limited,
-                    remote=remote and one.sendable,
-                )
-                for one in self.transforms
-            ],
-            rows=[
-                stage_spec.transform(
-                    one.transform.name,
-                    movable=one.transform.movable,
-                    limited=one.transform.limited,
-                    buffer_limit="read_ahead_bytes",
-                )
-                for one in self.rows
-            ],
-            fetches=self.fetches,
-            remote=remote,
-        )
+    """A pipeline cannot be built. The message says what to change."""
 
 
 class Pipeline:
@@ -153,14 +95,29 @@ class Pipeline:
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
 
-    def __init__(self, parts: PipelineParts, knobs: Knobs | None):
-        self._parts = parts
+    def __init__(
+        self,
+        given: LoaderInput,
+        *,
+        share: RankShare,
+        machine: Machine,
+        quarantine: RowQuarantine,
+        remote: RemoteWork | None,
+    ):
+        """`remote` is the workers that can also read row groups and call functions. None: this process does all."""
+        self._input, self._share, self._machine = given, share, machine
+        self._quarantine, self._remote = quarantine, remote
+        given.groups.rescue = quarantine if quarantine.allowed else None
+        self._decoding = given.groups.decoding
+        if remote is not None:  # its workers send each row's own history
+            more = given.columns.row_bytes - given.columns.window_row_bytes
+            self._decoding = replace(self._decoding, row_bytes=self._decoding.row_bytes + more)
         self._pid = os.getpid()
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
-        self._specs = {spec.name: spec for spec in parts.stages}
+        self._specs = self._set_stages()
         self.stages = tuple(self._specs)
-        self._cores = max(1, math.ceil(parts.machine.cores()))
+        self._cores = max(1, math.ceil(machine.cores()))
         defaults = Knobs(
             workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
             backend={
@@ -170,34 +127,19 @@ class Pipeline:
             },
             fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
         )
-        if parts.remote is not None:
-            defaults = defaults.with_workers(decode=parts.remote.requests)
-        self.knobs = self._with_defaults(defaults, defaults if knobs is None else knobs)
+        if remote is not None:
+            defaults = defaults.with_workers(decode=remote.requests)
+        self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
-        self._largest_rows = max(itertools.chain(*parts.plan.groups), default=0)
-        self.footprint = footprint_of(
-            parts.plan,
-            parts.columns,
-            parts.decoding,
-            share=parts.share,
-            stages=parts.stages,
-            converted=parts.converted,
-            epochs=parts.epochs,
-        )
-        self.minimum = self.footprint.total
-        # The compiled code takes memory, so it is loaded before the memory in use is measured.
-        load_compiled(bags=bool(parts.columns.stored_bags))
-        self._measure_start(parts.machine)
+        self._largest_rows = max(itertools.chain(*given.plan.groups), default=0)
+        self._measure_start()
         # The memory of the remote workers that run on this host, and the readers' waits for a store.
         self._remote_bytes, self._fetching_s = 0, 0.0
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
-        of_batches = itertools.chain(*(stage.transforms for stage in parts.transforms))
-        for transform in (*(one.transform for one in parts.rows), *of_batches):
-            function_of(transform)  # raises now if the name cannot be imported
         self._transform_stages: dict[str, list[TransformStage]] = {}
         self._process_memory = ProcessMemory(
             free=lambda: self._governor.free,
@@ -209,14 +151,66 @@ class Pipeline:
         self._closing_pools: list[Pool[Any, Any]] = []
         # The garbage collector may close an abandoned pipeline while this thread already has the lock.
         self._lock = threading.RLock()
-        if parts.remote is not None:
-            parts.remote.watch(self._note_remote_memory)
+        if remote is not None:
+            remote.watch(self._note_remote_memory)
 
-    def _measure_start(self, machine: Machine) -> None:
-        """Measures the memory in use before loading, and chooses the limit that leaves less."""
+    def _set_stages(self) -> dict[str, StageSpec]:
+        """Groups the transforms into stages, and returns the properties of all stages, in order."""
+        given, is_remote = self._input, self._remote is not None
+        groups = given.groups
+        self._fused = group_into_stages(given.transforms)
+        self._row_functions = row_functions(given.functions, groups.result_columns, groups.finish)
+        for transform in (*given.functions, *given.transforms):
+            function_of(transform)  # raises now if the name cannot be imported
+        stages = stage_spec.pipeline(
+            [
+                stage_spec.transform(
+                    one.name,
+                    movable=one.movable,
+                    limited=one.limited,
+                    remote=is_remote and one.sendable,
+                )
+                for one in self._fused
+            ],
+            rows=[
+                stage_spec.transform(
+                    one.name,
+                    movable=one.movable,
+                    limited=one.limited,
+                    buffer_limit="read_ahead_bytes",
+                )
+                for one in given.functions
+            ],
+            fetches=groups.fetches and not is_remote,
+            remote=is_remote,
+        )
+        names = ["read", *(stage.name for stage in stages)]
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise PipelineError(
+                f"two stages are called {', '.join(sorted(duplicates))}: give each transform a name of "
+                "its own"
+            )
+        return {stage.name: stage for stage in stages}
+
+    def _measure_start(self) -> None:
+        """Computes the least memory, measures the memory in use before loading, and chooses the limit that leaves
+        less."""
+        given, machine = self._input, self._machine
+        self.footprint = footprint_of(
+            given.plan,
+            given.columns,
+            self._decoding,
+            share=self._share,
+            stages=tuple(self._specs.values()),
+            converted=count_converted(given.groups.schema, given.columns),
+            epochs=given.config.read_ahead_epochs,
+            functions=memory_of(self._row_functions, self._decoding, self._largest_rows),
+        )
+        self.minimum = self.footprint.total
+        load_compiled(bags=bool(given.columns.stored_bags))  # takes memory, too
         self.base = machine.memory_used()
         self._own_bytes_at_start = machine.memory_own()
-        self._memory_limit = self._parts.memory_limit
+        self._memory_limit = machine.memory_limit(given.config.memory_limit)
         self._control_group = group = machine.memory_group()
         self._group_bytes_at_start = 0
         if group is not None:
@@ -232,9 +226,9 @@ class Pipeline:
     def limits(self) -> Limits:
         """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
         knobs always stay valid."""
-        self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
+        self._cores = max(self._cores, math.ceil(self._machine.cores()))
         limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
-        return replace(limits, fetch_bytes=max(1, self._parts.decoding.decoded(self._largest_rows)))
+        return replace(limits, fetch_bytes=max(1, self._decoding.decoded(self._largest_rows)))
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -267,8 +261,8 @@ class Pipeline:
 
     def _request_remote_workers(self) -> None:
         """Tells the remote workers how many requests run at the same time."""
-        if self._parts.remote is not None and self._pools:
-            self._parts.remote.use(
+        if self._remote is not None and self._pools:
+            self._remote.use(
                 sum(
                     self.knobs.workers[name]
                     for name, backend in self.knobs.backend.items()
@@ -290,7 +284,7 @@ class Pipeline:
 
     def _next_unfused(self, number: int) -> int:
         """Returns the number of the next transform stage after `number` that has its own workers."""
-        names = [stage.name for stage in self._parts.transforms]
+        names = [stage.name for stage in self._fused]
         return next(
             (
                 later
@@ -312,8 +306,8 @@ class Pipeline:
         limit = self._specs[stage].buffer_limit
         if limit == "window":
             # Windows of all streams may become complete at the same time.
-            parts = self._parts
-            return len(self._streams) * parts.plan.widest * parts.columns.window_row_bytes
+            given = self._input
+            return len(self._streams) * given.plan.widest * given.columns.window_row_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
         if limit == "series":
@@ -326,23 +320,23 @@ class Pipeline:
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
         """Stops an earlier run. Then yields batches from `position` on, up to the end of epoch number `epochs - 1`."""
         self.stop()
-        parts = self._parts
-        columns = parts.columns
+        given = self._input
+        columns = given.columns
         with self._lock:
             self._governor = self._new_governor()
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
-            steps = [self._transform_step(transform) for transform in parts.transforms]
-            chunks = Chunks(parts.plan, columns, parts.share.readers, self._buffers)
+            steps = [self._transform_step(transform) for transform in self._fused]
+            chunks = Chunks(given.plan, columns, self._share.readers, self._buffers)
             blocks = self._blocks(self._read_tasks(position, epochs), chunks)
-            cutter = Cutter(parts.plan, columns, parts.share, self._buffers)
+            cutter = Cutter(given.plan, columns, self._share, self._buffers)
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                cuts(blocks, parts.plan, parts.share.readers, chunks, self._steps_a_series),
+                cuts(blocks, given.plan, self._share.readers, chunks, self._steps_a_series),
                 self._without_unreadable(cutter),
                 size=cutter.size,
                 measure=_rows_and_bytes,
             )
-            for number, transform in enumerate(parts.transforms):
+            for number, transform in enumerate(self._fused):
                 series = self._pool(
                     transform.name,
                     series,
@@ -351,10 +345,10 @@ class Pipeline:
                     measure=_rows_and_bytes,
                     passes=functools.partial(_has_passed, number),
                 )
-            collator = Collator(columns, parts.share.rows)
+            collator = Collator(columns, self._share.rows)
 
             def collate(series: BatchSeries, charge: Charge) -> Ready:
-                return collator(parts.quarantine.replace_non_finite(series, columns), charge)
+                return collator(self._quarantine.replace_non_finite(series, columns), charge)
 
             self._request_remote_workers()
             return self._pool(
@@ -367,20 +361,24 @@ class Pipeline:
 
     def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
         """Starts the stages that read row groups and gather their rows into shuffled windows."""
-        parts = self._parts
+        given = self._input
         windows = CompletedWindows()
-        gatherer = functools.partial(Gatherer, parts.plan, parts.columns, chunks, parts.describe)
+        gatherer = functools.partial(
+            Gatherer, given.plan, given.columns, chunks, self._input.groups.describe
+        )
         place = functools.partial(self._place, windows, gatherer)
-        reads: Iterator[Any] = parts.source.open(tasks, functools.partial(self._reads, place))
-        if parts.rows:
-            reads = cut_into_slices(reads)
-        for function in parts.rows:
+        reads: Iterator[Any] = self._input.rows.open(tasks, functools.partial(self._reads, place))
+        is_whole = True
+        for function in self._row_functions:
+            if is_whole and not function.transform.frame:
+                is_whole = False
+                reads = cut_into_slices(reads)
             reads = self._call_on_rows(function, reads, place)
         return self._pool(
             SHUFFLE.name,
             windows.in_order(reads),
             lambda _: gatherer(),
-            size=lambda gathering: gathering.window.rows * parts.columns.window_row_bytes,
+            size=lambda gathering: gathering.window.rows * given.columns.window_row_bytes,
             measure=lambda block: (block.rows, block.nbytes),
             passes=is_gathered,
         )
@@ -407,21 +405,20 @@ class Pipeline:
         self, place: Place, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
     ) -> Pool[ReadTask, Any]:
         """Starts the stage that reads row groups. Without functions over rows, it also places rows."""
-        parts = self._parts
 
         def read_and_place(clock: WorkerClock) -> ReadWorker:
             def backend() -> str:
                 return self.knobs.backend.get(DECODE, "thread")
 
-            return place(read_where_set(make_work(), parts.remote, backend), clock)
+            return place(read_where_set(make_work(), self._remote, backend), clock)
 
         return self._pool(
             DECODE,
             tasks,
-            (lambda _: make_work()) if parts.rows else read_and_place,
-            size=lambda task: parts.decoding.at_work(task.read.rows),
+            (lambda _: make_work()) if self._row_functions else read_and_place,
+            size=lambda task: self._decoding.at_work(task.read.rows),
             measure=_size_of_read,
-            corrects=bool(parts.rows),
+            corrects=bool(self._row_functions),
         )
 
     def _call_on_rows(
@@ -432,7 +429,7 @@ class Pipeline:
         [stage] = self._stages_of([function.transform], self._counters[name])
 
         def work(clock: WorkerClock) -> Callable[[Any, Charge], Any]:
-            worker = RowFunctionWorker(function, stage.runner(), self._parts.describe)
+            worker = RowFunctionWorker(function, stage.runner(), self._input.groups.describe)
             return worker if function.finish is None else place(worker, clock)
 
         return self._pool(
@@ -484,7 +481,7 @@ class Pipeline:
 
     def _read_tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
         """Yields the reads of this rank from `position` on, in the order of need."""
-        plan, share = self._parts.plan, self._parts.share
+        plan, share = self._input.plan, self._share
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             step = position.step if epoch == position.epoch else 0
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
@@ -519,14 +516,14 @@ class Pipeline:
         A reader gathers a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
         # A step is as long as a row group, but at most four windows, because early windows take memory from batches.
-        widest = self._parts.plan.widest
+        widest = self._input.plan.widest
         step_rows = max(widest, min(self._largest_rows, 4 * widest))
         # Many readers may gather more than two steps early.
         rows_ahead = (2 + self._workers_of(DECODE) // len(self._streams)) * step_rows
         if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > rows_ahead:
             return None
         with governor.lock:
-            size = gathering.window.rows * self._parts.columns.window_row_bytes
+            size = gathering.window.rows * self._input.columns.window_row_bytes
             return governor.admit(size, due=False)
 
     def _transform_step(self, fused: Fused) -> Step:
@@ -540,7 +537,7 @@ class Pipeline:
     ) -> list[TransformStage]:
         """Makes what the workers of one stage share, for each of its transforms."""
         governor = self._governor
-        columns = self._parts.columns
+        columns = self._input.columns
         name = counters.name
 
         def count_cpu(cpu_s: float, core_wait_s: float) -> None:
@@ -552,7 +549,7 @@ class Pipeline:
             TransformStage(
                 transform,
                 columns,
-                self._parts.quarantine,
+                self._quarantine,
                 backend=self.knobs.backend.get(name, "thread"),
                 budget=self._restart_budget,
                 charge=governor.hold,
@@ -560,14 +557,14 @@ class Pipeline:
                 run_alone=governor.run_alone,
                 memory=self._process_memory,
                 burden=self._burden,
-                remote=self._parts.remote,
+                remote=self._remote,
             )
             for transform in transforms
         ]
         return stages
 
     def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
-        columns = self._parts.columns
+        columns = self._input.columns
         return lambda clock: Transformer(
             number, steps, columns, clock, lambda: self._next_unfused(number)
         )
@@ -576,10 +573,10 @@ class Pipeline:
         self, cutter: Cutter
     ) -> Callable[[WorkerClock], Callable[[Cut, Charge], BatchSeries]]:
         """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
-        parts = self._parts
+        given = self._input
 
         def cut_known(cut: Cut, charge: Charge) -> BatchSeries:
-            return parts.quarantine.zero_lost_weights(cutter(cut, charge), parts.columns)
+            return self._quarantine.zero_lost_weights(cutter(cut, charge), given.columns)
 
         return lambda _: cut_known
 
@@ -592,8 +589,8 @@ class Pipeline:
                 used=lambda: self.base + self._memory_growth(),
                 idle=self._buffers.idle_bytes,
                 reclaim=self._reclaim,
-                pressure=self._parts.machine.memory_pressure,
-                limit=self._parts.machine.memory_limit,
+                pressure=self._machine.memory_pressure,
+                limit=self._machine.memory_limit,
             ),
             parts=str(self.footprint),
         )
@@ -604,7 +601,7 @@ class Pipeline:
         """Returns how many bytes of memory this process has taken since the start.
 
         If its control group has grown more, without the memory of worker processes, returns that growth."""
-        own = self._parts.machine.memory_own() - self._own_bytes_at_start
+        own = self._machine.memory_own() - self._own_bytes_at_start
         charged = self._control_group.charged() if self._control_group is not None else None
         return (
             own
@@ -724,31 +721,31 @@ class Pipeline:
 
     @property
     def _streams(self) -> tuple[int, ...]:
-        return self._parts.plan.streams_of(self._parts.share.reader, self._parts.share.readers)
+        return self._input.plan.streams_of(self._share.reader, self._share.readers)
 
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""
-        plan = self._parts.plan
-        share = self._parts.share
+        plan = self._input.plan
+        share = self._share
         counters = self._counters
         return series_steps(
-            most_steps(plan, share.readers, self._parts.columns.row_bytes),
+            most_steps(plan, share.readers, self._input.columns.row_bytes),
             share.rows,
             [
                 (counters[one.name].busy_s, counters[one.name].rows, self.knobs.workers[one.name])
-                for one in self._parts.transforms
+                for one in self._fused
             ],
         )
 
     @property
     def _longest_series_bytes(self) -> int:
-        parts = self._parts
+        given = self._input
         rows = (
-            most_steps(parts.plan, parts.share.readers, parts.columns.row_bytes)
-            * parts.plan.batch_size
-            // parts.share.readers
+            most_steps(given.plan, self._share.readers, given.columns.row_bytes)
+            * given.plan.batch_size
+            // self._share.readers
         )
-        return rows * (parts.columns.row_bytes + 4)
+        return rows * (given.columns.row_bytes + 4)
 
 
 def _has_passed(number: int, series: BatchSeries) -> bool:

@@ -7,14 +7,11 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-from torch.utils.data import IterableDataset
 
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
@@ -26,20 +23,20 @@ from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import DECODE, Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.machine import Machine, SharedMachine
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import split_transform_spec
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.transform import UserTransform, transforms_of
-from sluice.ingest.stats import LoaderStats, Snapshot
+from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.read.parquet_files import Paths, Roles
+    from sluice.ingest.read.parquet_files import ParquetFiles, Paths, Roles
 
 
+_RECORDED = ("batch_size", "split", "ranks", "seed", "memory_limit")
+"""The settings that a run folder has as they are."""
 _REPORTED_SKIPS = 0.01
 """A line on standard error reports skipped rows if they are more than this share of an epoch."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -59,7 +56,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 """The types that some arguments must have, with an example of each."""
 
 
-class Loader(IterableDataset[Any]):
+class Loader(BatchLoader):
     """Batches of a table for one rank, loaded by a pipeline that an agent tunes while you train.
 
         with Loader("clicks/*.parquet", batch_size=8192, tuning="auto") as loader:
@@ -173,123 +170,81 @@ class Loader(IterableDataset[Any]):
         run_dir: str | os.PathLike[str] | None = None,
         epochs: int | None = None,
     ):
+        given = locals()  # arguments have the names of the configuration's fields
         if epochs is not None:
             warnings.warn(
                 "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits read-ahead, not the number of epochs",
                 FutureWarning,
                 stacklevel=2,
             )
-            read_ahead_epochs = epochs
+            given["read_ahead_epochs"] = epochs
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
         mode = policy_of(tuning).name
         self._convert = _converter_of(as_, order, errors)
-        functions, transform_spec = split_transform_spec(transforms)
-        own = transforms_of(functions)
-        table = table_of(
-            source,
-            roles,
-            allow_code,
-            hash,
-            spec,
-            version=version,
-            transform_spec=transform_spec,
-            functions=tuple(one for one in own if one.gives),
-        )
-        if as_ == "kjt":
-            _refuse_weight_column(table)
-        machine, limit = _share_of_host(
+        given["machine"], given["memory_limit"] = _share_of_host(
             ranks, None if memory_limit is None else parse_bytes(memory_limit)
         )
-        self._batches = BatchLoader(
-            table,
-            batch_size=batch_size,
-            split=split,
-            rank=rank,
-            ranks=ranks,
-            seed=seed,
-            read_ahead_epochs=read_ahead_epochs,
-            knobs=knobs,
-            order=order,
-            reading=reading,
-            errors=errors,
-            transforms=own if transform_spec is None else [transform_spec, *own],
-            fill=fill,
-            memory_limit=limit,
-            workers=workers,
-            machine=machine,
-            allow_code=allow_code,
-            history=history,
-        )
-        settings = {
-            "batch_size": batch_size,
-            "split": split,
-            "ranks": ranks,
-            "seed": seed,
-            "hash": dict(hash or {}),
-            "order": asdict(order),
-            "on_error": errors.on_error,
-            **({"history": asdict(history)} if history else {}),
-            "memory_limit": limit,
-        }
+        names = (field.name for field in fields(LoaderConfig))
+        super().__init__(**{name: given[name] for name in names if name in given})
         try:
+            if as_ == "kjt":
+                _refuse_weight_column(self.table)
             if knobs is None and mode == "fixed":
-                self._batches.apply(self._one_worker_a_stage(remote=workers is not None))
-            self._tuned = self._tune(tuning, table, None if rank else run_dir, settings)
+                super().apply(self._one_worker_a_stage(remote=workers is not None))
+            self._tuned = self._tune(tuning, None if rank else run_dir)
         except BaseException:
-            self._batches.close()
+            super().close()
             raise
         if rank == 0:
-            _report_plan(table.uri, self.plan)
+            _report_plan(self.table.uri, self.plan)
 
-    def _tune(
-        self,
-        tuning: str | Policy,
-        table: FeatureTable | ParquetFiles,
-        run_dir: str | os.PathLike[str] | None,
-        settings: Mapping[str, Any],
-    ) -> TunedRun:
-        """Makes the agent and the run folder with these settings. The agent starts with the first batch."""
-        batches = self._batches
-        policy = policy_of(tuning, foreknowledge(batches))
+    def _tune(self, tuning: str | Policy, run_dir: str | os.PathLike[str] | None) -> TunedRun:
+        """Makes the agent and the run folder. The agent starts with the first batch."""
+        policy = policy_of(tuning, foreknowledge(self))
         folder = None
         if run_dir is not None:
+            given = self._config
             config = {
                 "kind": "load",
-                "data": table.uri,
-                "version": table.version,
+                "data": self.table.uri,
+                "version": self.table.version,
                 "tuning": policy.name,
                 "reader": self.reader,
                 "huge_row_group": self.plan.huge_group,
                 "dense": list(self.dense_names),
                 "sparse": list(self.sparse_names),
-                "transforms": {n: c or "code without a name" for n, c in batches.code.items()},
+                "transforms": {n: c or "code without a name" for n, c in self.code.items()},
                 "knobs": self.knobs.to_dict(),
+                **{name: getattr(given, name) for name in _RECORDED},
+                "hash": dict(given.hash or {}),
+                "order": asdict(given.order),
+                "on_error": given.errors.on_error,
+                **({"history": asdict(given.history)} if given.history else {}),
             }
-            config |= settings
             folder = RunFolder.create(run_dir, config, resume=_is_same_run(Path(run_dir), config))
         tuned = TunedRun(
-            batches.tunable,
+            self.tunable,
             policy,
             folder=folder,
             # It must not hold the loader, which may be garbage-collected before the run ends.
-            outcome=batches.tunable.outcome,
+            outcome=self.tunable.outcome,
         )
-        batches.observer = tuned
-        weakref.finalize(batches, tuned.abandon).atexit = False
+        self.observer = tuned
+        weakref.finalize(self, tuned.abandon).atexit = False
         return tuned
 
     def _one_worker_a_stage(self, remote: bool) -> Knobs:
         """Returns the setting of `tuning="fixed"` without knobs. Remote readers keep their number."""
-        workers = dict.fromkeys(self._batches.limits.workers, 1)
+        workers = dict.fromkeys(self.limits.workers, 1)
         if remote:
             workers[DECODE] = self.knobs.workers[DECODE]
         return Knobs(workers=workers)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._epoch(iter(self._batches))
+        return self._converted(super().__iter__())
 
-    def _epoch(self, batches: Iterator[Batch]) -> Iterator[Any]:
+    def _converted(self, batches: Iterator[Batch]) -> Iterator[Any]:
         """Yields batches in the requested form. It keeps no reference to a batch, because the batch's memory is
         reused."""
         try:
@@ -298,117 +253,16 @@ class Loader(IterableDataset[Any]):
             batches.close()  # type: ignore[attr-defined] # an epoch is a generator
 
     def __repr__(self) -> str:
-        return f"Loader({self._batches.described}; tuning {self.tuning.mode})"
-
-    __reduce__ = BatchLoader.__reduce__
-
-    def __len__(self) -> int:
-        """The number of steps of an epoch, the same on every rank."""
-        return len(self._batches)
-
-    # ---- tuning
+        return f"Loader({self.described}; tuning {self.tuning.mode})"
 
     @property
     def tuning(self) -> TuningStatus:
         """What the agent does and why. `str()` gives a sentence. The fields have the numbers."""
         return self._tuned.status
 
-    @property
-    def knobs(self) -> Knobs:
-        """The current knobs."""
-        return self._batches.knobs
-
     def apply(self, knobs: Knobs) -> None:
         """Changes the knobs while running. Rows and their order stay the same. The agent no longer changes them."""
         self._tuned.turn(knobs)
-
-    def snapshot(self) -> Snapshot:
-        """Returns the counters since the start."""
-        return self._batches.snapshot()
-
-    def stats(self) -> LoaderStats:
-        """Returns this rank's figures: rows a second, share of time waiting, and how long batches and stages took
-        (`LoaderStats`). The first batch and the wait for it do not count. `to_dict()` gives the figures to a logger.
-        `since(earlier)` limits them to the time since then."""
-        return self._batches.stats()
-
-    def resting(self) -> AbstractContextManager[None]:
-        """Returns a context that pauses the measurements, for work that is not training, such as a validation or a
-        checkpoint. Its time counts neither as waiting nor as computing, and the agent ignores it."""
-        return self._batches.resting()
-
-    # ---- the rows
-
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order of `batch.dense`."""
-        return self._batches.dense_names
-
-    @property
-    def sparse_names(self) -> tuple[str, ...]:
-        """The columns of ids, in the order of `batch.values`."""
-        return self._batches.sparse_names
-
-    @property
-    def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs. For plain files it is one more than the
-        largest id, if the files' footers record that."""
-        return self._batches.cardinalities
-
-    @property
-    def plan(self) -> RowsPlan:
-        """The order of the rows of each epoch."""
-        return self._batches.plan
-
-    @property
-    def reader(self) -> str:
-        """The reader that decodes: `petastorm` or `arrow`."""
-        return self._batches.reader
-
-    @property
-    def order_hash(self) -> str | None:
-        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
-        not depend on the knobs. Each rank has its own."""
-        return self._batches.order_hash
-
-    @property
-    def quarantined(self) -> dict[str, Any]:
-        """The rows quarantined so far: how many, why, and the file that lists them."""
-        return self._batches.quarantined
-
-    def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
-        the row in it. Empty for a row that only fills the batch."""
-        return self._batches.place_of(epoch, step, row)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
-        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
-        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
-        thing."""
-        self._batches.load_state_dict(state)
-
-    # ---- memory
-
-    def memory(self) -> dict[str, Any]:
-        """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory
-        that is charged to no work. Also how often work had to wait for memory, by reason."""
-        return self._batches.memory()
-
-    @property
-    def memory_need(self) -> str:
-        """The smallest sufficient memory limit and its parts, as a text."""
-        return self._batches.memory_need
-
-    # ---- the end
-
-    def __enter__(self) -> Self:
-        self._batches.__enter__()
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._tuned.failed(error[1])
@@ -417,11 +271,11 @@ class Loader(IterableDataset[Any]):
     def close(self) -> None:
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
         quarantined = self.quarantined
-        was_open = not self._batches.closed
+        was_open = not self.closed
         try:
             self._tuned.close()
         finally:
-            self._batches.close()
+            super().close()
         if was_open and quarantined["rows_set_aside"]:
             reasons = ", ".join(
                 f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()

@@ -131,24 +131,25 @@ def make_batch_reader(  # noqa: PLR0917
 ) -> BatchReader:
     """Reads a Parquet folder or files, one batch for each row group, as `petastorm.make_batch_reader` does.
 
-    The tuning begins with `workers_count` workers. `reader_pool_type="dummy"` is one worker, without tuning. Without
-    `seed` it is 0. Workers make the arrays, whatever `convert_early_to_numpy` says. `tuning`, `run_dir` and
-    `memory_limit` are those of `sluice.Loader`."""
-    given = dict(locals())
-    _check_arguments(given)
+    The tuning begins with `workers_count` workers. `reader_pool_type="dummy"` is one, without tuning. `seed` None is 0.
+    `convert_early_to_numpy` changes nothing. `tuning`, `run_dir`, `memory_limit`: see `sluice.Loader`."""
+    _check_arguments(locals())
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
-    source = _source_of(groups, given)
-    order = RowGroupOrder(
-        groups=source.row_groups,
-        seed=seed or 0,
-        shuffle_groups=shuffle_row_groups,
-        shuffle_rows=shuffle_rows,
+    options = PetastormOptions(
+        transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
     )
+    shards = {"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
+    source = PetastormSource(groups, options, shards=shards)
     dummy = reader_pool_type == "dummy"
     return BatchReader(
         groups,
         source,
-        order,
+        RowGroupOrder(
+            groups=source.row_groups,
+            seed=seed or 0,
+            shuffle_groups=shuffle_row_groups,
+            shuffle_rows=shuffle_rows,
+        ),
         num_epochs=num_epochs,
         tuning="fixed" if dummy else tuning,
         workers=1 if dummy else workers_count,
@@ -169,15 +170,6 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
             "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
         )
-
-
-def _source_of(groups: RowGroupReader, given: Mapping[str, Any]) -> PetastormSource:
-    """Returns the rows that the arguments of `make_batch_reader` choose."""
-    options = PetastormOptions(
-        **{name: given[name] for name in ("transform_spec", "predicate", "rowgroup_selector")}
-    )
-    shards = {name: given[name] for name in ("cur_shard", "shard_count", "seed")}
-    return PetastormSource(groups, options, shards=shards)
 
 
 def _open_groups(

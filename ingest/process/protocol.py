@@ -126,7 +126,7 @@ def call_function(function: Callable[[Any], Any], columns: dict[str, Any]) -> An
     if ROWS in columns:
         from sluice.ingest.process.row_call import call_on_rows
 
-        return {ROWS: call_on_rows(functools.partial(call_function, function), columns[ROWS])}
+        return {ROWS: call_on_rows(function, columns[ROWS])}
     got = dict(columns)
     given = function(columns)
     if given is None:

@@ -118,6 +118,8 @@ class RowGroupSource(Protocol):
 class RowGroupReader:
     """Reads row groups of a list of files. Many threads can use it. Page checksums are verified."""
 
+    rescue: Rescue | None = None
+
     def __init__(
         self,
         files: Sequence[DataFile],
@@ -127,6 +129,7 @@ class RowGroupReader:
         *,
         bags: Mapping[str, float] | None = None,
         given: pa.Schema | None = None,
+        filters: Sequence[str] = (),
         made: MadeColumns | OperatorColumns | None = None,
         sample: str | None = None,
         located: Sequence[FileColumns] = (),
@@ -139,7 +142,7 @@ class RowGroupReader:
 
         - `before_read` runs before each read, to imitate a store's latency. `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
-        - `given` is the schema that Petastorm's worker makes. `made` makes the loader's columns from it.
+        - `given` is what Petastorm's worker makes by a predicate on `filters`. `made` makes the loader's columns.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
@@ -154,13 +157,12 @@ class RowGroupReader:
         self._selection = made.selection if made else None
         self._history = history
         self.result_columns = tuple(columns)
-        self._functions = tuple(functions)
+        self.functions = tuple(functions)
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
-        self.columns = self._columns_to_read()
+        self.columns = self._columns_to_read(filters)
         self._opener = opened or FileOpener()
-        self.rescue: Rescue | None = None
         self._footers = HeldFooters()
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed, self._lock = False, threading.Lock()
@@ -178,8 +180,9 @@ class RowGroupReader:
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self._buffers = Buffers()
 
-    def _columns_to_read(self) -> tuple[str, ...]:
-        names = [*needed_before(self.result_columns, self._functions), *self._selection_columns]
+    def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
+        names = [*needed_before(self.result_columns, self.functions), *self._selection_columns]
+        names += filters
         names += [self._sample] if self._sample else []
         names += self._history.sources if self._history else ()
         return tuple(dict.fromkeys(names))
@@ -200,9 +203,9 @@ class RowGroupReader:
         self.stored = pa.schema([*self._file_schema, *others])
         """The schema of the columns that are read, in the types of the first file."""
         wanted = self.given
-        if wanted is None or self._functions:
+        if wanted is None or self.functions:
             before = self.stored if wanted is None else wanted
-            wanted = schema_with(before, given_by(self._functions), self.result_columns)
+            wanted = schema_with(before, given_by(self.functions), self.result_columns)
         self.schema = self._made.schema(wanted) if self._made else wanted
         if self._history:
             self.schema = pa.schema([*self.schema, *self._history.fields])
@@ -235,7 +238,7 @@ class RowGroupReader:
             names = [f.name for f in self._file_schema if pa.types.is_string(f.type)]
         else:
             names = self._made.dictionary_columns(self._file_schema, self._footer(0))
-        return [name for name in names if name not in self._optional | reads_of(self._functions)]
+        return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
     @property
     def fetches(self) -> bool:
@@ -257,7 +260,7 @@ class RowGroupReader:
                 raise SourceError(
                     f"{self.describe(read)}: {error or type(error).__name__}"
                 ) from error
-            if self._functions:
+            if self.functions:
                 return table
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)

@@ -32,6 +32,8 @@ class MinimumMemory:
     """Decoded row groups that exist at the same time, including one that is read ahead."""
     decoding: int
     """Memory for decoding the largest row group, in addition to its result."""
+    functions: int
+    """Rows of functions over rows, at work and as results."""
     batches: int
     """Windows, and batches on their way to the consumer."""
     orders: int
@@ -41,11 +43,21 @@ class MinimumMemory:
 
     @property
     def total(self) -> int:
-        return self.row_groups + self.decoding + self.batches + self.orders + self.kept
+        return (
+            self.row_groups
+            + self.decoding
+            + self.functions
+            + self.batches
+            + self.orders
+            + self.kept
+        )
 
     def __str__(self) -> str:
+        called = (
+            f"{format_bytes(self.functions)} for functions over rows, " if self.functions else ""
+        )
         return (
-            f"{format_bytes(self.row_groups)} for row groups, {format_bytes(self.decoding)} for decoding one, "
+            f"{format_bytes(self.row_groups)} for row groups, {format_bytes(self.decoding)} for decoding one, {called}"
             f"{format_bytes(self.batches)} for windows and batches, {format_bytes(self.orders)} for their orders, "
             f"{format_bytes(self.kept)} that allocators keep"
         )
@@ -60,9 +72,11 @@ def footprint_of(
     stages: Sequence[StageSpec],
     converted: int,
     epochs: int,
+    functions: int = 0,
 ) -> MinimumMemory:
-    """Computes the minimum memory. `converted` is the number of columns that must be converted before their values are
-    moved. With several `epochs`, the next epoch begins before the last one has ended."""
+    """Computes the minimum memory. `functions` is that of functions over rows. `converted` is the number of columns
+    that must be converted before their values are moved. With several `epochs`, the next epoch begins before the last
+    one has ended."""
     rank = share.reader
     ranks = share.readers
     steps = most_steps(plan, ranks, columns.row_bytes)
@@ -89,6 +103,7 @@ def footprint_of(
     return MinimumMemory(
         row_groups=row_groups,
         decoding=decoding.extra_bytes,
+        functions=functions,
         batches=batches,
         orders=orders + window + unpacked,
         kept=_KEPT + (row_groups + decoding.extra_bytes) // _KEPT_PART,

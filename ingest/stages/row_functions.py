@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,6 +23,9 @@ from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
+
+if TYPE_CHECKING:
+    from sluice.ingest.read.decoding import Decoding
 
 SLICE_ROWS = 8192
 """The rows of a call: few enough for several workers to share a row group, and many enough to hide a call's cost."""
@@ -70,6 +74,18 @@ def row_functions(
     )
 
 
+def memory_of(functions: Sequence[RowFunction], decoding: Decoding, largest: int) -> int:
+    """Returns the bytes of one call of each function. `largest` is the rows of the largest row group.
+
+    Its rows are there as they are sent, and as the function's own objects. Its result is there twice: as it is sent,
+    and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it gives."""
+    total = 0
+    for one in functions:
+        rows = largest if one.transform.frame else min(largest, SLICE_ROWS)
+        total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(one.transform.gives)
+    return total
+
+
 class RowFunctionWorker:
     """One worker of a function over rows."""
 
@@ -79,8 +95,9 @@ class RowFunctionWorker:
         self._function = function
         self._caller = caller
         self._describe = describe
-        self._gives = function.transform.gives
-        self._asks = asking_for(pa.schema(list(self._gives.items())))
+        transform = function.transform
+        self._gives = transform.gives
+        self._asks = asking_for(pa.schema(list(self._gives.items())), transform.frame)
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
@@ -90,14 +107,18 @@ class RowFunctionWorker:
         except ColumnError as error:
             if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
                 raise
-            rows = rescue.replace_rows(
-                lambda start, stop: self._columns(
-                    piece.rows.slice(start, stop - start), read.piece(start, stop)
-                ),
-                read,
-                schema_with(piece.rows.schema, self._gives, self._function.keeps),
-                f"transform {self._function.transform.name!r}",
-            )
+            schema = schema_with(piece.rows.schema, self._gives, self._function.keeps)
+            if self._function.transform.frame:  # it needs whole row groups
+                rows = rescue.replace_group(error, read, schema)
+            else:
+                rows = rescue.replace_rows(
+                    lambda start, stop: self._columns(
+                        piece.rows.slice(start, stop - start), read.piece(start, stop)
+                    ),
+                    read,
+                    schema,
+                    f"transform {self._function.transform.name!r}",
+                )
         finish = self._function.finish
         if finish is not None:
             rows = finish(rows, read)
@@ -120,9 +141,9 @@ class RowFunctionWorker:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error
         columns = {}
         for kept in self._function.keeps:
-            if kept in self._gives:
-                columns[kept] = made.column(kept)
-            else:
-                whole = table.column(kept).combine_chunks()
-                columns[kept] = pa.concat_arrays([whole, whole.slice(0, 0)])
+            source = made if kept in self._gives else table
+            column = source.column(kept)
+            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+            # A copy, because a view would keep the shared memory or the row group of all columns.
+            columns[kept] = pa.concat_arrays([*chunks, chunks[0].slice(0, 0)])
         return pa.table(columns)

@@ -61,6 +61,8 @@ class Transform:
     """The time that a batch may take. A worker that takes longer is killed. It then always runs in processes."""
     memory_limit: int | None = None
     """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
+    frame = ""
+    """For a function that gets whole row groups as DataFrames: see `FrameFunction`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -143,6 +145,14 @@ class Transform:
         """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
         a lambda."""
         return self.function if isinstance(self.function, str) else address_of(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFunction(Transform):
+    """A TransformSpec's function over rows. It gets whole row groups, as DataFrames."""
+
+    frame: str = ""
+    """The fields that it removes, and the shape of each of its fields, as JSON."""
 
 
 def _name_of(function: Any) -> str:

@@ -92,10 +92,12 @@ class Peak:
     def __init__(self, memory_used: Callable[[], int]):
         self.bytes = 0
         self._memory_used, self._stop = memory_used, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sluice-peak", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="sluice-peak", daemon=True)
 
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+    def _look(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._stop.wait(_LOOK_S)
             self.bytes = max(self.bytes, self._memory_used())
 
     def __enter__(self) -> Peak:
@@ -105,4 +107,3 @@ class Peak:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.bytes = max(self.bytes, self._memory_used())

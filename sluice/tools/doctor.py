@@ -66,7 +66,11 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
             "cores": machine.cores(),
         },
         "limits": {"memory": machine.memory_limit(), "memory_used": machine.memory_used()},
-        "problems": doctor_checks.problems(findings),
+        "problems": [
+            f"{one.what}: {one.value}" + (f" ({one.advice})" if one.advice else "")
+            for one in findings
+            if one.well is False
+        ],
     }
     if options.json:
         result["findings"] = [dataclasses.asdict(finding) for finding in findings]

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -98,20 +98,24 @@ _SLOW_S = 0.010
 _PRESSED = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finding:
-    """The result of a check. `well` is None if there is nothing to judge."""
+    """The result of a check. `well` is None if there is nothing to judge. Advice is dropped if all is well."""
 
     what: str
     value: str
     well: bool | None = True
     advice: str = ""
 
+    def __post_init__(self) -> None:
+        if self.well:
+            self.advice = ""
+
 
 def versions() -> Iterator[Finding]:
     python = platform.python_version()
     new = sys.version_info >= (3, 11)
-    yield Finding("python", python, new, "" if new else "Python 3.11 or newer is needed")
+    yield Finding("python", python, new, "Python 3.11 or newer is needed")
     for package, lowest, use in PACKAGES:
         try:
             found = metadata.version(package)
@@ -124,12 +128,8 @@ def versions() -> Iterator[Finding]:
             )
             continue
         well = _number(found) >= _number(lowest)
-        yield Finding(
-            package,
-            found,
-            well,
-            "" if well else f"{lowest} or newer is needed: pip install -U {package}",
-        )
+        advice = f"{lowest} or newer is needed: pip install -U {package}"
+        yield Finding(package, found, well, advice)
 
 
 def training() -> Iterator[Finding]:
@@ -162,30 +162,25 @@ def machine(found: Machine) -> Iterator[Finding]:
         "cores",
         f"{cores:g} of the host's {host}",
         None if cores < host else True,
-        "an affinity or a quota takes the others" if cores < host else "",
+        "an affinity or a quota takes the others",
     )
     limit, used = found.memory_limit(), found.memory_used()
-    tight = limit < _SMALL
     yield Finding(
         "memory limit",
         f"{format_bytes(limit)}, {format_bytes(used)} in use by this process",
-        not tight,
-        "below 1 GiB only small batches fit: see what `sluice bench --memory-limit` prints"
-        if tight
-        else "",
+        limit >= _SMALL,
+        "below 1 GiB only small batches fit: see what `sluice bench --memory-limit` prints",
     )
     waited = found.memory_pressure()
     yield Finding(
         "memory pressure",
         f"{waited:g} % of the last 10 s",
         waited <= _PRESSED,
-        "tasks wait for memory: another program takes it" if waited > _PRESSED else "",
+        "tasks wait for memory: another program takes it",
     )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = files != resource.RLIM_INFINITY and files < _NEEDED_FILES
-    yield Finding(
-        "open files", str(files), not few, f"raise it: ulimit -n {_NEEDED_FILES * 4}" if few else ""
-    )
+    enough = files == resource.RLIM_INFINITY or files >= _NEEDED_FILES
+    yield Finding("open files", str(files), enough, f"raise it: ulimit -n {_NEEDED_FILES * 4}")
 
 
 def shared_memory() -> Iterator[Finding]:
@@ -206,9 +201,7 @@ def shared_memory() -> Iterator[Finding]:
             "/dev/shm",
             format_bytes(size),
             None if size < _SMALL else True,
-            "torch's own loaders and collectives use it: docker run --shm-size=2g"
-            if size < _SMALL
-            else "",
+            "torch's own loaders and collectives use it: docker run --shm-size=2g",
         )
 
 
@@ -315,16 +308,15 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
             "checksums",
             f"present in {having} of {total} column chunks of {len(chosen)} files{every}",
             passed,
-            advice if without else "",
+            advice,
         )
     if times:
         middle = statistics.median(times)
-        slow = middle > _SLOW_S
         yield Finding(
             "store",
             f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
-            None if slow else True,
-            "more read workers hide it; --tuning auto finds how many" if slow else "",
+            None if middle > _SLOW_S else True,
+            "more read workers hide it; --tuning auto finds how many",
         )
 
 
@@ -372,11 +364,3 @@ def _orphans() -> Iterator[int]:
                 and os.readlink(f"/proc/{process.pid}/ns/pid") == here
             ):
                 yield process.pid
-
-
-def problems(findings: Iterable[Finding]) -> list[str]:
-    return [
-        f"{f.what}: {f.value}" + (f" ({f.advice})" if f.advice else "")
-        for f in findings
-        if f.well is False
-    ]

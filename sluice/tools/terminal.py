@@ -82,10 +82,9 @@ def advice(before: Snapshot, after: Snapshot, knobs: Knobs) -> str:
     rate, possible = rates(before, after)
     gain = possible / max(rate, 1e-9)
     most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
-    used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
     what = (
         f"try --tuning auto, or --knobs {slowest}={knobs.workers[slowest] + 1}"
-        if after.cpu_quota - used >= 1
+        if after.cpu_quota - _cores_used(before, after) >= 1
         else "only more cores or --workers on other hosts help"
     )
     return (
@@ -100,9 +99,12 @@ def _stall(before: Snapshot, after: Snapshot) -> float:
     return wait / max(wait + compute, 1e-9)
 
 
+def _cores_used(before: Snapshot, after: Snapshot) -> float:
+    return (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
+
+
 def _cores(before: Snapshot, after: Snapshot) -> str:
-    used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
-    return f"{used:.1f} of {after.cpu_quota:.3g}"
+    return f"{_cores_used(before, after):.1f} of {after.cpu_quota:.3g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

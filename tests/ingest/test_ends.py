@@ -238,7 +238,7 @@ def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypat
 
 _BUSY = """
 import atexit, sys, threading
-names = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("sluice-decode")]
+names = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith(("sluice-d", "sluice-T"))]
 atexit.register(lambda: print(names()))  # the first to register is the last to run
 
 import sluice
@@ -255,7 +255,7 @@ def busy(frame):
 spec = TransformSpec(busy)
 if sys.argv[2] == "Loader":
     loader = sluice.Loader(sys.argv[1], batch_size=80, transforms=[spec], tuning="fixed",
-                           roles={"label": "label", "dense": ["x"]}, knobs=Knobs(workers={"decode": 6}))
+                           roles={"label": "label", "dense": ["x"]}, knobs=Knobs(workers={"TransformSpec": 6}))
 else:
     loader = make_batch_reader("file://" + sys.argv[1], transform_spec=spec, workers_count=6)
     loader.close = lambda: (loader.stop(), loader.join())

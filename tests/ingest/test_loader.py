@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections import deque
 
@@ -175,21 +173,6 @@ def test_a_state_of_another_version_or_order_is_refused(table):
         loader.load_state_dict(state)
 
 
-def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
-    with BatchLoader(table, batch_size=400) as loader, BatchLoader(table, batch_size=400) as plain:
-        through = torch.utils.data.DataLoader(loader, batch_size=None)
-        assert len(through) == len(loader) == 10
-        for batch, expected in zip(through, plain, strict=True):
-            assert batch.step == expected.step
-            assert torch.equal(batch.values, expected.values)
-        assert loader.order_hash == plain.order_hash
-        monkeypatch.setattr(
-            "sluice.ingest.loader.get_worker_info", lambda: "what a worker of a DataLoader sees"
-        )
-        with raises(LoaderError, "num_workers=0"):
-            iter(loader)
-
-
 def test_a_broken_off_epoch_is_followed_by_the_next(table):
     with open_loader(table, batch_size=80, epochs=3) as loader:
         orders = [(list(loader), loader.order_hash)[1] for _ in range(2)]
@@ -246,11 +229,8 @@ def test_tensors_are_laid_out_feature_by_feature(table):
         assert batch.dense.stride() == (1, 40)
         assert batch.values.shape == batch.lengths.shape == (26 * 40,)
         assert batch.values.is_contiguous()
-        assert (batch.values.dtype, batch.dense.dtype, batch.label.dtype) == (
-            torch.int32,
-            torch.float32,
-            torch.float32,
-        )
+        assert batch.values.dtype == torch.int32
+        assert batch.dense.dtype == batch.label.dtype == torch.float32
 
 
 class TestSnapshots:
@@ -321,23 +301,15 @@ class TestTransforms:
         def swap(columns):
             return {"I2": columns["I1"] + 1, "C1": columns["C2"].astype(np.int64)}
 
-        with BatchLoader(table, batch_size=80) as plain:
-            expected = next(iter(plain))
-        with BatchLoader(
-            table, batch_size=80, transforms=[("double", double), ("swap", swap)]
-        ) as loader:
-            batch = next(iter(loader))
-            assert [s.name for s in loader.snapshot().stages] == [
-                "decode",
-                "shuffle",
-                "batch",
-                "double+swap",
-                "collate",
-            ]
-            one, two = loader.dense_names.index("I1"), loader.dense_names.index("I2")
-        assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
-        assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
-        assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
+        with (
+            BatchLoader(table, batch_size=80) as plain,
+            BatchLoader(table, batch_size=80, transforms=[double, swap]) as loader,
+        ):
+            expected, batch = next(iter(plain)), next(iter(loader))
+            assert loader.snapshot().stages[3].name == "double+swap"
+        assert torch.equal(batch["I1"], expected["I1"] * 2)
+        assert torch.equal(batch["I2"], expected["I1"] * 2 + 1)
+        assert torch.equal(batch["C1"], expected["C2"])
 
     def test_a_name_that_is_taken_is_refused(self, table):
         for name in ("decode", "read"):  # what release 0.2.0 called it is taken, too
@@ -414,27 +386,6 @@ class TestEnds:
             rows += sum(batch.rows for batch in batches)
             assert rows == loader.plan.rows
             assert loader.snapshot().restarts == 0
-
-    def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
-        iterator = iter(BatchLoader(table, batch_size=80, read_ahead_epochs=99))
-        next(iterator)
-        del iterator  # what is left behind is found by the fixture of all tests
-
-    def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
-        code = (
-            f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
-            f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, read_ahead_epochs=99)\n"
-            f"it = iter(loader)\nprint(next(it).step)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=repo,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,13 +32,13 @@ MIB = 2**20
 COLUMNS = Columns(dense=("d",), sparse=("s",), label="label")
 
 
-def written(path: Path, rows: int, group: int) -> pq.FileMetaData:
+def written(path, rows, group):
     table = group_of(np.random.default_rng(0), rows).drop_columns("part")
     pq.write_table(table, path, row_group_size=group)
     return pq.read_metadata(path)
 
 
-def footprint(metadata: pq.FileMetaData, epochs: int = 2, transforms=()) -> MinimumMemory:
+def footprint(metadata, epochs=2, transforms=()):
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512)
@@ -92,9 +91,7 @@ def test_a_split_needs_at_most_the_memory_of_all_rows_however_few_it_keeps(tmp_p
     assert few.decoding > decoded, "the largest row group is decoded for one row"
 
 
-def group_of(
-    chance: np.random.Generator, rows: int, part: npt.NDArray[np.bool_] | None = None
-) -> pa.Table:
+def group_of(chance, rows, part=None):
     return pa.table(
         {
             "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
@@ -105,19 +102,13 @@ def group_of(
     )
 
 
-def minimum_of(folder: Path, splits: str | None = None) -> MinimumMemory:
-    """The minimum memory for loading all rows, or only the split `few` of `splits`."""
-    if splits is None:
-        source = table_of(folder, "label=label;dense=d;sparse=s")
-        split = "train"
-    else:
-        source = table_of(folder, spec=Spec.own(_SPLIT_SPEC % splits, "mine.toml"))
-        split = "few"
-    with open_loader(source, batch_size=16, split=split, last="pad") as loader:
+def minimum_of(folder, splits):
+    """The minimum memory for loading only the split `few` of `splits`."""
+    source = table_of(folder, spec=Spec.own(_SPLIT_SPEC % splits, "mine.toml"))
+    with open_loader(source, batch_size=16, split="few", last="pad") as loader:
         parts = loader.memory()["parts"]
-    return MinimumMemory(
-        **{name: size for name, size in parts.items() if name != "in_use_at_the_start"}
-    )
+    del parts["in_use_at_the_start"]
+    return MinimumMemory(**parts)
 
 
 _SPLIT_SPEC = """

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.choices import Errors
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -154,8 +155,12 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     assert sorted(rows) == list(range(ROWS))
     assert (found["kind"] == 1 + rows % 3).all()
     assert (found["number"] == 3.0 * rows).all()
-    for knobs in (Knobs(workers={"decode": 4, "shuffle": 2}), Knobs(workers={"decode": 1})):
-        again, same = loaded(clicks, transforms=[SPEC], roles=roles, knobs=knobs)
+    for reader, knobs in (
+        ("petastorm", Knobs(workers={"decode": 4, "shuffle": 2})),
+        ("arrow", Knobs(workers={"TransformSpec": 2})),
+        ("petastorm", Knobs(backend={"TransformSpec": "process"})),
+    ):
+        again, same = loaded(clicks, transforms=[SPEC], roles=roles, knobs=knobs, reader=reader)
         assert same == order
         assert all((again[name] == found[name]).all() for name in found)
 
@@ -204,7 +209,7 @@ def test_fields_are_removed_and_selected_without_a_function(clicks):
 def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(
     clicks, function, edits, facts
 ):
-    with raises(SourceError, "part-0.parquet", "row group 0", *facts):
+    with raises(ColumnError, "part-0.parquet", "row group 0", *facts):
         loaded(
             clicks,
             transforms=[TransformSpec(function, edits)],
@@ -259,8 +264,11 @@ def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     options = PetastormOptions(predicate=odd)
     expected = [row for row in range(2 * GROUP, ROWS) if row % 3 == 1]
     how = {"petastorm": options, "last": "pad", "shuffle": False, "streams": 1}
+    copy = Transform(
+        lambda c: {"number": c["row"]}, "copy", reads=["row"], gives={"number": "int64"}
+    )
     (found, order), (_, again) = (
-        loaded(clicks, **how, knobs=Knobs(workers={"decode": readers})) for readers in (1, 4)
+        loaded(clicks, **how, transforms=functions) for functions in ([], [copy])
     )
     assert found["row"][: len(expected)].tolist() == expected
     assert not found["row"][len(expected) :].any(), "padding"
@@ -366,5 +374,3 @@ def test_a_cache_that_unpickles_is_refused(tmp_path):
 def test_what_is_petastorms_is_refused_of_the_arrow_reader(clicks):
     with raises(SourceError, "rowgroup_selector", "reader='petastorm'"):
         loaded(clicks, reader="arrow", petastorm=PetastormOptions(rowgroup_selector=Chosen(1)))
-    with raises(SourceError, "transform_spec", "reader='petastorm'"):
-        loaded(clicks, reader="arrow", transforms=[SPEC])

@@ -15,8 +15,12 @@ from sluice.ingest.choices import Errors, History
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
+from sluice.ingest.process import shared_memory
+from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
+from sluice.ingest.process.shared_memory import Region
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Order
+from sluice.ingest.stages.row_functions import SLICE_ROWS
 from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -83,9 +87,9 @@ def epoch(source, transforms, roles=ROLES, **options):
 @pytest.mark.parametrize(
     "knobs",
     [
-        Knobs(workers={"decode": 2, "parse": 3}),
+        Knobs(workers={"parse": 3}),
         Knobs(workers={"decode": 1, "parse": 1}, fused=frozenset({"shuffle"})),
-        Knobs(workers={"decode": 2, "parse": 2}, backend={"parse": "process"}),
+        Knobs(workers={"parse": 2}, backend={"parse": "process"}),
     ],
 )
 def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs):
@@ -94,16 +98,23 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs):
     assert len(set(rows)) == len(rows) == ROWS // 800 * 800
     assert found["length"].tolist() == [len(query(r)) if query(r) else -1 for r in rows]
     bags = [batch["words"] for batch in found["batches"]]
-    words = [
-        ids.tolist()
-        for bag in bags
-        for ids in np.split(bag.values.numpy(), np.cumsum(bag.lengths.numpy())[:-1])
-    ]
-    assert words == [[len(word) for word in (query(r) or "").split()] for r in rows]
+    words = [(query(r) or "").split() for r in rows]
+    assert np.concatenate([bag.lengths for bag in bags]).tolist() == list(map(len, words))
+    sizes = [len(word) for row in words for word in row]
+    assert np.concatenate([bag.values for bag in bags]).tolist() == sizes
     without = {"label": "label", "dense": ["price"], "sparse": ["row"]}
     with open_loader(queries, batch_size=800, roles=without) as loader:
         list(loader)
         assert loader.order_hash == order
+
+
+def test_given_columns_do_not_keep_the_memory_of_the_texts(queries, monkeypatch):
+    regions = []
+    monkeypatch.setattr(
+        shared_memory, "Region", lambda charge: regions.append(Region(charge)) or regions[-1]
+    )
+    epoch(queries, [PARSE], knobs=Knobs(backend={"parse": "process"}))
+    assert len(regions) == 1
 
 
 def test_a_function_reads_what_an_earlier_one_gives_and_replaces_stored_columns(queries):
@@ -164,6 +175,28 @@ def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, back
     listed = [json.loads(line) for line in (tmp_path / "list.jsonl").read_text().splitlines()]
     assert sorted((one["row_group"], one["row"]) for one in listed) == [(0, 130), (1, 500)]
     assert all("boom" in one["reason"] for one in listed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_smallest_memory_limit_counts_a_slice_and_its_result(tmp_path, seed):
+    """Row groups and texts of drawn sizes, some with more rows than a slice."""
+    chance = np.random.default_rng(seed)
+    rows, group, size = chance.integers((900, 100, 9), (30_000, 20_000, 300)).tolist()
+    table = pa.table({"row": np.arange(rows), "query": ["x" * size] * rows})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=group)
+
+    def upper(columns):
+        return {"upper": columns["query"], "label": np.zeros(len(columns["query"]))}
+
+    call = Transform(upper, reads=["query"], gives={"label": "int8", "upper": "string"})
+    roles = {"label": "label", "sparse": "row"}
+    with open_loader(tmp_path, batch_size=80, roles=roles, transforms=[call]) as loader:
+        counted = loader.memory()["parts"]["functions"]
+        assert loader.minimum_memory > counted
+    given = pa.record_batch({"query": table["query"][: min(group, SLICE_ROWS)].combine_chunks()})
+    given = given.replace_schema_metadata(asking_for(pa.schema(list(call.gives.items()))))
+    made = call_on_rows(upper, given)
+    assert given.nbytes + encode(given).nbytes + made.nbytes + encode(made).nbytes < counted
 
 
 def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):

@@ -5,7 +5,7 @@ Functions import Petastorm when they need it. If it is not installed, Arrow read
 
 from __future__ import annotations
 
-import copy
+import json
 import sys
 import types
 import warnings
@@ -20,7 +20,9 @@ from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.knobs import nearest
+from sluice.ingest.process.row_call import keep_frame
 from sluice.ingest.read.petastorm import compat
+from sluice.ingest.stages.transform import FrameFunction, address_of
 
 
 class PetastormError(UsageError):
@@ -91,29 +93,53 @@ class PetastormOptions:
     def asked_for(self) -> list[str]:
         return [name for name in self.__slots__ if getattr(self, name) is not None]
 
-    def columns(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[Sequence[str], pa.Schema]:
-        """Returns the columns to read in order to get the wanted ones, and the schema of the wanted ones. A
-        TransformSpec's function gets all columns of the files whose types Petastorm knows."""
-        spec, fields = (
-            self.transform_spec,
-            () if self.predicate is None else sorted(self.predicate.get_fields()),
-        )
+    def given(self, wanted: Sequence[str], stored: pa.Schema) -> pa.Schema | None:
+        """Returns the schema of the wanted columns, which Petastorm's worker makes after a predicate. None: there is no
+        predicate."""
+        if self.predicate is None:
+            return None
         stored = pa.schema(list(parts(stored)))
-        after = stored if spec is None else transformed(stored, spec)
-        for what, names, there in (
-            ("predicate", fields, stored.names),
-            ("files", wanted, after.names),
-        ):
-            if lacking := [name for name in names if name not in there]:
+        for what, names in (("predicate", self.filters), ("files", wanted)):
+            if lacking := [name for name in names if name not in stored.names]:
                 raise PetastormError(
-                    f"{what}: no column {lacking[0]!r}{nearest(lacking[0], there)}"
+                    f"{what}: no column {lacking[0]!r}{nearest(lacking[0], stored.names)}"
                 )
-        read = (
-            list(unischema_of(stored).fields)
-            if spec is not None and spec.func
-            else dict.fromkeys([*(name for name in wanted if name in stored.names), *fields])
+        return pa.schema([stored.field(name) for name in wanted])
+
+    @property
+    def filters(self) -> list[str]:
+        """The columns that the predicate reads."""
+        return [] if self.predicate is None else sorted(self.predicate.get_fields())
+
+    def row_functions(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[FrameFunction, ...]:
+        """Returns the TransformSpec as a function over rows that gives the wanted columns. None is needed if it only
+        removes fields. Its function gets all columns of the files whose types Petastorm knows."""
+        spec = self.transform_spec
+        if spec is None or not (spec.func or spec.edit_fields):
+            return ()
+        stored = pa.schema(list(parts(stored)))
+        after = transformed(stored, spec)
+        if lacking := [name for name in wanted if name not in after.names]:
+            raise PetastormError(
+                f"files: no column {lacking[0]!r}{nearest(lacking[0], after.names)}"
+            )
+        before = unischema_of(stored)
+        shapes = {field[0]: list(field[2]) for field in spec.edit_fields}
+        function = spec.func or keep_frame
+        return (
+            FrameFunction(
+                address_of(function) or function,
+                "TransformSpec",
+                reads=tuple(before.fields),
+                gives={name: after.field(name).type for name in wanted},
+                frame=json.dumps(
+                    {
+                        "removed": list(spec.removed_fields),
+                        "shapes": {name: shapes.get(name, []) for name in after.names},
+                    }
+                ),
+            ),
         )
-        return tuple(read), pa.schema([after.field(name) for name in wanted])
 
 
 # ---- the schema, and what a TransformSpec makes of it
@@ -261,30 +287,3 @@ def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]
             "over batches, so give it first"
         )
     return (given[1:], given[0]) if at else (given, None)
-
-
-def with_result_checks(spec: Any, same_rows: bool) -> Any:
-    """Returns the same spec with a function that checks its own result."""
-    function, spec = spec.func, copy.copy(spec)
-
-    def call(frame: Any) -> Any:
-        rows = len(frame)
-        try:
-            found = function(frame)
-        except Exception as error:
-            raise ValueError(
-                f"the function of the TransformSpec failed: {type(error).__name__}: {error}"
-            ) from error
-        if not hasattr(found, "columns"):
-            raise ValueError(
-                f"the function of the TransformSpec returned {type(found).__name__}, not a DataFrame"
-            )
-        if same_rows and len(found) != rows:
-            raise ValueError(
-                f"the function of the TransformSpec returned {len(found)} rows for {rows}. It must return "
-                "one row for each row, or the order of rows is lost; use a predicate to leave rows out"
-            )
-        return found
-
-    spec.func = call if function else None
-    return spec

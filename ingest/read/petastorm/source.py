@@ -1,12 +1,14 @@
 """Reads row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
 
-Petastorm defines the schema (Unischema), which rows a selector and a predicate keep, how a user's transform
-(TransformSpec) is called, the worker protocol and the cache's interface. Its own worker does all that, and asks Sluice
-only for a row group's stored columns. Sluice controls the order, the pool and the memory.
+Petastorm defines the schema (Unischema), which rows a selector and a predicate keep, the worker protocol and the
+cache's interface. Its own worker does all that, and asks Sluice only for a row group's stored columns. Sluice controls
+the order, the pool and the memory. A loader's TransformSpec runs later, as a function over rows.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import threading
 import types
@@ -17,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.ingest.memory.governor import Charge
+from sluice.ingest.process.row_call import call_on_frame
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
     PetastormError,
     PetastormOptions,
     difference,
     unischema_of,
-    with_result_checks,
 )
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
@@ -46,15 +48,15 @@ class PetastormSource:
         shards: Mapping[str, Any] | None = None,
     ):
         """With `shards`, which has the Reader's arguments about shards, row groups come as Petastorm's dicts of arrays,
-        and a function may change their number of rows."""
+        and the TransformSpec runs here, whose function may change their number of rows."""
         compat.install()
         self._groups = groups
         self._options = options
-        spec = options.transform_spec
+        spec = None if shards is None else copy.copy(options.transform_spec)
+        if spec is not None and spec.func:
+            spec.func = functools.partial(call_on_frame, spec.func)
         self._reader_options = {
-            "transform_spec": None
-            if spec is None
-            else with_result_checks(spec, same_rows=shards is None),
+            "transform_spec": spec,
             "predicate": options.predicate,
             "rowgroup_selector": options.rowgroup_selector,
             "cache": options.cache,
