@@ -32,12 +32,14 @@ SLICE_ROWS = 8192
 
 
 def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
-    """Yields slices of row groups, in order. The memory of a row group is released after its last slice."""
+    """Yields slices of row groups. Those of one row group come in the order in which batches need them, so that the
+    first batch does not wait for a whole row group. Its memory is released after its last slice."""
     for decoded in reads:
         read = decoded.task.read
         starts = range(0, read.rows, SLICE_ROWS)
         pieces = [read.piece(start, min(start + SLICE_ROWS, read.rows)) for start in starts]
         pieces = [piece for piece in pieces if piece.parts]
+        pieces.sort(key=lambda piece: min(part.window for part in piece.parts))
         table = decoded.rows
         decoded.share(len(pieces))
         for piece in pieces:

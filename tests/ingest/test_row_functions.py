@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,9 @@ from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.row_functions import SLICE_ROWS
+from sluice.ingest.stages import row_functions
+from sluice.ingest.stages.row_functions import SLICE_ROWS, cut_into_slices
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -115,6 +118,17 @@ def test_given_columns_do_not_keep_the_memory_of_the_texts(queries, monkeypatch)
     )
     epoch(queries, [PARSE], knobs=Knobs(backend={"parse": "process"}))
     assert len(regions) == 1
+
+
+def test_slices_come_in_the_order_in_which_batches_need_them(queries, monkeypatch):
+    monkeypatch.setattr(row_functions, "SLICE_ROWS", 500)
+    with open_loader(queries, batch_size=800, roles=ROLES, transforms=[PARSE]) as loader:
+        schedule = loader.plan.schedule(0, 0, 1, 0)
+    table = pq.read_table(queries)
+    for read in schedule.reads:
+        slices = cut_into_slices(iter([Decoded(ReadTask(schedule, read), table, Mock())]))
+        due = [min(part.window for part in one.task.read.parts) for one in slices]
+        assert due == sorted(due)
 
 
 def test_a_function_reads_what_an_earlier_one_gives_and_replaces_stored_columns(queries):
