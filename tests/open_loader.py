@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 
 
-def open_loader(source: Any, *, epochs: int = 1, **options: Any) -> BatchLoader:
+def open_loader(source, *, epochs=1, **options):
     """Makes a loader that reads ahead `epochs`. The fields of `Order` and `Reading` are keywords here, along with those
     of the loader."""
     order, reading = (

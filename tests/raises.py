@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 
 @contextmanager
-def raises(
-    error: type[BaseException] | tuple[type[BaseException], ...], *facts: object
-) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+def raises(error, *facts):
     """Asserts that the block raises `error`, and that its message names each fact.
 
     A fact is a file, a column, a value, an option or a module. The words between the facts are free.
@@ -23,13 +20,13 @@ def raises(
     assert_names(str(caught.value), *facts)
 
 
-def assert_names(text: str, *facts: object) -> None:
+def assert_names(text, *facts):
     """Asserts that the text names each fact as a whole word: 5 is not named by 15, nor `day` by `days`."""
     missing = [str(fact) for fact in facts if not _is_named(text, str(fact))]
     assert not missing, f"{text!r} does not name {', '.join(map(repr, missing))}"
 
 
-def _is_named(text: str, fact: str) -> bool:
+def _is_named(text, fact):
     before = r"(?<!\w)" if fact[:1].isalnum() else ""
     after = r"(?!\w)" if fact[-1:].isalnum() else ""
     return re.search(before + re.escape(fact) + after, text) is not None

@@ -157,7 +157,7 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     assert (found["number"] == 3.0 * rows).all()
     for reader, knobs in (
         ("petastorm", Knobs(workers={"decode": 4, "shuffle": 2})),
-        ("arrow", Knobs(workers={"TransformSpec": 2})),
+        ("arrow", None),
         ("petastorm", Knobs(backend={"TransformSpec": "process"})),
     ):
         again, same = loaded(clicks, transforms=[SPEC], roles=roles, knobs=knobs, reader=reader)
