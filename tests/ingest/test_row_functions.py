@@ -108,7 +108,7 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, m
     assert np.concatenate([bag.lengths for bag in bags]).tolist() == list(map(len, words))
     sizes = [len(word) for row in words for word in row]
     assert np.concatenate([bag.values for bag in bags]).tolist() == sizes
-    with open_loader(queries, batch_size=800, roles={"label": "label"}) as loader:
+    with open_loader(queries, batch_size=800, roles={"label": "label", "sparse": "row"}) as loader:
         list(loader)
         assert loader.order_hash == order
     assert len(regions) <= 2, "columns do not keep the memory of the texts"
