@@ -320,6 +320,7 @@ class _JobRun:
             inputs=self.job.input_versions,
             identity=spec.rule,
             engine=self.engine.name,
+            layout=str(spec.table.layout),
             sketches={
                 recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                 for recognition, splits in sketches.items()

@@ -17,6 +17,7 @@ from sluice.etl.spec.toml_keys import (
     read_value,
 )
 
+LAYOUTS = ("speed", "size")
 DEFAULT_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 _SPLIT_NAME = r"[A-Za-z0-9_-]+"
 _COLUMN_KEYS = {
@@ -70,6 +71,10 @@ class TableSpec:
     plain_lists: bool = False
     """Whether bags are stored as Parquet lists, for readers other than Sluice's, instead of packed bytes."""
 
+    layout: str | None = None
+    """How numbers are stored: `speed`, so that loaders read them fastest, or `size`, compressed. None: as the files
+    that the table has, and `speed` in a new table."""
+
     @property
     def training(self) -> str:
         """The training split: `train`, or the first split if none has that name."""
@@ -106,8 +111,16 @@ def read_table(
         key=names,
         split_by=read_column_names(raw, "split_by", kinds, "table", ONE_VALUE),
         plain_lists=read_value(raw, "plain_lists", bool, False, "table"),
+        layout=_read_layout(raw),
         **given,
     )
+
+
+def _read_layout(raw: dict[str, Any]) -> str | None:
+    layout: str | None = read_value(raw, "layout", str, None, "table")
+    if layout not in (None, *LAYOUTS):
+        raise SpecError(f"table.layout = {layout!r}: must be one of {', '.join(LAYOUTS)}")
+    return layout
 
 
 def _read_splits(raw: dict[str, Any]) -> TableSpec:

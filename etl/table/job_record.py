@@ -79,6 +79,8 @@ class JobRecord:
     """The engine, `spark` or `local`. It does not change the files. None if they were made without a job."""
     inputs: Mapping[str, int] = field(default_factory=dict)
     """The version of each Delta or Iceberg table that the job has read."""
+    layout: str = "size"
+    """How its files store numbers (`TableSpec.layout`). Before release 0.3 there was only `size`."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 
