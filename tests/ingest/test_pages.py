@@ -15,6 +15,7 @@ import pytest
 
 from sluice.etl.schema import DataFile
 from sluice.ingest.choices import Errors
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read import pages
 from sluice.ingest.read.open_file import LocalFile
@@ -418,7 +419,10 @@ def test_batches_and_order_are_those_of_arrow(table, seed):
         "seed": seed,
         "window_rows": chance.choice([100, 700, 8192]),
         "epochs": 2,
+        "ranks": chance.choice([1, 2, 4]),
+        "knobs": Knobs(workers={"decode": 1 + seed % 3}, fused=chance.choice([(), ("shuffle",)])),
     }
+    options["rank"] = options["ranks"] - 1
     hashes, sums = [], []
     for in_pages in (True, False):
         with open_loader(table, **options) as loader:
