@@ -67,14 +67,16 @@ def measure(lane: str, path: str) -> dict[str, float]:
             TextBatches(path), None, num_workers=int(how), persistent_workers=True
         )
     else:
-        fixed = Knobs(workers={"parse_texts": 2}, backend={"parse_texts": how})
+        knobs = None
+        if how != "auto":
+            knobs = Knobs(workers={"parse_texts": 2}, backend={"parse_texts": how})
         loader = Loader(
             path,
             batch_size=BATCH,
             read_ahead_epochs=EPOCHS + 1,
             roles={"label": "label", "dense": ["length", "words"], "sparse": "first"},
             transforms=[Transform("benchmarks.texts:parse_texts", reads=["query"], gives=GIVES)],
-            knobs=None if how == "auto" else fixed,
+            knobs=knobs,
         )
     taken = []
     for _ in range(EPOCHS + 1):
