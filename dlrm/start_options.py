@@ -61,10 +61,17 @@ class StartOptions:
     )
     pause: int | None = setting(
         None,
-        "save and exit after N more evaluations, as after SIGTERM; --resume continues the run",
+        "save and exit after N more evaluations; --resume continues the run",
         flags=("--pause-after",),
         metavar="N",
         least=1,
+    )
+    preempt_s: float = setting(
+        20.0,
+        "the time that a run has after SIGTERM to save; a run that takes longer ends with the checkpoint before",
+        flags=("--preempt-seconds",),
+        metavar="SECONDS",
+        above=0,
     )
 
 

@@ -7,8 +7,8 @@
     torchrun … -m sluice.dlrm.train --data TABLE --run-dir DIR --resume    begin, or go on
 
 The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
-ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint and leaves.
-Ctrl-C saves nothing: --resume then continues from the last complete checkpoint.
+ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint, and all ranks
+end with 143. Ctrl-C saves nothing. After both, --resume continues from the last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from sluice.common.collector import without_collections
-from sluice.common.errors import UsageError
+from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import start_options
@@ -64,6 +64,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         if first:
             raise
         os._exit(INTERRUPTED)  # the one line printed is enough
+    except Preempted:
+        raise
     except Exception as error:
         ending.claim()
         if not first and not in_touch:

@@ -149,6 +149,8 @@ class StartPoint:
     """Whether the run continues in an existing run folder."""
     pause: int | None = None
     """The number of evaluations after which the run saves and ends."""
+    preempt_s: float = 20.0
+    """The time that the run has after SIGTERM to save."""
     before: CheckpointMeta | None = None
     """The checkpoint's meta, if `meta` is on a newer version of the table."""
     changes: TableDiff | None = None

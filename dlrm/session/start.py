@@ -76,7 +76,7 @@ def _resume(
             split_moved=options.split_moved,
             allow_code=permission,
         )
-        return replace(start, pause=options.pause)
+        return replace(start, pause=options.pause, preempt_s=options.preempt_s)
     table = config.changed_table(
         open_table(
             config.data,
@@ -95,6 +95,7 @@ def _resume(
         resume=path,
         go_on=True,
         pause=options.pause,
+        preempt_s=options.preempt_s,
         split_moved=options.split_moved,
         seen=versions.seen_in(table, meta, options.split_moved),
     )
@@ -138,6 +139,7 @@ def _start_new(
         resume=None,
         go_on=go_on,
         pause=options.pause,
+        preempt_s=options.preempt_s,
         split_moved=options.split_moved,
         chosen=describe_defaults(rows, given),
     )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from sluice.agent.report import narrative, page
 from sluice.common.collector import without_collections
+from sluice.common.errors import Preempted
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.heartbeat import Heartbeat
@@ -27,13 +28,23 @@ def train(
     ending: RankExit,
     say: Callable[[str], None],
 ) -> dict[str, Any] | None:
-    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others.
+    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others. Raises Preempted
+    on all ranks if SIGTERM ended the run.
 
     `start_on` returns another start, for a table that has changed meanwhile: on a version, or on the newest."""
     activity = Activity(most_s=start.config.stall_after)
+
+    def give_up() -> None:
+        ending.leave(
+            f"the run was not saved within {start.preempt_s:g} s of SIGTERM (--preempt-seconds); --resume goes on from "
+            "the newest checkpoint that is complete"
+        )
+
     with (
         world(rank_rows(start.config.batch_size, start.config.ranks)) as ranks,
-        StopSignals(ranks.store, ranks.rank) as signals,
+        StopSignals(
+            ranks.store, ranks.rank, preempt_s=start.preempt_s, too_late=give_up
+        ) as signals,
         Heartbeat(
             ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
         ),
@@ -44,13 +55,17 @@ def train(
             ) as session:
                 session.pin_start(start_on)
                 result = _train_versions(session)
-            if not ranks.first:
-                return None
-            if "outcome" in result:
+            preempted = any(ranks.gather_objects(signals.preempted.is_set() and result["stopped"]))
+            if ranks.first:
                 for line in narrative.last_lines(result["outcome"]):
                     say(line)
-            report = page.written(start.run, say)
-            return {**result, "report": None if report is None else str(report)}
+                report = page.written(start.run, say)
+                result["report"] = None if report is None else str(report)
+            if preempted:
+                raise Preempted(result if ranks.first else None)
+            return result if ranks.first else None
+        except Preempted:
+            raise
         except Exception as error:
             # The rank that reports first knows the cause. The others only see its connections close.
             try:

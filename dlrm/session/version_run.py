@@ -261,8 +261,10 @@ class VersionRun:
                 warn=journal.warn,
             )
             try:
+                self._session.signals.saved.clear()
                 outcome = trainer.train(loader, self._start.meta)
                 self._checkpoints.wait()
+                self._session.signals.saved.set()
             except NotFinite as error:  # on all ranks
                 raise trainer.guard.error(str(error)) from None
         return outcome, controller

@@ -7,9 +7,12 @@ small thread sees each signal at once.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from sluice.ingest.process.stacks import tell
@@ -21,12 +24,26 @@ _FAULT = "sluice/fault"
 class StopSignals:
     """A context around training. SIGTERM sets `stop`: the run saves a checkpoint and ends."""
 
-    def __init__(self, store: Any, rank: int) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        *,
+        preempt_s: float = 20.0,
+        too_late: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`too_late` is called `preempt_s` seconds after SIGTERM, unless `saved` is set by then."""
         self.stop = threading.Event()
+        self.preempted = threading.Event()
+        """Set by SIGTERM, while `stop` is also set by the run itself."""
+        self.saved = threading.Event()
+        """Set by the run while all that it has trained is saved."""
         self.workers: Callable[[], str] = str
         """Returns the stacks of worker processes, for SIGUSR1."""
         self.end_wait: Callable[[], None] = lambda: None
         """Called a second after SIGTERM. It ends a wait of the main thread."""
+        self._preempt_s = preempt_s
+        self._too_late = too_late
         self._store = store.clone()
         self._rank = rank
         self._ended = threading.Event()
@@ -36,8 +53,8 @@ class StopSignals:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._sigterm_before = signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
-        # The thread answers SIGUSR1, because the main thread may hang.
+        # The thread answers both signals, because the main thread may hang.
+        self._sigterm_before = signal.signal(signal.SIGTERM, lambda *_: None)
         self._sigusr1_before = signal.signal(signal.SIGUSR1, lambda *_: None)
         self._thread.start()
         return self
@@ -66,13 +83,24 @@ class StopSignals:
         return self._store.get(_FAULT).decode() if self._store.check([_FAULT]) else None
 
     def _run(self) -> None:
+        due: list[tuple[float, Callable[[], None]]] = []
         while not self._ended.is_set():
+            wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
+            if not select.select([self._read], [], [], wait_s)[0]:
+                due.pop(0)[1]()
+                continue
             signals = os.read(self._read, 64)
             if signal.SIGUSR1 in signals:
                 tell(self.workers)
-            if signal.SIGTERM in signals:
+            if signal.SIGTERM in signals and not self.preempted.is_set():
+                self.preempted.set()
                 self.stop.set()
-                if not self._ended.wait(_GRACE_S):
-                    self.end_wait()
+                now = time.monotonic()
+                due = [(now + _GRACE_S, self.end_wait), (now + self._preempt_s, self._give_up)]
+                due.sort(key=itemgetter(0))
             if signal.SIGINT in signals and self._wakeup_before >= 0:
                 os.write(self._wakeup_before, signals)  # `sluice.common.program` ends the process
+
+    def _give_up(self) -> None:
+        if not self.saved.is_set():
+            self._too_late()

@@ -1,4 +1,5 @@
-"""The base classes of a user's mistakes. Standard library only, because every package uses this file."""
+"""The base classes of a user's mistakes, and other ends of a program. Standard library only, because every package uses
+this file."""
 
 from __future__ import annotations
 
@@ -30,6 +31,14 @@ class UsageError(ValueError):
 
 class RunFailure(RuntimeError):
     """A run that cannot be finished. A program prints the message without a traceback, and ends with 1."""
+
+
+class Preempted(Exception):
+    """SIGTERM ended a run after it had saved. `result` is the program's last line, if this process prints one."""
+
+    def __init__(self, result: dict[str, Any] | None) -> None:
+        super().__init__("preempted and saved")
+        self.result = result
 
 
 class OperatorError(UsageError):

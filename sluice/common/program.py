@@ -1,5 +1,6 @@
 """How every program begins and ends. Its last line on standard output is one JSON object, and text for people goes to
-standard error. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Only programs import this file.
+standard error. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted, 143 preempted and saved. Only
+programs import this file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from sluice.common.errors import RunFailure, UsageError, without_keys
+from sluice.common.errors import Preempted, RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
 from sluice.common.suggest import nearest
 from sluice.common.text_table import wrapped
@@ -26,6 +27,7 @@ DONE = 0
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
+PREEMPTED = 143
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
 _NAMES = sys.getfilesystemencoding()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -99,11 +101,15 @@ def _run(
         print_utf8()
         for word in argv:  # Arrow and stores take all names for UTF-8
             word.encode("utf-8" if _NAMES == "utf-8" else "ascii")
+        code = DONE
         with _interrupts_answered():
-            result = main(argv)
+            try:
+                result = main(argv)
+            except Preempted as end:
+                result, code = end.result, PREEMPTED
         if result is not None:
             print(without_keys(json.dumps(result, default=_plain)), flush=True)
-        _leave(DONE)
+        _leave(code)
     except KeyboardInterrupt:
         say("interrupted")
         sys.stdout.flush()

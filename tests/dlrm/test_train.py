@@ -179,7 +179,7 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
         started.until("\nstep")
         started.send(signal.SIGTERM)
         process = started.ended()
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 143, process.stderr
     stopped = last_json(process)
     assert stopped["stopped"]
     done = losses(folder, "broken")
@@ -259,7 +259,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
         started.until('"stall-store', tmp_path / "run" / "events.jsonl")
         started.send(signal.SIGTERM)
         process = started.ended()
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 143, process.stderr
     stopped = last_json(process)
     assert stopped["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
+from tests.e2e.test_readme import blocks
 from tests.ingest import twin
 from tests.ingest.scene import assert_gone
 from tests.open_loader import open_loader
@@ -107,62 +107,57 @@ def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start,
     assert_gone(watched)
 
 
-_SAVE = """
-import json, signal, sys
+_LOOP = """
+import sys
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 
-asked = False
-def ask(*_):
-    global asked
-    asked = True
-signal.signal(signal.SIGTERM, ask)
-with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80,
-                 order=Order(window_rows=60, last="pad"), read_ahead_epochs=1000,
-                 transforms=[Transform("tests.ingest.worker_functions:shifted", "mine")],
-                 knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"})) as loader:
-    for batch in loader:
-        print(batch.checksum, flush=True)
-        if batch.step == 3:
-            assert loader.worker_pids
-            sys.stdin.readline()
-        if asked:
-            print(json.dumps(loader.state_dict()))
-            sys.exit(143)
+def make_loader():
+    return BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80,
+                       order=Order(window_rows=60, last="pad"), read_ahead_epochs=1000,
+                       transforms=[Transform("tests.ingest.worker_functions:shifted", "mine")],
+                       knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
+
+def train(batch):
+    print(batch.checksum, flush=True)
+    if batch.step == 3 and not position.exists():
+        assert loader.worker_pids
+        sys.stdin.readline()
 """
 
 
 def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_with_the_next_row(
-    table, repo
+    table, repo, tmp_path
 ):
-    """Workers are in groups of their own: the signal does not reach them, so that batches come until the rank ends."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", _SAVE, table.uri],
-        cwd=repo,
-        text=True,
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    """The loop of docs/how-to/resume.md. Workers are in groups of their own: the signal does not reach them, so that
+    batches come until the rank ends."""
+    (loop,) = (
+        block for block in blocks("py", "docs/how-to/resume.md") if "signal.SIGTERM" in block
     )
-    seen = [int(program.stdout.readline()) for _ in range(4)]
-    os.killpg(program.pid, signal.SIGTERM)
-    rest, err = program.communicate("go on\n", timeout=60)
-    assert program.returncode == 143, err
-    *more, state = rest.splitlines()
-    seen += map(int, more)
-    options = {"batch_size": 80, "window_rows": 60, "last": "pad"}
-    with open_loader(table, **options) as loader:
-        expected = [batch.checksum for batch in loader]
-        whole = loader.order_hash
-    with open_loader(table, transforms=[Transform(NAME + "shifted", "mine")], **options) as loader:
-        loader.load_state_dict(json.loads(state))
-        assert 4 <= len(seen) < len(expected)
-        assert seen + [batch.checksum for batch in loader] == expected
-        assert loader.order_hash == whole
+    seen: list[int] = []
+    for code in (143, 0):
+        program = subprocess.Popen(
+            [sys.executable, "-c", _LOOP + loop, table.uri],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(repo)},
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        if code:
+            seen += [int(program.stdout.readline()) for _ in range(4)]
+            os.killpg(program.pid, signal.SIGTERM)
+        rest, err = program.communicate("go on\n", timeout=60)
+        assert program.returncode == code, err
+        seen += map(int, rest.splitlines())
+        assert len(seen) >= 4
+    with open_loader(table, batch_size=80, window_rows=60, last="pad") as loader:
+        assert seen == [batch.checksum for batch in loader]
 
 
 def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
