@@ -35,7 +35,7 @@ FEWER = {
 }
 
 OF_OPTIONAL = {
-    "what waits already takes longer than … s; try again in … s": "serving",
+    "no answer within … s: the server is busy": "serving",
     "the model's answers to made-up rows are no numbers": "serving",
 }
 """Messages of folders that may be left out."""

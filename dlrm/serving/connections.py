@@ -1,63 +1,18 @@
-"""Limits a server's open connections and refuses ambiguous HTTP requests.
-
-`Connections` chooses the connection to close and does not use sockets. `protocol` applies it to uvicorn's protocol.
-"""
+"""Guards uvicorn's protocol: `protocol` limits open connections and slow ones, and refuses ambiguous HTTP requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-C = TypeVar("C")
 _HEAD_BYTES = 64 * 2**10
 """The most bytes of a request outside its body: its head, or headers after the last chunk."""
 _PIPELINED = 16
 """The most unanswered requests that may wait behind another one on the same connection."""
-
-
-class Connections(Generic[C]):
-    """The open connections. A connection is busy from the end of a request's head to the end of its answer. If too
-    many are open, the one that has been idle for longest is closed."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._idle: OrderedDict[C, None] = OrderedDict()
-        self._busy: set[C] = set()
-
-    def __len__(self) -> int:
-        return len(self._idle) + len(self._busy)
-
-    def add(self, new: C) -> C | None:
-        """Adds a connection. Returns the connection to close, if any: the new one if all others are busy."""
-        to_close = None
-        if len(self) >= self.limit:
-            to_close = next(iter(self._idle), new)
-            self._idle.pop(to_close, None)
-        if to_close is not new:
-            self._idle[new] = None
-        return to_close
-
-    def start_request(self, connection: C) -> None:
-        """Notes that a connection's request is under way."""
-        if connection in self._idle:
-            del self._idle[connection]
-            self._busy.add(connection)
-
-    def end_request(self, connection: C) -> None:
-        """Notes that the answer to a connection's request is complete."""
-        if connection in self._busy:
-            self._busy.discard(connection)
-            self._idle[connection] = None
-
-    def remove(self, connection: C) -> None:
-        """Forgets a connection that is no longer open."""
-        self._idle.pop(connection, None)
-        self._busy.discard(connection)
 
 
 class AmbiguousRequest(Exception):
@@ -96,7 +51,8 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
 
     class LimitedProtocol(GuardedProtocol):
         head_timeout_s = seconds
-        open_connections = Connections(limit)
+        most_open = limit
+        idle: ClassVar[dict[GuardedProtocol, None]] = {}
 
     return LimitedProtocol
 
@@ -105,7 +61,9 @@ class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which closes slow and surplus connections and refuses ambiguous requests."""
 
     head_timeout_s: float
-    open_connections: Connections[HttpToolsProtocol]
+    most_open: int
+    idle: ClassVar[dict[GuardedProtocol, None]]
+    """The connections without a request under way. The one that has been idle for longest comes first."""
     _head_timer: asyncio.TimerHandle | None = None
     _message_begun = False
     _outside_body = 0
@@ -113,17 +71,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
-        to_close = self.open_connections.add(self)
-        if to_close is self:
-            self._answer_and_close(
-                503,
-                "Service Unavailable",
-                f"{self.open_connections.limit} connections are open, and all of them are busy",
-                "retry-after: 1\r\n",
-            )
-            return
-        if to_close is not None:
-            to_close.transport.close()
+        if len(self.connections) > self.most_open:
+            longest_idle = next(iter(self.idle), None)
+            if longest_idle is None:
+                self._answer_and_close(
+                    503,
+                    "Service Unavailable",
+                    f"{self.most_open} connections are open, and all of them are busy",
+                    "retry-after: 1\r\n",
+                )
+                return
+            del self.idle[longest_idle]
+            longest_idle.transport.close()
+        self.idle[self] = None
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
     def data_received(self, data: bytes) -> None:
@@ -145,7 +105,7 @@ class GuardedProtocol(HttpToolsProtocol):
             )
         if not self._is_idle():
             self._stop_head_timer()
-            self.open_connections.start_request(self)
+            self.idle.pop(self, None)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
@@ -179,12 +139,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_idle():
-            self.open_connections.end_request(self)
+        if self._is_idle() and self in self.connections:
+            self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        self.open_connections.remove(self)
+        self.idle.pop(self, None)
         super().connection_lost(exc)
 
     def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:

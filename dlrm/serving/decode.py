@@ -46,7 +46,6 @@ _WHOLE_MINUS_ZERO = re.compile(rb"-0(?![.eE])(?<![eE]-0)")
 _TOGETHER_BYTES = 2**15
 """From this size on, one call of Arrow's reader takes less time than Python's."""
 # The numbers of fields in Arrow's messages.
-_LENGTH = 0
 _HEADER = 2
 _COMPRESSION = 3
 
@@ -54,9 +53,11 @@ _COMPRESSION = 3
 class Refusal(Exception):
     """A request gets no predictions. The answer is an HTTP status and one line that says why."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        """`headers` are those of the answer."""
         super().__init__(text)
         self.status = status
+        self.headers = headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +346,7 @@ class Decoder:
                 # A stream may grow when it is read, by compression or by dictionaries.
                 if message.type not in ("schema", "record batch"):
                     raise Refusal(415, "Arrow columns must not be dictionary-encoded")
-                if message.type == "record batch" and _find_in_batch(message, _COMPRESSION):
+                if message.type == "record batch" and _is_compressed(message):
                     raise Refusal(415, "Arrow batches must not be compressed")
             batches = []
             rows = 0
@@ -440,20 +441,6 @@ class Decoder:
             )
 
 
-def rows_at_most(content_type: str, body: bytes) -> int:
-    """Returns an upper bound of the rows in a request. It is cheap, because it decodes nothing."""
-    if content_type.partition(";")[0].strip().lower() == JSON:
-        return body.count(b"{")
-    try:
-        rows = 0
-        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-            if message.type == "record batch" and (position := _find_in_batch(message, _LENGTH)):
-                rows += max(0, struct.unpack_from("<q", message.metadata, position)[0])
-        return rows
-    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError):
-        return 0  # `Decoder.read` will refuse the request
-
-
 def _is_usual(body: bytes) -> bool:
     """Whether Arrow reads a body as Python does, if both can read it. Arrow keeps the sign of -0, and some versions
     read halves of surrogate pairs. After Arrow, null is the same as a feature that is not named."""
@@ -493,14 +480,14 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _find_in_batch(message: pa.Message, number: int) -> int:
-    """Returns the position of a field in a record batch's flatbuffer, which Arrow's Python reader does not show. 0: the
-    field is missing."""
+def _is_compressed(message: pa.Message) -> bool:
+    """Whether a record batch's flatbuffer has the field that Arrow's Python reader does not show."""
     metadata = message.metadata.to_pybytes()
     header = _find_field(metadata, struct.unpack_from("<I", metadata, 0)[0], _HEADER)
     if not header:
-        return 0
-    return _find_field(metadata, header + struct.unpack_from("<I", metadata, header)[0], number)
+        return False
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    return _find_field(metadata, batch, _COMPRESSION) > 0
 
 
 def _find_field(message: bytes, table: int, number: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,6 @@ from sluice.common.errors import UsageError
 from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The reason why a checkpoint is not served."""
-
-    error: str
-    times: int
-    """How many checks in a row had this error."""
-    first: float
-    last: float
 
 
 @dataclass
@@ -41,9 +30,9 @@ class Reload:
     wall_clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        self._failure: Failure | None = None
-        self._failing = False
-        self._failures = 0
+        self._error: str | None = None
+        """The reason why the newest checkpoint is not served."""
+        self._failing_since = 0.0
 
     async def __call__(self, service: HttpApp) -> None:
         """Checks every `every_s` seconds, until it is cancelled."""
@@ -67,22 +56,14 @@ class Reload:
             # The message of an error of a run, its table or its state suffices without the class.
             is_usual = isinstance(error, UsageError | OSError)
             text = str(error) if is_usual else f"{type(error).__name__}: {error}"
-            moment, last = self.wall_clock(), self._failure
-            repeated = self._failing and last is not None and last.error == text
-            self._failure = (
-                replace(last, times=last.times + 1, last=moment)
-                if repeated and last
-                else Failure(error=text, times=1, first=moment, last=moment)
-            )
-            self._failing = True
-            self._failures += 1
-            if not repeated:
+            if text != self._error:
+                self._error, self._failing_since = text, self.wall_clock()
                 service.served.reload("refused")
                 self._report(
                     f"a newer checkpoint cannot be served, so the one before it stays: {text}"
                 )
             return False
-        self._failing = False
+        self._error = None
         if not is_newer:
             return False
         service.served.reload("taken")
@@ -94,18 +75,8 @@ class Reload:
 
     def about(self) -> dict[str, Any]:
         """Returns the state of these checks, for `/health`."""
-        last = self._failure
-        return {
-            "failing": self._failing,
-            "failures": self._failures,
-            "last_failure": last
-            and {
-                "error": last.error,
-                "times": last.times,
-                "first": iso_time(last.first),
-                "last": iso_time(last.last),
-            },
-        }
+        since = {} if self._error is None else {"since": iso_time(self._failing_since)}
+        return {"failing": self._error is not None, "error": self._error, **since}
 
     def _report(self, text: str) -> None:
         with suppress(OSError, ValueError):  # standard error may be closed

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows, rows_at_most
-from sluice.dlrm.serving.pace import Pace
+from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows
 from sluice.dlrm.serving.served_model import BadValue, Servable
 
 _PASS_ROWS = 8192  # the most rows of one pass through the model, which bounds its memory
@@ -24,9 +22,9 @@ class PredictRequest:
     body: bytes
 
     @property
-    def units(self) -> int:
-        """The units of work: one for each row, and one for each _ROW_BYTES of the body."""
-        return rows_at_most(self.content_type, self.body) + len(self.body) // _ROW_BYTES
+    def size(self) -> int:
+        """An estimate of the work: the bytes, and a share for each row of JSON, because a short row takes its time."""
+        return len(self.body) + _ROW_BYTES * self.body.count(b"{")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +48,10 @@ class Scorer:
         self.servable = servable
         self.decoder = Decoder(servable.spec, servable.fingerprint, most_rows=most_rows)
 
-    def warmed_up(self) -> Pace:
-        """Measures how fast the model is, on rows without features. This also builds everything that is built at first
-        use."""
-        batches = []
+    def warm_up(self) -> None:
+        """Answers rows without features. This builds everything that is built at first use."""
         for rows in (1, 1024):
-            request = PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))
-            times = []
-            for _ in range(3):
-                started_at = time.perf_counter()
-                self.answer([request])
-                times.append(time.perf_counter() - started_at)
-            batches.append((request.units, min(times)))
-        return Pace.from_two_batches(batches[0], batches[1])
+            self.answer([PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))])
 
     def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
         """Returns one answer for each request. A bad request does not affect the others."""

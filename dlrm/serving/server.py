@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -19,9 +18,8 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import setting
 from sluice.dlrm.options import SERVED_DTYPES
 from sluice.dlrm.serving.limits import ServerLimits
-from sluice.dlrm.serving.pace import Pace
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.knobs import format_bytes, parse_bytes
+from sluice.ingest.knobs import format_bytes
 
 if TYPE_CHECKING:
     from sluice.dlrm.serving.http import HttpApp
@@ -34,44 +32,6 @@ _SWITCH_INTERVAL_S = 1e-4
 lock."""
 _BACKLOG = 256
 """How many connections may be accepted before a surplus connection is closed."""
-_OTHER_FILES = _BACKLOG + 256
-"""Files that the process needs in addition to the open connections."""
-
-
-def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
-    """Returns how many connections may be open, and the limit of files (RLIMIT_NOFILE) to set, for a process with these
-    soft and hard limits. -1: no limit."""
-    needed = connections + _OTHER_FILES
-    if soft < 0 or soft >= needed:
-        return connections, soft
-    if hard < 0 or hard >= needed:
-        return connections, needed
-    return max(1, hard - _OTHER_FILES), hard
-
-
-_LIMITS = ServerLimits()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitOptions:
-    """The limits of requests, clients and the server."""
-
-    title = "limits"
-    max_body: int = setting(
-        _LIMITS.body_bytes,
-        "bytes of a request",
-        metavar="BYTES",
-        parse=parse_bytes,
-        show=format_bytes,
-    )
-    max_rows: int = setting(_LIMITS.rows, "rows of a request")
-    timeout: float = setting(
-        _LIMITS.seconds, "for a request's head, its body, and its answer, each", metavar="SECONDS"
-    )
-    rate: float = setting(_LIMITS.rate, "requests a second; 0: any number")
-    max_waiting: int = setting(_LIMITS.waiting, "requests that wait")
-    max_connections: int = setting(_LIMITS.connections, "connections that are open")
-    drain: int = setting(20, "how long SIGTERM waits", metavar="SECONDS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +57,7 @@ class ServerOptions:
         5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS"
     )
     threads: int = setting(1, "threads of the model")
-    limits: LimitOptions = field(default_factory=LimitOptions)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     code: CodeOptions = field(default_factory=CodeOptions)
 
 
@@ -105,22 +65,6 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it. Returns counts of the answers."""
     from sluice.etl.table.pins import PinKeeper
 
-    wanted = options.limits.max_connections
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed, file_limit = affordable(wanted, soft, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
-    if allowed < wanted:
-        say(
-            f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)"
-        )
-    limits = ServerLimits(
-        body_bytes=options.limits.max_body,
-        rows=options.limits.max_rows,
-        seconds=options.limits.timeout,
-        rate=options.limits.rate,
-        waiting=options.limits.max_waiting,
-        connections=allowed,
-    )
     host, port = options.host, options.port
     if not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: must be from 0 to 65535")
@@ -139,15 +83,13 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
                 "or 0 for any that is free"
             ) from None
         with PinKeeper(f"serve-{options.run.name}", say) as pins:
-            return Server(options, limits, pins, say).serve(listener)
+            return Server(options, pins, say).serve(listener)
 
 
 class Server:
     """A model behind a port."""
 
-    def __init__(
-        self, options: ServerOptions, limits: ServerLimits, pins: PinKeeper, say: Say
-    ) -> None:
+    def __init__(self, options: ServerOptions, pins: PinKeeper, say: Say) -> None:
         import torch
 
         # Imported first, so that a missing package is reported before the model is loaded.
@@ -160,12 +102,11 @@ class Server:
         torch.set_num_threads(options.threads)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._options = options
-        self._limits = limits
         self._pins = pins
         self._say = say
-        self._protocol = protocol(limits.seconds, limits.connections)
+        self._protocol = protocol(options.limits.timeout, options.limits.max_connections)
         try:
-            scorer, pace = self._load()
+            scorer = self._load()
             self._servable = scorer.servable
             say(_tables_text(self._servable, options.measure_rows))
         except OSError as error:
@@ -175,7 +116,7 @@ class Server:
         reload = (
             Reload(
                 options.run,
-                lambda: self._load()[0],
+                self._load,
                 every_s=options.reload_every,
                 say=say,
                 take_best=options.best,
@@ -183,7 +124,7 @@ class Server:
             if options.reload_every
             else None
         )
-        self._service: HttpApp = HttpApp(scorer, limits, background=reload, pace=pace)
+        self._service: HttpApp = HttpApp(scorer, options.limits, background=reload)
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
         """Answers requests until a signal ends it. Returns counts of the answers."""
@@ -222,7 +163,7 @@ class Server:
             "seconds": round(time.monotonic() - started_at, 1),
         }
 
-    def _load(self) -> tuple[Scorer, Pace]:
+    def _load(self) -> Scorer:
         from sluice.dlrm.serving.scorer import Scorer
         from sluice.dlrm.serving.served_model import Servable
 
@@ -234,11 +175,11 @@ class Server:
                 take_best=options.best,
                 allow_code=options.code.permission,
             ),
-            most_rows=self._limits.rows,
+            most_rows=options.limits.max_rows,
         )
-        pace = scorer.warmed_up()
+        scorer.warm_up()
         self._pins.take(scorer.servable.table.uri, scorer.servable.table.version)
-        return scorer, pace
+        return scorer
 
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
