@@ -46,12 +46,17 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         given = start_options.parse(argv, __doc__)
         wait_briefly(os.environ, Machine().cores())
         with without_collections():
-            from sluice.dlrm.session import start
+            from sluice.dlrm.session.run import open_run
 
-        point = start.start_point(given)
+        training_run = open_run(given)
         if "check" in given:
-            return start.check(
-                point, resume="resume" in given, ranks_per_host=given.get("ranks_per_host"), say=say
+            from sluice.dlrm.session.check import check
+
+            return check(
+                training_run,
+                resume="resume" in given,
+                ranks_per_host=given.get("ranks_per_host"),
+                say=say,
             )
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
@@ -59,7 +64,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         from sluice.dlrm.session.train import train
 
         in_touch = True  # from here on ranks tell each other what they met
-        return train(point, partial(start.start_point, given), ending, say)
+        return train(training_run, partial(open_run, given), ending, say)
     except KeyboardInterrupt:
         if first:
             raise

@@ -147,7 +147,7 @@ def test_each_program_ends_a_users_mistake_with_2_and_one_line(
 
         if program == "dlrm.train":  # it prints the error of its rank itself
             monkeypatch.setattr("sys.argv", ["train", "--run-dir", "r", "--data", "t"])
-            monkeypatch.setattr("sluice.dlrm.session.start.start_point", fail)
+            monkeypatch.setattr("sluice.dlrm.session.run.open_run", fail)
         else:
             monkeypatch.setattr(module, "main", fail)
         with pytest.raises(SystemExit) as ended:

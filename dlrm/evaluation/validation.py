@@ -49,7 +49,7 @@ class Validator:
 
     def __post_init__(self) -> None:
         self._aucs: dict[int, float] = {}
-        """Step → AUC on the validation split."""
+        """TrainingStep → AUC on the validation split."""
         self._newest: Evidence | None = None
         """The evidence of the newest evaluation of the validation split."""
         self._singles: Mapping[str, float] | None = None
@@ -80,7 +80,7 @@ class Validator:
             )
         seconds = time.monotonic() - began
         if findings.undefined is not None:
-            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
+            self.journal.warn(meta.step, f"step {meta.step}, split {split!r}: {findings.undefined}")
         place = {"step": meta.step, "split": split}
         line = {"kind": "eval", "epoch": meta.epoch, "seconds": round(seconds, 3), **place}
         self.journal.metric({**line, **findings.quality.to_dict()})
@@ -93,9 +93,9 @@ class Validator:
         if is_first:
             self._singles = singles.result()
             for text in telling_columns(self._singles, split):
-                self._warn(meta, text)
+                self.journal.warn(meta.step, text)
         if split == "test" and (warning := too_good(findings.quality.auc, self._singles or {})):
-            self._warn(meta, warning)
+            self.journal.warn(meta.step, warning)
         return findings
 
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
@@ -112,7 +112,7 @@ class Validator:
         columns = len(self.parts.layout.columns)
         self._newest = evidence = findings.evidence(meta.step, columns, self.config.optim.lr)
         if warning := stuck(evidence, after=self.config.stuck_after):
-            self._warn(meta, warning)
+            self.journal.warn(meta.step, warning)
         auc = findings.quality.auc
         if auc is None:
             return False
@@ -123,7 +123,7 @@ class Validator:
             warning := falling(self._aucs, self.steps_per_epoch, noise)
         ):
             self._fallen_from = highest
-            self._warn(meta, warning)
+            self.journal.warn(meta.step, warning)
         self.checkpoints.wait()
         folder = self.checkpoints.folder
         best_so_far = best(folder)
@@ -141,8 +141,4 @@ class Validator:
         """Warns if the trained model's predictions on the validation split are biased."""
         if self._newest is not None:
             for text in bad_predictions(self._newest, self.steps_per_epoch):
-                self._warn(meta, text)
-
-    def _warn(self, meta: CheckpointMeta, text: str) -> None:
-        self.journal.event({"kind": "warning", "step": meta.step, "text": text})
-        self.journal.say(f"warning: {text}")
+                self.journal.warn(meta.step, text)

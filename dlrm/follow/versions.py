@@ -1,19 +1,12 @@
-"""Finds the next version of a run's table, and the `StartPoint` from which the run continues on it."""
+"""Finds the next version of a run's table, its rows to train on, and whether the run has trained on its test rows."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.follow.table_diff import TableDiff, between
-from sluice.dlrm.options import (
-    Config,
-    ConfigError,
-    ModelConfig,
-)
-from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.dlrm.options import Config
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
 from sluice.etl.table.data_files import job_of
 from sluice.etl.table.split_rows import SplitRows, trained_on
@@ -75,89 +68,3 @@ def seen_in(
             f"{warning}; begin another run on it, go on with a version before, or accept it with {ACCEPT}"
         )
     return warning
-
-
-def start_on(
-    run: Path,
-    checkpoint: Path,
-    meta: CheckpointMeta,
-    version: int,
-    *,
-    split_moved: str = "refuse",
-    allow_code: Permission = NOTHING,
-) -> StartPoint:
-    """Returns the start for continuing from a checkpoint on another version of its table."""
-    config = Config.from_dict(meta.config)
-    before, after = (
-        config.changed_table(
-            FeatureTable.open(
-                config.data, number, allow_code=allow_code, transforms=config.transforms
-            )
-        )
-        for number in (meta.version, version)
-    )
-    seen = seen_in(after, meta, split_moved)
-    changes = between(before, after)
-    new_config = replace(
-        config,
-        version=version,
-        model=_model(config.model, changes),
-        slices=tuple(name for name in config.slices if name not in changes.dropped),
-    )
-    return StartPoint(
-        run=run,
-        config=new_config,
-        table=view(after, new_config.follow),
-        meta=meta.following(after, new_config.to_dict()),
-        resume=checkpoint,
-        go_on=True,
-        before=meta,
-        changes=changes,
-        split_moved=split_moved,
-        seen=seen,
-    )
-
-
-def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
-    """Returns the model's settings without those of dropped columns."""
-    for name in (model.history, model.target):
-        if name and name in changes.dropped:
-            raise ConfigError(
-                f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
-                "train another model on it, or go on without --follow"
-            )
-    return replace(
-        model,
-        compress={
-            column: kind for column, kind in model.compress.items() if column not in changes.dropped
-        },
-        bags={column: kind for column, kind in model.bags.items() if column not in changes.dropped},
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartPoint:
-    """Where and how a run starts. It is known before a process joins the other ranks."""
-
-    run: Path
-    config: Config
-    table: FeatureTable
-    meta: CheckpointMeta
-    """The progress of the run: none, or that of the checkpoint in `resume`."""
-    resume: Path | None
-    go_on: bool
-    """Whether the run continues in an existing run folder."""
-    pause: int | None = None
-    """The number of evaluations after which the run saves and ends."""
-    preempt_s: float = 20.0
-    """The time that the run has after SIGTERM to save."""
-    before: CheckpointMeta | None = None
-    """The checkpoint's meta, if `meta` is on a newer version of the table."""
-    changes: TableDiff | None = None
-    """The differences between the table of `before` and that of `meta`."""
-    split_moved: str = "refuse"
-    """Whether the run may go on with a version whose tests it has trained on."""
-    seen: str = ""
-    """A warning about test rows that were trained on, if that was accepted."""
-    chosen: str = ""
-    """A text about the settings that followed from the number of rows. Empty in a resumed run."""

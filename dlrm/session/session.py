@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent.report.run_folder import RunFolder, check_unused
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
-from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.rank_exit import RankExit
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.session.run import TrainingRun, follow
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.pins import PinKeeper
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class TrainingSession:
     """A context that is open during a run. Closing it releases the run folder and the table."""
 
-    start: StartPoint
+    run: TrainingRun
     ranks: Ranks
     signals: StopSignals
     activity: Activity
@@ -40,21 +40,21 @@ class TrainingSession:
 
     def __post_init__(self) -> None:
         self._journal: Journal | None = None
-        self._evaluations_left = count((self.start.pause or 0) - 1, -1)
+        self._evaluations_left = count((self.run.options.pause or 0) - 1, -1)
         self._stack = ExitStack()
 
     def __enter__(self) -> TrainingSession:
         # Another process with this run folder also has the port, so the folder is checked first.
         if self.ranks.first:
-            check_unused(self.start.run)
+            check_unused(self.run.folder)
         with ExitStack() as stack:
             self.endpoint = stack.enter_context(
                 Endpoint.at_address(
-                    self.start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
+                    self.run.config.metrics_port, self.ranks.rank, self.ranks.local_rank
                 )
             )
             self._pins = (
-                PinKeeper(f"train-{self.start.run.name}", self.say) if self.ranks.first else None
+                PinKeeper(f"train-{self.run.folder.name}", self.say) if self.ranks.first else None
             )
             if self._pins is not None:
                 stack.enter_context(self._pins)
@@ -65,28 +65,28 @@ class TrainingSession:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def pin_start(self, start_on: Callable[[int | None], StartPoint]) -> None:
-        """Keeps the start's version from being vacuumed. All ranks get the first rank's version. `start_on` returns the
-        start on a version, or on the newest. A run that follows takes the newest if its version is gone."""
-        while self._pins is not None and not isinstance(self.start.table, ForeignTable):
+    def pin_start(self, open_on: Callable[[int | None], TrainingRun]) -> None:
+        """Keeps the first version from being vacuumed. All ranks get the first rank's version. `open_on` returns the
+        run on a version, or on the newest. A run that follows takes the newest if its version is gone."""
+        while self._pins is not None and not isinstance(self.run.table, ForeignTable):
             try:
-                self._pins.take(self.start.table.uri, self.start.table.version)
+                self._pins.take(self.run.table.uri, self.run.table.version)
                 break
             except LostVersion:
-                if self.start.config.follow != "epochs":
+                if self.run.config.follow != "epochs":
                     raise
-                self.start = start_on(None)
-        version = self.ranks.gather_objects(self.start.table.version)[0]
-        if version != self.start.table.version:
-            self.start = start_on(version)
+                self.run = open_on(None)
+        version = self.ranks.gather_objects(self.run.table.version)[0]
+        if version != self.run.table.version:
+            self.run = open_on(version)
 
     def journal(self) -> Journal:
         """Returns the run's journal. The first call creates it."""
         from sluice.dlrm.telemetry.journal import Journal, WrittenJournal
 
         if self._journal is None and self.ranks.first:
-            record = {"kind": "train", **self.start.config.to_dict()}
-            folder = RunFolder.create(self.start.run, record, resume=self.start.go_on)
+            record = {"kind": "train", **self.run.config.to_dict()}
+            folder = RunFolder.create(self.run.folder, record, resume=self.run.go_on)
             self._journal = self._stack.enter_context(WrittenJournal(folder))
         elif self._journal is None:
             self._journal = Journal()
@@ -97,27 +97,20 @@ class TrainingSession:
         if next(self._evaluations_left) == 0:
             self.signals.stop.set()
 
-    def following(self, start: StartPoint, meta: CheckpointMeta) -> StartPoint | None:
-        """Returns the start on the next version, or None if there is none. With --follow-wait, it waits for one.
+    def following(self, run: TrainingRun, meta: CheckpointMeta) -> TrainingRun | None:
+        """Returns the run on the next version, or None if there is none. With --follow-wait, it waits for one.
         All ranks get the same answer."""
         deadline = time.monotonic() + (
-            start.config.follow_wait if start.config.follow == "parts" else 0
+            run.config.follow_wait if run.config.follow == "parts" else 0
         )
         while True:
             with ExitStack() as moving:
-                version = self._next_pinned(start.config, meta, moving)
+                version = self._next_pinned(run.config, meta, moving)
                 over = time.monotonic() >= deadline or self.signals.stop.is_set()
                 version, over = self.ranks.gather_objects((version, over))[0]
                 if version is not None:
-                    path, meta = latest(start.run / "checkpoints")
-                    following = versions.start_on(
-                        start.run,
-                        path,
-                        meta,
-                        version,
-                        split_moved=start.split_moved,
-                        allow_code=start.table.permission,
-                    )
+                    path, meta = latest(run.folder / "checkpoints")
+                    following = follow(run.options, path, meta, version, run.table.permission)
                     self.ranks.barrier()  # Until here, some rank reads files of the version before.
                     return following
             if over:

@@ -18,9 +18,9 @@ from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
-from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.ranks import machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.input_checks import BatchChecker, check_files
@@ -35,36 +35,36 @@ class VersionRun:
     """The part of a run on one version. All ranks take the same steps in the same order, because they exchange data
     in many of them."""
 
-    def __init__(self, session: TrainingSession, start: StartPoint) -> None:
+    def __init__(self, session: TrainingSession, run: TrainingRun) -> None:
         self._started_at = time.perf_counter()
         self._session = session
-        self._start = start
+        self._run = run
         self._ranks = session.ranks
-        self._config = replace(start.config, epochs=versions.epochs_of(start.config, start.meta))
-        self._table = start.table
+        self._config = replace(run.config, epochs=versions.epochs_of(run.config, run.meta))
+        self._table = run.table
         ranks = self._ranks
         self._planned = run_plan.plan_run(
             self._config, self._table, machine(ranks.ranks, ranks.local_ranks)
         )
         check_files(self._table, ranks.rank, ranks.ranks)
         self._conditions = loaders.conditions(
-            self._config, start.run, ranks.rank, ranks.local_ranks
+            self._config, run.folder, ranks.rank, ranks.local_ranks
         )
 
-    def train(self) -> tuple[dict[str, Any], StartPoint | None]:
-        """Trains and evaluates. Returns the result, or the start on the next version if there is one."""
+    def train(self) -> tuple[dict[str, Any], TrainingRun | None]:
+        """Trains and evaluates. Returns the result, or the run on the next version if there is one."""
         with ExitStack() as stack:
             self._open_loader(stack)
             self._prepare_model()
             self._prepare_evaluation(stack)
-            if self._config.follow == "parts" and self._start.changes is not None:
+            if self._config.follow == "parts" and self._run.changes is not None:
                 self._journal.say("before it is trained on:")
                 with suppress(Stopped):
-                    self._validator.measure("train", self._start.meta)
+                    self._validator.measure("train", self._run.meta)
             outcome, controller = self._train_and_tune()
             self._loader.close()  # The evaluation needs its threads and memory.
             if not (outcome.stopped or outcome.good_enough):
-                following = self._session.following(self._start, outcome.meta)
+                following = self._session.following(self._run, outcome.meta)
                 if following is not None:
                     return {}, following
             set_aside = self._ranks.gather_objects(self._loader.quarantined["rows_set_aside"])
@@ -79,7 +79,7 @@ class VersionRun:
                 "input": self._conditions.outcome(self._loader),
             }
             if self._ranks.first:
-                result["outcome"] = summary(Run.read(self._start.run), result)
+                result["outcome"] = summary(Run.read(self._run.folder), result)
             self._journal.event({"kind": "end", **result})
         plan = {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}
         return {**result, "plan": plan}, None
@@ -101,12 +101,12 @@ class VersionRun:
         stack.callback(cleanups.remove, self._conditions.give_back)
         endpoint = self._session.endpoint
         self._journal = self._session.journal()
-        self._journal.expect(self._start.meta.steps_in_all(len(loader), self._config.epochs))
+        self._journal.expect(self._run.meta.steps_in_all(len(loader), self._config.epochs))
         self._journal.listener = endpoint.observe
         endpoint.show_loader(loader, self._table.version)
         stack.callback(endpoint.show_loader, None, self._table.version)
         self._journal.say(self._planned.text)
-        for line in (self._start.chosen, left_out(loader.plan)):
+        for line in (self._run.chosen, left_out(loader.plan)):
             if line:
                 self._journal.say(line)
         self._journal.say(f"a rank's loader needs at least {loader.memory_need}")
@@ -126,34 +126,34 @@ class VersionRun:
             steps_per_epoch=len(loader),
         )
         self._restore(knobs_known=knobs_known)
-        start = self._start
+        run = self._run
         progress = (
             {
                 "kind": "start",
                 "ranks": self._ranks.ranks,
-                "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
-                "resumed_at": start.meta.step,
+                "steps": run.meta.steps_in_all(len(loader), self._config.epochs),
+                "resumed_at": run.meta.step,
                 "data": self._table.uri,
                 "version": self._table.version,
                 "reader": loader.reader,
             }
-            if start.changes is None
+            if run.changes is None
             else {
                 "kind": "follow",
-                "step": start.meta.step,
-                "epoch": start.meta.epoch,
+                "step": run.meta.step,
+                "epoch": run.meta.epoch,
                 "seconds": round(time.perf_counter() - self._started_at, 3),
-                **start.changes.to_dict(),
+                **run.changes.to_dict(),
             }
         )
         self._journal.event({**progress, **self._planned.to_dict()})
         for text in early_warnings(self._config, self._table, loader.plan):
-            self._journal.warn(start.meta.step, text)
+            self._journal.warn(run.meta.step, text)
 
     def _prepare_evaluation(self, stack: ExitStack) -> None:
         session = self._session
         self._checkpoints = save_load.Checkpoints(
-            self._start.run / "checkpoints",
+            self._run.folder / "checkpoints",
             self._parts,
             self._ranks,
             keep=self._config.keep,
@@ -180,28 +180,28 @@ class VersionRun:
     def _restore(self, *, knobs_known: bool) -> None:
         """Loads the checkpoint into the model and the loader, if there is one. `knobs_known`: the registry had the
         loader's knobs."""
-        start = self._start
+        run = self._run
         journal = self._journal
         loader = self._loader
-        if start.seen:
-            journal.warn(start.meta.step, start.seen)
-        if start.resume is None:
+        if run.seen:
+            journal.warn(run.meta.step, run.seen)
+        if run.checkpoint is None:
             return
-        if start.changes is not None and start.before is not None:
-            journal.say(start.changes.text)
-            save_load.check(start.resume, self._ranks)
+        if run.changes is not None and run.before is not None:
+            journal.say(run.changes.text)
+            save_load.check(run.checkpoint, self._ranks)
             transplant(
-                start.resume,
+                run.checkpoint,
                 self._parts,
-                before=start.before,
-                after=start.meta,
-                changes=start.changes,
+                before=run.before,
+                after=run.meta,
+                changes=run.changes,
             )
-            loader.load_state_dict({**loader.state_dict(), "epoch": start.meta.epoch})
+            loader.load_state_dict({**loader.state_dict(), "epoch": run.meta.epoch})
         else:
-            save_load.load(start.resume, self._parts, self._ranks)
-            loader.load_state_dict(start.meta.loader)
-            meta, config = start.meta, self._config
+            save_load.load(run.checkpoint, self._parts, self._ranks)
+            loader.load_state_dict(run.meta.loader)
+            meta, config = run.meta, self._config
             if meta.epoch < config.epochs:
                 journal.say(
                     f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
@@ -211,11 +211,11 @@ class VersionRun:
             else:
                 journal.say(f"nothing left to train: --epochs {config.epochs} are done")
         # The registry scales its knobs to a changed table.
-        if start.meta.knobs and (
-            not knobs_known if start.changes is not None else not self._config.knobs
+        if run.meta.knobs and (
+            not knobs_known if run.changes is not None else not self._config.knobs
         ):
-            loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
-        if differs := start.meta.other_software():
+            loader.apply(loader.limits.clamp(Knobs.from_dict(run.meta.knobs)))
+        if differs := run.meta.other_software():
             journal.say(differs)
 
     def _train_and_tune(self) -> tuple[TrainingOutcome, Controller | None]:
@@ -232,9 +232,9 @@ class VersionRun:
                 self._knob_memory,
                 journal,
                 say=self._session.say,
-                agent=self._start.meta.agent,
+                agent=self._run.meta.agent,
             ) as controller,
-            traced(config.profile if self._ranks.first else 0, self._start.run) as tick,
+            traced(config.profile if self._ranks.first else 0, self._run.folder) as tick,
         ):
 
             def evaluate(meta: CheckpointMeta) -> bool:
@@ -262,7 +262,7 @@ class VersionRun:
             )
             try:
                 self._session.signals.saved.clear()
-                outcome = trainer.train(loader, self._start.meta)
+                outcome = trainer.train(loader, self._run.meta)
                 self._checkpoints.wait()
                 self._session.signals.saved.set()
             except NotFinite as error:  # on all ranks

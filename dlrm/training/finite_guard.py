@@ -18,7 +18,7 @@ from sluice.ingest.gpu import fetch
 
 if TYPE_CHECKING:
     from sluice.dlrm.options import Config
-    from sluice.dlrm.training.steps import FinishedStep
+    from sluice.ingest.batch import Batch
 
 _MOST_SKIPS_IN_A_ROW = 10
 """The most batches that are skipped one after the other. More are a sign that the weights are not finite."""
@@ -46,14 +46,13 @@ class FiniteGuard:
         self._watched: deque[
             tuple[int, tuple[int, int], Sequence[str], Tensor, Callable[[], bool]]
         ] = deque()
-        """Step, batch, what its numbers are, the numbers, and whether they have arrived."""
+        """TrainingStep, batch, what its numbers are, the numbers, and whether they have arrived."""
         self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 
-    def watch(self, step: int, finished: FinishedStep) -> None:
+    def watch(self, step: int, batch: Batch, loss: Tensor | None) -> None:
         """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
-        batch = finished.fetched.batch
-        loss = torch.zeros(()) if finished.loss is None else finished.loss
+        loss = torch.zeros(()) if loss is None else loss
         numbers = torch.stack([*self.lengths.values(), loss])
         names = [
             f"the length of the gradient of {name!r}" if name else "the gradients' length"

@@ -15,14 +15,13 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from sluice.dlrm.model.ranker import loss_of
 from sluice.dlrm.training.model_input import ModelInput
-from sluice.dlrm.training.steps import FinishedStep
 from sluice.ingest.gpu import staging_for
 
 if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.finite_guard import FiniteGuard
-    from sluice.dlrm.training.steps import Fetched
+    from sluice.dlrm.training.steps import TrainingStep
     from sluice.ingest.batch import Batch
 
 
@@ -51,7 +50,7 @@ class OverlappedSteps:
         self._update = update
         self._step = 0
         self._skipped = False
-        self._started: deque[Fetched] = deque()
+        self._started: deque[TrainingStep] = deque()
         self._staging = staging_for(world.device)
         # The pipeline uses this object as its optimiser, through `zero_grad` and `step`.
         self._pipeline: Any = TrainPipelineSparseDist(
@@ -78,21 +77,20 @@ class OverlappedSteps:
         return loss, loss.detach()
 
     def steps(
-        self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]
-    ) -> Iterator[FinishedStep]:
+        self, batches: Iterator[TrainingStep], first: int, check: Callable[[Batch], None]
+    ) -> Iterator[TrainingStep]:
         """Makes a step of each batch; the first is number `first`. `check` is called with each batch as it comes."""
         self._started.clear()
-        waited = 0.0
+        waited_s = 0.0
 
         def samples() -> Iterator[ModelInput]:
-            nonlocal waited
-            for fetched in batches:
-                batch = fetched.batch
-                waited += fetched.wait_s
-                check(batch)
-                self._started.append(fetched)
+            nonlocal waited_s
+            for step in batches:
+                waited_s += step.wait_s
+                check(step.batch)
+                self._started.append(step)
                 yield ModelInput.of(
-                    self._parts.layout, batch, self._staging, fetched.rows / self._ranks
+                    self._parts.layout, step.batch, self._staging, step.rows / self._ranks
                 )
 
         self._step, source = first, samples()
@@ -101,9 +99,12 @@ class OverlappedSteps:
                 loss = self._pipeline.progress(source)
             except StopIteration:
                 break
-            waited, wait = 0.0, waited
             self._step += 1
-            yield FinishedStep(self._started.popleft(), None if self._skipped else loss, wait)
+            step = self._started.popleft()
+            step.loss = None if self._skipped else loss
+            # Batches that the pipeline takes ahead were waited for during this step.
+            waited_s, step.wait_s = 0.0, waited_s
+            yield step
         self.pause()
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""The data that a loader and the trainer exchange: `Fetched` batches and `FinishedStep`s."""
+"""A training step, from its batch to its loss: `TrainingStep`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from sluice.ingest.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """One rank's part of a batch."""
+@dataclass(slots=True)
+class TrainingStep:
+    """One rank's part of a batch, and what was made of it."""
 
     batch: Batch
     wait_s: float
@@ -24,16 +24,6 @@ class Fetched:
     """The number of rows over all ranks, without padding."""
     others_s: float = 0.0
     """Seconds that this rank waited for the others, once it had its part."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """The result of one training step."""
-
-    fetched: Fetched
-    """The step's batch."""
-    loss: torch.Tensor | None
-    """This rank's loss. The mean over all ranks is the loss of the batch. None: all ranks skipped the batch, because
-    its loss was not finite. Its rows do not count."""
-    wait_s: float
-    """Seconds spent in the loader's raw `next()`."""
+    loss: torch.Tensor | None = None
+    """This rank's loss. The mean over all ranks is the loss of the batch. None: the step was not made, or all ranks
+    skipped the batch, because its loss was not finite. Its rows do not count."""

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.ranks import Ranks
-from sluice.dlrm.training.steps import Fetched
+from sluice.dlrm.training.steps import TrainingStep
 from sluice.ingest.errors import LoaderError
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class SyncedBatches:
         self._waiting_on: BatchLoader | None = None
         self.stopped = False
 
-    def batches(self, feed: BatchLoader, guard: FiniteGuard | None = None) -> Iterator[Fetched]:
+    def batches(
+        self, feed: BatchLoader, guard: FiniteGuard | None = None
+    ) -> Iterator[TrainingStep]:
         """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
         was not finite."""
         batches = iter(feed)
@@ -64,7 +66,7 @@ class SyncedBatches:
                 self._activity.fetches(number, read_progress)
                 asked_at = self._clock()
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
-                wait = self._clock() - asked_at
+                wait_s = self._clock() - asked_at
                 self._activity.meets(number)
                 met_at = self._clock()
                 self.stopped, rows, failed = self._agree(
@@ -76,15 +78,15 @@ class SyncedBatches:
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
-                yield Fetched(clear_padding(batch), wait, feed.state_dict(), rows, others_s)
+                yield TrainingStep(clear_padding(batch), wait_s, feed.state_dict(), rows, others_s)
         finally:
             self._activity.rests()
 
     def all_of(self, feed: BatchLoader) -> Iterator[Batch]:
         """Yields all batches of the feed. Raises Stopped if the ranks were asked to stop, because the result would be
         incomplete."""
-        for fetched in self.batches(feed):
-            yield fetched.batch
+        for step in self.batches(feed):
+            yield step.batch
         if self.stopped:
             raise Stopped
 

@@ -1,4 +1,8 @@
-"""Runs the training loop: `Trainer`. `sluice.dlrm.session.version_run` makes its parts."""
+"""The training loop, from an epoch's first batch to its evaluation: `Trainer`.
+
+`train` repeats `_train_epoch`, which shows the order of things: a step (`_step`), its figures (`_count`), a line of the
+log (`_report`), a checkpoint (`_save`), an evaluation (`_evaluate`). `sluice.dlrm.session.version_run` makes the parts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
-from sluice.dlrm.training.steps import Fetched, FinishedStep
+from sluice.dlrm.training.steps import TrainingStep
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.gpu import staging_for
 from sluice.ingest.machine import core_wait_s
@@ -62,73 +66,42 @@ class Timing:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOutcome:
-    """The result of a call of `train`."""
-
-    meta: CheckpointMeta
-    timing: Timing
-    first_batch_s: float
-    """The wait for the first batch, while the pipeline fills. The stall does not include it."""
-    stopped: bool
-    """Whether training ended early because of a stop signal."""
-    good_enough: bool
-    """Whether training ended because the model was good enough."""
-    peak_bytes: int
-    """The most memory that this rank was seen to use."""
-
-
 @dataclass(slots=True)
-class _TrainingProgress:
-    """The progress of a call of `train`."""
+class Interval:
+    """What this rank did since the last report."""
 
-    meta: CheckpointMeta
-    saved_at: int
-    """The step of the last checkpoint."""
     loss: torch.Tensor
-    """The sum of loss times rows since the last report. It stays on its device, so that no step waits for it."""
+    """The sum of loss times rows. It stays on its device, so that no step waits for it."""
     rows: int = 0
-    """The rows of this rank since the last report."""
     wait_s: float = 0.0
     compute_s: float = 0.0
     others_s: float = 0.0
     """The time that this rank waited for the others before its steps. It is a part of `compute_s`."""
     own_s: float = 0.0
     """The time that this rank computed or waited for a core, without waiting for other ranks."""
+
+
+@dataclass(slots=True)
+class TrainingOutcome:
+    """How far a call of `train` has come. It returns this."""
+
+    meta: CheckpointMeta
+    saved_at: int
+    """The step of the last checkpoint."""
     timing: Timing = field(default_factory=Timing)
     first_batch_s: float | None = None
-    finished: FinishedStep | None = None
-    """The last step of this epoch."""
+    """The wait for the first batch, while the pipeline fills. The stall does not include it."""
+    stopped: bool = False
+    """Whether training ended early because of a stop signal."""
     good_enough: bool = False
+    """Whether training ended because the model was good enough."""
     table_changed: bool = False
+    peak_bytes: int = 0
+    """The most memory that this rank was seen to use."""
 
-    def start_interval(self) -> None:
-        """Resets the sums, after a report."""
-        self.rows = 0
-        self.wait_s = self.compute_s = self.others_s = self.own_s = 0.0
-        self.loss.zero_()
-
-    def add(self, finished: FinishedStep, step_s: float, own_s: float, ranks: int) -> None:
-        """Counts a step that took `step_s` seconds, with its wait, and `own_s` without waiting for other ranks. The
-        wait for the first batch counts neither as waiting nor as computing."""
-        wait_s = finished.wait_s
-        if self.first_batch_s is None:
-            self.first_batch_s = wait_s
-            step_s -= wait_s
-            wait_s = 0.0
-        self.finished = finished
-        fetched = finished.fetched
-        step = self.meta.step + 1
-        if finished.loss is None:
-            self.meta = replace(self.meta, step=step, skipped=self.meta.skipped + 1)
-        else:
-            self.meta = replace(self.meta, step=step, rows=self.meta.rows + fetched.rows)
-            self.loss.add_(finished.loss, alpha=fetched.rows / ranks)
-            self.rows += fetched.batch.rows
-        self.wait_s += wait_s
-        self.compute_s += step_s - wait_s
-        self.others_s += fetched.others_s
-        self.own_s += own_s
+    @property
+    def is_over(self) -> bool:
+        return self.stopped or self.good_enough or self.table_changed
 
 
 @dataclass(kw_only=True)
@@ -161,7 +134,6 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
-        self._peak_bytes = 0
         self._has_first_bias = False
         self._staging = staging_for(self.world.device)
         self._overlapped_steps: OverlappedSteps | None = None
@@ -175,75 +147,58 @@ class Trainer:
 
     def train(self, feed: BatchLoader, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
-        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        progress = _TrainingProgress(meta=meta, saved_at=meta.step, loss=loss)
-        while progress.meta.epoch < self.config.epochs and not (
-            self.synced_batches.stopped or progress.good_enough or progress.table_changed
-        ):
-            progress.finished = None
-            progress.start_interval()
-            self._train_epoch(feed, progress)
-            self._pause()
-            self._end_epoch(feed, progress)
-        return TrainingOutcome(
-            meta=progress.meta,
-            timing=progress.timing,
-            first_batch_s=progress.first_batch_s or 0.0,
-            stopped=self.synced_batches.stopped,
-            good_enough=progress.good_enough,
-            peak_bytes=self._peak_bytes,
-        )
+        self._outcome = outcome = TrainingOutcome(meta, saved_at=meta.step)
+        while outcome.meta.epoch < self.config.epochs and not outcome.is_over:
+            self._train_epoch(feed)
+        return outcome
 
-    def _train_epoch(self, feed: BatchLoader, progress: _TrainingProgress) -> None:
-        """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough."""
-        config = self.config
+    def _train_epoch(self, feed: BatchLoader) -> None:
+        """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough. Reports, saves
+        and evaluates on the way, and at the end of the epoch."""
+        config, outcome = self.config, self._outcome
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
-        step = progress.meta.step
         # A model that has trained keeps its bias.
-        self._has_first_bias = step > 0
-        batches = self.synced_batches.batches(feed, self.guard)
-        if self._overlapped_steps is None:
-            all_steps = self._steps(batches, step)
-        else:
-            all_steps = self._overlapped_steps.steps(batches, step, self._check)
+        self._has_first_bias = outcome.meta.step > 0
+        step = None
+        self._begin_interval()
         started_at, own_at = self.clock(), self.own_clock()
-        for finished in all_steps:
-            step_s, own_s = self.clock() - started_at, self.own_clock() - own_at
-            progress.add(finished, step_s, own_s, self.world.ranks)
-            meta = progress.meta
-            self.guard.watch(meta.step, finished)
+        for step in self._steps(self.synced_batches.batches(feed, self.guard)):
+            self._count(step, self.clock() - started_at, self.own_clock() - own_at)
+            meta = outcome.meta
+            self.guard.watch(meta.step, step.batch, step.loss)
             self.tick()
             if meta.step % config.log_every == 0:
-                self._report(progress)
+                self._report()
             evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
             if evaluation_due or (config.save_every and meta.step % config.save_every == 0):
-                self._save(progress, finished.fetched.position)
-            if evaluation_due and self._evaluate(progress.meta):
-                progress.good_enough = True
-                return
+                self._save(step.position)
+            if evaluation_due:
+                self._evaluate()
+                if outcome.good_enough:
+                    return
             started_at, own_at = self.clock(), self.own_clock()
-
-    def _end_epoch(self, feed: BatchLoader, progress: _TrainingProgress) -> None:
-        """Makes the last report and the checkpoint of the epoch, then evaluates the model."""
-        stopped = self.synced_batches.stopped
-        finished = progress.finished
-        if finished is not None and not progress.good_enough:
-            if progress.meta.step % self.config.log_every:
-                self._report(progress)
-            if progress.meta.step != progress.saved_at:
+        outcome.stopped = self.synced_batches.stopped
+        if step is not None:
+            if outcome.meta.step % config.log_every:
+                self._report()
+            if outcome.meta.step != outcome.saved_at:
                 # After a whole epoch, the position is the start of the next one; after a stop, the last step.
-                position = finished.fetched.position if stopped else feed.state_dict()
-                self._save(progress, position)
-        if not (stopped or progress.good_enough):
-            progress.good_enough = self._evaluate(progress.meta)
-            progress.table_changed = not progress.good_enough and self.table_changed(progress.meta)
+                self._save(step.position if outcome.stopped else feed.state_dict())
+        if not outcome.stopped:
+            self._evaluate()
+            outcome.table_changed = not outcome.good_enough and self.table_changed(outcome.meta)
 
-    def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
-        """Makes one step after the other, one for each batch."""
-        for number, fetched in enumerate(batches, step):
-            self._check(fetched.batch)
-            yield FinishedStep(fetched, self._step(fetched, number), fetched.wait_s)
+    def _steps(self, batches: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
+        """Makes one step after the other, one for each batch. On a GPU they overlap."""
+        first = self._outcome.meta.step
+        if self._overlapped_steps is not None:
+            yield from self._overlapped_steps.steps(batches, first, self._check)
+            return
+        for number, step in enumerate(batches, first):
+            self._check(step.batch)
+            step.loss = self._step(step, number)
+            yield step
 
     def _check(self, batch: Batch) -> None:
         """Checks a batch before the model gets it. The first batch of a run also sets the model's bias."""
@@ -258,17 +213,17 @@ class Trainer:
         ).tolist()
         first_bias(self.parts.model, positive / rows)
 
-    def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
+    def _step(self, step: TrainingStep, number: int) -> torch.Tensor | None:
         """Makes a step and returns the loss. None: the batch was skipped."""
         parts = self.parts
-        batch = fetched.batch
-        mean_rows = fetched.rows / self.world.ranks
-        parts.rates.set_step(step)
+        batch = step.batch
+        mean_rows = step.rows / self.world.ranks
+        parts.rates.set_step(number)
         parts.dense.zero_grad()
         sample = ModelInput.of(parts.layout, batch, self._staging, mean_rows).to(self.world.device)
         logits = parts.model(sample.dense, sample.sparse, mean_rows)
         loss = loss_of(logits, sample.label, sample.weight, mean_rows)
-        if self.guard.skips and not self.guard.admits(step + 1, (batch.epoch, batch.step), loss):
+        if self.guard.skips and not self.guard.admits(number + 1, (batch.epoch, batch.step), loss):
             return None
         # This also updates the tables.
         torch.autograd.backward(loss)
@@ -281,41 +236,50 @@ class Trainer:
             self.guard.lengths = clip(parameters, self.config.optim.clip)
         self.parts.update()
 
-    def _evaluate(self, meta: CheckpointMeta) -> bool:
-        self._pause()
-        return self.evaluate(meta)
+    def _count(self, step: TrainingStep, step_s: float, own_s: float) -> None:
+        """Counts a step that took `step_s` seconds, with its wait, and `own_s` without waiting for other ranks. The
+        wait for the first batch counts neither as waiting nor as computing."""
+        outcome, interval, wait_s = self._outcome, self._interval, step.wait_s
+        if outcome.first_batch_s is None:
+            outcome.first_batch_s = wait_s
+            step_s -= wait_s
+            wait_s = 0.0
+        meta = outcome.meta
+        if step.loss is None:
+            outcome.meta = replace(meta, step=meta.step + 1, skipped=meta.skipped + 1)
+        else:
+            outcome.meta = replace(meta, step=meta.step + 1, rows=meta.rows + step.rows)
+            interval.loss.add_(step.loss, alpha=step.rows / self.world.ranks)
+            interval.rows += step.batch.rows
+        interval.wait_s += wait_s
+        interval.compute_s += step_s - wait_s
+        interval.others_s += step.others_s
+        interval.own_s += own_s
 
-    def _pause(self) -> None:
-        if self._overlapped_steps is not None:
-            self._overlapped_steps.pause()
+    def _begin_interval(self) -> None:
+        self._interval = Interval(torch.zeros((), dtype=torch.float64, device=self.world.device))
 
-    def _report(self, progress: _TrainingProgress) -> None:
+    def _report(self) -> None:
         """Reports the sums over all ranks since the last report, and resets them."""
-        self._peak_bytes = max(self._peak_bytes, self.memory_used())
-        own = (
-            progress.loss.item(),
-            progress.rows,
-            progress.wait_s,
-            progress.compute_s,
-            progress.others_s,
-            progress.own_s,
-        )
-        ranks = self.world.gather(torch.tensor(own, dtype=torch.float64)).view(-1, len(own))
+        outcome, own = self._outcome, self._interval
+        outcome.peak_bytes = max(outcome.peak_bytes, self.memory_used())
+        figures = [own.loss.item(), own.rows, own.wait_s, own.compute_s, own.others_s, own.own_s]
+        ranks = self.world.gather(torch.tensor(figures, dtype=torch.float64)).view(-1, len(figures))
         loss, rows, wait_s, compute_s, *_ = ranks.sum(0).tolist()
-        progress.start_interval()
+        self._begin_interval()
         if not math.isfinite(loss):
             self.guard.end()
         interval = Timing()
-        interval.add(rows, wait_s, compute_s, self.world.ranks)
-        progress.timing.add(rows, wait_s, compute_s, self.world.ranks)
+        for timing in (interval, outcome.timing):
+            timing.add(rows, wait_s, compute_s, self.world.ranks)
         # Without rows, all batches were skipped.
         if not rows:
             return
         self.observe(
             {
                 "kind": "train",
-                "step": progress.meta.step,
-                "epoch": progress.meta.epoch,
+                "step": outcome.meta.step,
+                "epoch": outcome.meta.epoch,
                 "loss": loss / rows,
                 "samples_per_s": interval.samples_per_s,
                 "stall": interval.stall,
@@ -324,12 +288,19 @@ class Trainer:
             }
         )
 
-    def _save(self, progress: _TrainingProgress, position: dict[str, Any]) -> None:
+    def _save(self, position: dict[str, Any]) -> None:
         """Writes a checkpoint with the position of the next batch. The epoch of that batch is the number of finished
         epochs."""
-        progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
-        progress.saved_at = progress.meta.step
-        self.save(progress.meta)
+        outcome = self._outcome
+        outcome.meta = replace(outcome.meta, loader=position, epoch=position["epoch"])
+        outcome.saved_at = outcome.meta.step
+        self.save(outcome.meta)
+
+    def _evaluate(self) -> None:
+        if self._overlapped_steps is not None:
+            self._overlapped_steps.pause()
+        self._outcome.good_enough = self.evaluate(self._outcome.meta)
+        self._outcome.stopped = self.synced_batches.stopped
 
 
 def late_rank(seconds: Sequence[Sequence[float]], hosts: Sequence[str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import packed, unpacked
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
@@ -177,10 +178,11 @@ def test_what_would_explain_a_useless_model_is_seen():
 def judged(tmp_path, monkeypatch):
     """A judge over a made-up split, and what it wrote."""
     lines = SimpleNamespace(said=[], metrics=[], events=[])
-    journal = SimpleNamespace(
-        say=lines.said.append,
-        metric=lines.metrics.append,
-        event=lines.events.append,
+    journal = Journal()
+    journal.say, journal.metric, journal.event = (
+        lines.said.append,
+        lines.metrics.append,
+        lines.events.append,
     )
     shown = {"sense": 1.0}
 

@@ -12,9 +12,8 @@ from sluice.dlrm import evaluate, train
 from sluice.dlrm import start_options as options
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
-from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.options import Config
-from sluice.dlrm.session import start
+from sluice.dlrm.session.run import TrainingRun, open_run
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
@@ -49,8 +48,8 @@ def again(tmp_path: Path, *, turned: bool) -> FeatureTable:
     )
 
 
-def plan(*words: object) -> StartPoint:
-    return start.start_point(options.parse([str(word) for word in words]))
+def plan(*words: object) -> TrainingRun:
+    return open_run(options.parse([str(word) for word in words]))
 
 
 def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys):
@@ -67,7 +66,7 @@ def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys
     for part in ("version 2 of", f"{both} were trained on", "accept it with --split-moved accept"):
         assert part in told
     going = plan(*words, "--split-moved", "accept")
-    assert (going.config.version, going.split_moved) == (2, "accept")
+    assert (going.config.version, going.options.split_moved) == (2, "accept")
     assert f"{both} were trained on" in going.seen
     # What it trains on from there on is known beside what it had trained on.
     before, now = read(folder).seen(), going.meta.seen()

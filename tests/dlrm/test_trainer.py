@@ -60,12 +60,12 @@ class SlowTrainer(Trainer):
     def _set_first_bias(self, _batch):
         pass
 
-    def _step(self, fetched, step):
+    def _step(self, step, number):
         self.clock.now += 6  # type: ignore[attr-defined]
         self.clock.own += 6  # type: ignore[attr-defined]
         loss = torch.tensor(self.loss)
         left_out = self.guard.skips and not self.guard.admits(
-            step + 1, (0, fetched.batch.step), loss
+            number + 1, (0, step.batch.step), loss
         )
         return None if left_out else loss
 
@@ -254,8 +254,7 @@ def test_the_first_number_that_is_none_is_named():
         Config(data="fake", version=0), Alone(Clock()), BatchChecker(SIZES, DENSE, "fake"), print
     )
     guard.lengths = {"": torch.tensor(math.nan)}
-    batch = SimpleNamespace(batch=SimpleNamespace(epoch=0, step=3))
-    guard.watch(3, SimpleNamespace(loss=torch.tensor(math.inf), fetched=batch))
+    guard.watch(3, SimpleNamespace(epoch=0, step=3), torch.tensor(math.inf))
     with raises(NotANumber, "the gradients' length is nan at step 3"):
         guard.end()
 

@@ -13,7 +13,8 @@ import pytest
 from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.follow.table_diff import between
-from sluice.dlrm.follow.versions import start_on
+from sluice.dlrm.session.run import follow
+from sluice.dlrm.start_options import StartOptions
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
@@ -84,14 +85,8 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     meta = replace(
         meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]}
     )
-    plan = start_on(
-        tmp_path / "run",
-        tmp_path,
-        meta,
-        1,
-        split_moved="accept",
-        allow_code=Permission.of((MODULE,)),
-    )
+    options = StartOptions(run=tmp_path / "run", split_moved="accept")
+    plan = follow(options, tmp_path, meta, 1, Permission.of((MODULE,)))
     assert (plan.meta.columns["pair"], plan.meta.dense[-1], plan.changes.grown.get("x")) == (
         60,
         "x",
@@ -101,7 +96,7 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     without = more.replace('match = "C*"', 'match = "C[15]*"')
     third = clicks_table.write(path, clicks_table.raw_rows(ROWS), text=without, mode="overwrite")
     with raises(SpecError, f"{path}, version {third.version}", "transform 'f'", "'C9'"):
-        start_on(tmp_path / "run", tmp_path, meta, third.version)
+        follow(options, tmp_path, meta, third.version, Permission.of(()))
 
 
 def test_use_counted_by_the_etl_is_not_taken_for_that_of_ids_that_a_transform_gives(transformed):

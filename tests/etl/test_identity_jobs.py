@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.dlrm import start_options as options
-from sluice.dlrm.session import start
+from sluice.dlrm.session.run import open_run
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.spec.row_split import hash_of
 from sluice.etl.table.sketch import Sketch
@@ -119,7 +119,5 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     with pytest.raises(
         SplitMoved, match=r" 4\d(\.\d)? % of the rows of split 'test' were trained on"
     ):
-        start.start_point(options.parse(resume))
-    assert (
-        start.start_point(options.parse([*resume, "--split-moved", "accept"])).config.version == 3
-    )
+        open_run(options.parse(resume))
+    assert open_run(options.parse([*resume, "--split-moved", "accept"])).config.version == 3

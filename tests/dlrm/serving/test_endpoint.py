@@ -163,9 +163,9 @@ def test_it_is_served_and_ends(monkeypatch):
 
 def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):
     """A second start of the same command has both in common with the first one."""
-    start = SimpleNamespace(run=tmp_path / "run", pause=None)
+    run = SimpleNamespace(folder=tmp_path / "run", options=SimpleNamespace(pause=None))
     session = TrainingSession(
-        start=start,
+        run=run,
         ranks=SimpleNamespace(first=True, rank=0, local_rank=0),
         signals=None,
         activity=None,
@@ -173,9 +173,9 @@ def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):
         say=print,
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        start.config = SimpleNamespace(metrics_port=f"127.0.0.1:{taken.getsockname()[1]}")
-        folder = RunFolder.create(start.run, {})
-        with raises(RunError, start.run, "in use by process", os.getpid()), session:
+        run.config = SimpleNamespace(metrics_port=f"127.0.0.1:{taken.getsockname()[1]}")
+        folder = RunFolder.create(run.folder, {})
+        with raises(RunError, run.folder, "in use by process", os.getpid()), session:
             pass
         folder.close()
         with raises(ConfigError, "cannot be listened on"), session:

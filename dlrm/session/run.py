@@ -1,34 +1,63 @@
-"""Finds where a run starts, from its command line, table and checkpoint, and checks the run before it trains."""
+"""What is saved of a run, and resumed: `TrainingRun`. `open_run` finds it for a command line, at the run's beginning or
+at its newest checkpoint, and `follow` moves it to another version of its table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sluice.agent.report import run_folder
-from sluice.agent.report.run_folder import RunError
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
-from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.foreign_table import ForeignTable, open_table
 from sluice.dlrm.model.item_history import with_item_table
-from sluice.dlrm.options import ConfigError, profile_of, spread_out, tables_of
+from sluice.dlrm.options import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    profile_of,
+    spread_out,
+    tables_of,
+)
 from sluice.dlrm.session.defaults import defaults, describe_defaults
-from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.start_options import StartOptions, fresh, resumed
-from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import Permission
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import STREAMS
 
 
-def start_point(given: Given, version: int | None = None) -> StartPoint:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A run on one version of its table. It is known before a process joins the other ranks."""
+
+    options: StartOptions
+    config: Config
+    table: FeatureTable
+    meta: CheckpointMeta
+    """The progress of the run: none, or that of `checkpoint`."""
+    checkpoint: Path | None = None
+    """The folder that holds its weights. None: it has not begun."""
+    go_on: bool
+    """Whether the run continues in an existing run folder."""
+    before: CheckpointMeta | None = None
+    """The checkpoint's meta, if `meta` is on a newer version of the table."""
+    changes: TableDiff | None = None
+    """The differences between the table of `before` and that of `meta`."""
+    seen: str = ""
+    """A warning about test rows that were trained on, if that was accepted."""
+    chosen: str = ""
+    """A text about the settings that followed from the number of rows. Empty in a resumed run."""
+
+    @property
+    def folder(self) -> Path:
+        return self.options.run
+
+
+def open_run(given: Given, version: int | None = None) -> TrainingRun:
     """Returns where the run starts: at its beginning, or at its newest checkpoint. `version`: on this version of the
     table, which another rank has chosen."""
     options = make(StartOptions, given)
@@ -55,7 +84,7 @@ def start_point(given: Given, version: int | None = None) -> StartPoint:
 
 def _resume(
     given: Given, options: StartOptions, permission: Permission, version: int | None
-) -> StartPoint:
+) -> TrainingRun:
     """Starts at the newest checkpoint: with the next version of the table if there is one, else with the same one."""
     path, meta = latest(options.run / "checkpoints")
     config = resumed(meta.config, given, ranks=_ranks(options))
@@ -68,15 +97,7 @@ def _resume(
     if version is None:
         version = versions.next_version(config, meta)
     if version is not None and version != meta.version:
-        start = versions.start_on(
-            options.run,
-            path,
-            meta,
-            version,
-            split_moved=options.split_moved,
-            allow_code=permission,
-        )
-        return replace(start, pause=options.pause, preempt_s=options.preempt_s)
+        return follow(options, path, meta, version, permission)
     table = config.changed_table(
         open_table(
             config.data,
@@ -87,16 +108,13 @@ def _resume(
         )
     )
     meta.check(table)
-    return StartPoint(
-        run=options.run,
+    return TrainingRun(
+        options=options,
         config=config,
         table=versions.view(table, config.follow),
         meta=meta,
-        resume=path,
+        checkpoint=path,
         go_on=True,
-        pause=options.pause,
-        preempt_s=options.preempt_s,
-        split_moved=options.split_moved,
         seen=versions.seen_in(table, meta, options.split_moved),
     )
 
@@ -108,7 +126,7 @@ def _start_new(
     permission: Permission,
     *,
     go_on: bool,
-) -> StartPoint:
+) -> TrainingRun:
     """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
     first_version = 0 if given.get("follow") == "parts" else None
     table = request.changed_table(
@@ -131,16 +149,12 @@ def _start_new(
     )
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
-    return StartPoint(
-        run=options.run,
+    return TrainingRun(
+        options=options,
         config=config,
         table=versions.view(table, config.follow),
         meta=CheckpointMeta.of(table, config.to_dict()),
-        resume=None,
         go_on=go_on,
-        pause=options.pause,
-        preempt_s=options.preempt_s,
-        split_moved=options.split_moved,
         chosen=describe_defaults(rows, given),
     )
 
@@ -153,58 +167,56 @@ def _ranks(options: StartOptions) -> int:
     return options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check(
-    start: StartPoint,
-    *,
-    resume: bool,
-    say: Callable[[str], None],
-    ranks_per_host: int | None = None,
-) -> dict[str, Any]:
-    """Checks everything that can be known before training, as on a host of `ranks_per_host` ranks. Raises the first
-    error."""
-    from sluice.dlrm import run_plan
-    from sluice.dlrm.checkpoint.save_memory import planned_save
-    from sluice.dlrm.ranks import machine
-    from sluice.dlrm.training import loaders
+def follow(
+    options: StartOptions,
+    checkpoint: Path,
+    meta: CheckpointMeta,
+    version: int,
+    permission: Permission,
+) -> TrainingRun:
+    """Returns the run that continues from a checkpoint on another version of its table."""
+    config = Config.from_dict(meta.config)
+    before, after = (
+        config.changed_table(
+            FeatureTable.open(
+                config.data, number, allow_code=permission, transforms=config.transforms
+            )
+        )
+        for number in (meta.version, version)
+    )
+    seen = versions.seen_in(after, meta, options.split_moved)
+    changes = between(before, after)
+    new_config = replace(
+        config,
+        version=version,
+        model=_model(config.model, changes),
+        slices=tuple(name for name in config.slices if name not in changes.dropped),
+    )
+    return TrainingRun(
+        options=options,
+        config=new_config,
+        table=versions.view(after, new_config.follow),
+        meta=meta.following(after, new_config.to_dict()),
+        checkpoint=checkpoint,
+        go_on=True,
+        before=meta,
+        changes=changes,
+        seen=seen,
+    )
 
-    config, table = start.config, start.table
-    local_ranks = ranks_per_host or config.ranks
-    if config.ranks % local_ranks:
-        raise ConfigError(
-            f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many"
-        )
-    planned = run_plan.plan_run(config, table, machine(config.ranks, local_ranks))
-    check_files(table)
-    conditions = loaders.conditions(config, start.run, 0)
-    with loaders.training(
-        config, table, rank=0, local_ranks=local_ranks, conditions=conditions
-    ) as loader:
-        KnobMemory(loader, config, say=say, ranks=local_ranks).start()
-        plan = loader.plan
-        if start.meta.loader:
-            loader.load_state_dict(start.meta.loader)
-    run_folder.check(start.run)
-    if not resume and run_folder.has_run(start.run):
-        raise RunError(
-            f"{start.run}: already holds a run; choose another folder, or go on with it by --resume"
-        )
-    share = plan.share_of(0, config.ranks)
-    say(planned.text)
-    rows_read = share.rows * share.parts
-    say(f"a rank reads {rows_read:,} rows a step and trains on {share.rows:,}")
-    for line in (start.chosen, left_out(plan), planned_save(planned, local_ranks).text):
-        if line:
-            say(line)
-    warnings = early_warnings(config, table, plan)
-    for text in warnings:
-        say(f"warning: {text}")
-    return {
-        "ok": True,
-        "rows": plan.used,
-        "steps": plan.steps,
-        "rows_read_per_step": rows_read,
-        "epochs": config.epochs,
-        "warnings": warnings,
-        **planned.to_dict(),
-        "settings": config.to_dict(),
-    }
+
+def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
+    """Returns the model's settings without those of dropped columns."""
+    for name in (model.history, model.target):
+        if name and name in changes.dropped:
+            raise ConfigError(
+                f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
+                "train another model on it, or go on without --follow"
+            )
+    return replace(
+        model,
+        compress={
+            column: kind for column, kind in model.compress.items() if column not in changes.dropped
+        },
+        bags={column: kind for column, kind in model.bags.items() if column not in changes.dropped},
+    )
