@@ -19,7 +19,7 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.saved_state import KnobContext, SavedState
 from sluice.common.program import run, say
-from sluice.dlrm.telemetry.journal import WrittenJournal
+from sluice.dlrm.telemetry.journal import written_journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
@@ -58,7 +58,7 @@ def metric(step: int) -> dict:
 def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, said, size):
     """The curves' file is the first to be full, or, where that was made before, the metrics'."""
     folder = RunFolder.create(tmp_path / "run", {"kind": "train"})
-    with WrittenJournal(folder) as journal:
+    with written_journal(folder) as journal:
         for step in range(50):
             journal.metric(metric(step))
         with no_more_than(size):

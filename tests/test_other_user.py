@@ -17,7 +17,7 @@ from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.saved_state import KnobContext, Registry, SavedState
-from sluice.dlrm.telemetry.journal import WrittenJournal
+from sluice.dlrm.telemetry.journal import written_journal
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
@@ -62,7 +62,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
         with (
             RunFolder.create(place / "run", {"kind": "train"}) as folder,
-            WrittenJournal(folder) as journal,
+            written_journal(folder) as journal,
         ):
             journal.event({"kind": "start"})
             journal.metric(

@@ -49,7 +49,7 @@ class Validator:
 
     def __post_init__(self) -> None:
         self._aucs: dict[int, float] = {}
-        """TrainingStep → AUC on the validation split."""
+        """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
         """The evidence of the newest evaluation of the validation split."""
         self._singles: Mapping[str, float] | None = None

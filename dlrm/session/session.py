@@ -82,14 +82,14 @@ class TrainingSession:
 
     def journal(self) -> Journal:
         """Returns the run's journal. The first call creates it."""
-        from sluice.dlrm.telemetry.journal import Journal, WrittenJournal
+        from sluice.dlrm.telemetry.journal import Journal, written_journal
 
         if self._journal is None and self.ranks.first:
             record = {"kind": "train", **self.run.config.to_dict()}
             folder = RunFolder.create(self.run.folder, record, resume=self.run.go_on)
-            self._journal = self._stack.enter_context(WrittenJournal(folder))
+            self._journal = self._stack.enter_context(written_journal(folder, self.endpoint))
         elif self._journal is None:
-            self._journal = Journal()
+            self._journal = Journal(self.endpoint)
         return self._journal
 
     def on_evaluation(self) -> None:

@@ -102,7 +102,6 @@ class VersionRun:
         endpoint = self._session.endpoint
         self._journal = self._session.journal()
         self._journal.expect(self._run.meta.steps_in_all(len(loader), self._config.epochs))
-        self._journal.listener = endpoint.observe
         endpoint.show_loader(loader, self._table.version)
         stack.callback(endpoint.show_loader, None, self._table.version)
         self._journal.say(self._planned.text)

@@ -1,118 +1,101 @@
-"""Takes a run's events and metrics, on the first rank, to the run folder, TensorBoard's files and the terminal."""
+"""Passes what a run reports to its sinks: the run folder, TensorBoard, the terminal and Prometheus (`Journal`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from sluice.agent.report.format import line
 from sluice.agent.report.run_folder import RunFolder
 from sluice.dlrm.telemetry.progress import TrainingProgress
 
+Line = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    """Takes lines. It may raise OSError if it cannot write one."""
+
+    def event(self, event: Line) -> None:
+        """Takes an event: something that happened once."""
+
+    def metric(self, metric: Line) -> None:
+        """Takes a metric: figures at one step."""
+
 
 class Journal:
-    """Takes events and metrics, and passes them to a listener. Ranks other than the first use it as it is."""
+    """Takes events and metrics for all sinks, and lines for the terminal. Ranks other than the first have no terminal.
 
-    looks: Callable[[Mapping[str, Any]], None] | None = None
-    """Takes what the agent's policy was asked (`sluice.agent.report.looks`)."""
+    What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
 
-    def __init__(self) -> None:
-        self.listener: Callable[[Mapping[str, Any]], None] = lambda _line: None
-        """Gets every event and metric."""
+    def __init__(
+        self,
+        *sinks: Sink,
+        folder: RunFolder | None = None,
+        progress: TrainingProgress | None = None,
+    ) -> None:
+        self.looks: Callable[[Line], None] | None = None if folder is None else folder.look
+        """Takes what the agent's policy was asked (`sluice.agent.report.looks`)."""
+        self._sinks = sinks
+        self._folder = folder
+        self._progress = progress
+        self._reported = False
 
     def expect(self, steps: int) -> None:
         """Sets how many steps the run has in all. The number changes when the run moves on to another version of its
         table."""
+        if self._progress is not None:
+            self._progress.steps = steps
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        """Takes an event: something that happened once."""
-        self.listener(event)
+    def event(self, event: Line) -> None:
+        for sink in self._sinks:
+            with self.reporting_disk_errors():
+                sink.event(event)
 
-    def metric(self, metric: Mapping[str, Any]) -> None:
-        """Takes a metric: figures at one step."""
-        self.listener(metric)
+    def metric(self, metric: Line) -> None:
+        for sink in self._sinks:
+            with self.reporting_disk_errors():
+                sink.metric(metric)
 
     def say(self, text: str) -> None:
         """Prints a line on the terminal."""
+        if self._progress is not None:
+            self._progress.say(text)
 
     def warn(self, step: int, text: str) -> None:
         """Takes a warning, and prints it."""
         self.event({"kind": "warning", "step": step, "text": text})
         self.say(f"warning: {text}")
 
-
-class WrittenJournal(Journal):
-    """The journal of the first rank, which also writes. It is a context; closing it frees the run folder.
-
-    What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
-
-        super().__init__()
-        self.folder = folder
-        self.looks = folder.look
-        self._progress = TrainingProgress()
-        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
-        self._step = 0
-        self._reported = False
-
-    def __enter__(self) -> WrittenJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._reporting_disk_errors():
-            self._tensorboard.close()
-        self.folder.close()
-
-    def expect(self, steps: int) -> None:
-        self._progress.steps = steps
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        super().event(event)
-        with self._reporting_disk_errors():
-            self.folder.event(event)
-        if event["kind"] in ("decision", "occasion", "fault"):
-            self._progress.say(line(event))
-        if event["kind"] == "decision":
-            with self._reporting_disk_errors():
-                self._tensorboard.text("decision", event["reason"]["text"], self._step)
-
-    def metric(self, metric: Mapping[str, Any]) -> None:
-        super().metric(metric)
-        with self._reporting_disk_errors():
-            self.folder.metric(metric)
-        self._progress.observe(metric)
-        self._step = metric.get("step", self._step)
-        if metric["kind"] == "slice":
-            return  # too many curves
-        scalars = {
-            f"{metric['kind']}/{name}": value
-            for name, value in metric.items()
-            if isinstance(value, (int, float)) and name not in ("step", "at")
-        }
-        scalars |= {
-            f"knobs/{stage}": count
-            for stage, count in metric.get("knobs", {}).get("workers", {}).items()
-        }
-        with self._reporting_disk_errors():
-            for name, value in scalars.items():
-                self._tensorboard.scalar(name, value, self._step)
-
-    def say(self, text: str) -> None:
-        self._progress.say(text)
-
     @contextmanager
-    def _reporting_disk_errors(self) -> Iterator[None]:
-        """Wraps everything that is written: a disk that is full, or fails, is reported once, and nothing is raised."""
+    def reporting_disk_errors(self) -> Iterator[None]:
+        """Wraps what is written: a disk that is full, or fails, is reported once, and nothing is raised."""
         try:
             yield
+        except BrokenPipeError:
+            raise
         except OSError as error:
             if not self._reported:
                 self._reported = True
+                place = error.filename or (self._folder and self._folder.path)
                 self.say(
-                    f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
-                    "training goes on, and what is not written is missing in the report"
+                    f"{place}: cannot be written ({error.strerror or error}); training goes on, and what "
+                    "is not written is missing in the report"
                 )
+
+
+@contextmanager
+def written_journal(folder: RunFolder, *sinks: Sink) -> Iterator[Journal]:
+    """Returns a context with the journal of the first rank, which also writes. Its end frees the run folder."""
+    from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
+
+    progress = TrainingProgress()
+    tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
+    sinks = (*sinks, folder, progress, tensorboard)
+    journal = Journal(*sinks, folder=folder, progress=progress)
+    try:
+        yield journal
+    finally:
+        with journal.reporting_disk_errors():
+            tensorboard.close()
+        folder.close()

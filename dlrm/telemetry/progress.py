@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from sluice.agent.report.format import line
+
 _PLAIN_EVERY_S = 10.0
 
 
@@ -21,7 +23,12 @@ class TrainingProgress:
         self._next_line_at = time.monotonic()
         self._line_open = False
 
-    def observe(self, metric: Mapping[str, Any]) -> None:
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Prints what the agent decides, and what a fault does."""
+        if event["kind"] in ("decision", "occasion", "fault"):
+            self.say(line(event))
+
+    def metric(self, metric: Mapping[str, Any]) -> None:
         """Takes a metric; only those of training are shown in this line."""
         if metric.get("kind") != "train" or (
             not self._on_terminal and time.monotonic() < self._next_line_at

@@ -25,8 +25,7 @@ _EVAL = ("auc", "ne", "logloss", "calibration")
 
 
 class Endpoint:
-    """A collector of figures, and a context in which it is served. `observe` takes the lines that the trainer's log
-    takes."""
+    """A sink of the journal that collects figures, and a context in which they are served."""
 
     def __init__(
         self,
@@ -85,22 +84,21 @@ class Endpoint:
         """Sets the loader whose counters are shown from now on. None: there is no loader."""
         self._loader, self._version = loader, version
 
-    def observe(self, line: Mapping[str, Any]) -> None:
-        """Takes a metric or an event of the run."""
-        if line["kind"] == "train":
-            self._train = {name: line[name] for name in _TRAINING if line.get(name) is not None}
-        elif line["kind"] == "eval":
-            self._evals[line["split"]] = {
-                name: line[name] for name in _EVAL if line.get(name) is not None
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        if metric["kind"] == "train":
+            self._train = {name: metric[name] for name in _TRAINING if metric.get(name) is not None}
+        elif metric["kind"] == "eval":
+            self._evals[metric["split"]] = {
+                name: metric[name] for name in _EVAL if metric.get(name) is not None
             }
-        if line["kind"] in ("decision", "fault", "occasion"):
-            self._decisions += line["kind"] == "decision"
-            what = (
-                moves(line["before"], line["after"])
-                if line["kind"] == "decision"
-                else as_line(line)
-            )
-            self._last[line["kind"]] = what, self._clock()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind in ("decision", "fault", "occasion"):
+            is_decision = kind == "decision"
+            self._decisions += is_decision
+            what = moves(event["before"], event["after"]) if is_decision else as_line(event)
+            self._last[kind] = what, self._clock()
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("sluice_train_rank", "Number of this rank", self._rank)

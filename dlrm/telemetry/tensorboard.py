@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import scalar, text
+_boto3 = sys.modules.get("boto3")
+sys.modules["boto3"] = None  # type: ignore[assignment]  # the library imports it if it can, which takes 0.24 s
+try:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import RecordWriter
+    from tensorboardX.summary import scalar, text
+finally:
+    del sys.modules["boto3"]
+    if _boto3 is not None:
+        sys.modules["boto3"] = _boto3
 
 _FLUSH_S = 10.0
 
@@ -29,19 +38,32 @@ class TensorBoardLog:
         self._file: RecordWriter | None = None
         self._accepts = True
         self._flushed_at = 0.0
+        self._step = 0
 
-    def scalar(self, name: str, value: float, step: int) -> None:
-        self._add(scalar(name, value), step)
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "decision":
+            self._add(text("decision", event["reason"]["text"]))
 
-    def text(self, name: str, value: str, step: int) -> None:
-        self._add(text(name, value), step)
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        self._step = metric.get("step", self._step)
+        if metric["kind"] == "slice":
+            return  # too many curves
+        curves = {
+            f"{metric['kind']}/{name}": value
+            for name, value in metric.items()
+            if isinstance(value, (int, float)) and name not in ("step", "at")
+        }
+        workers = metric.get("knobs", {}).get("workers", {})
+        curves |= {f"knobs/{stage}": count for stage, count in workers.items()}
+        for name, value in curves.items():
+            self._add(scalar(name, value))
 
     def close(self) -> None:
         self._accepts = False
         if self._file is not None:
             self._file.close()
 
-    def _add(self, summary: Summary, step: int) -> None:
+    def _add(self, summary: Summary) -> None:
         if not self._accepts:
             return
         now = self._clock()
@@ -53,7 +75,9 @@ class TensorBoardLog:
                 self._file.write(
                     Event(wall_time=now, file_version="brain.Event:2").SerializeToString()
                 )
-            self._file.write(Event(summary=summary, step=step, wall_time=now).SerializeToString())
+            self._file.write(
+                Event(summary=summary, step=self._step, wall_time=now).SerializeToString()
+            )
             if now - self._flushed_at >= _FLUSH_S:
                 self._file.flush()
                 self._flushed_at = now

@@ -46,7 +46,7 @@ class FiniteGuard:
         self._watched: deque[
             tuple[int, tuple[int, int], Sequence[str], Tensor, Callable[[], bool]]
         ] = deque()
-        """TrainingStep, batch, what its numbers are, the numbers, and whether they have arrived."""
+        """Step, batch, what its numbers are, the numbers, and whether they have arrived."""
         self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 

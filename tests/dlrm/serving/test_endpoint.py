@@ -64,10 +64,10 @@ FAULT = "fault cores=1@10s: 1 core instead of 2"
 def filled(auc: float | None) -> Endpoint:
     endpoint = Endpoint(1, clock=lambda: 1_790_000_000.25)
     endpoint.show_loader(LOADER, version=4)
-    endpoint.observe(
+    endpoint.metric(
         {"kind": "train", "step": 20, "epoch": 1, "loss": 0.5, "samples_per_s": 99.0, "stall": 0.25}
     )
-    endpoint.observe(
+    endpoint.metric(
         {
             "kind": "eval",
             "split": "test",
@@ -77,15 +77,15 @@ def filled(auc: float | None) -> Endpoint:
             "calibration": 1.0,
         }
     )
-    endpoint.observe(
+    endpoint.event(
         {
             "kind": "decision",
             "before": {"workers": {"decode": 1}},
             "after": {"workers": {"decode": 4}},
         }
     )
-    endpoint.observe({"kind": "fault", "fault": "cores=1@10s", "did": "1 core instead of 2"})
-    endpoint.observe({"kind": "slice"})
+    endpoint.event({"kind": "fault", "fault": "cores=1@10s", "did": "1 core instead of 2"})
+    endpoint.metric({"kind": "slice"})
     return endpoint
 
 
