@@ -12,9 +12,10 @@ from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.settings import check, setting
+from sluice.common.suggest import nearest
 from sluice.dlrm.liveness.activity import MOST_S
 from sluice.etl.spec.code_options import TransformOptions
-from sluice.ingest.choices import AUTO, LAST, READERS
+from sluice.ingest.choices import AUTO, LAST, READERS, History, history_name
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions
 from sluice.ingest.read.petastorm.request import PetastormRequest
@@ -145,9 +146,14 @@ class ModelConfig:
     )
     attention_heads: int = setting(2, "heads of each, as wide as a vector", metavar="N", least=1)
     history: str = setting(
-        "", "column of bags that dien reads as a history, the oldest item first", metavar="COLUMN"
+        "",
+        "what dien reads as a history: the earlier rows of a user, by=USER,time=TIME,columns=ITEM,last=N (columns "
+        "of a table that is sorted by user and time), or a column of bags, the oldest item first",
+        metavar="by=…|COLUMN",
     )
-    target: str = setting("", "column of the item in question, for dien", metavar="COLUMN")
+    target: str = setting(
+        "", "column of the item in question, for dien (default: that of columns=)", metavar="COLUMN"
+    )
     history_table: str = setting(
         "auto",
         "where dien looks a history's items up: in the target's table, where the same "
@@ -170,6 +176,8 @@ class ModelConfig:
         object.__setattr__(self, "over_layers", tuple(self.over_layers))
         object.__setattr__(self, "cin_layers", tuple(self.cin_layers))
         check(self, ConfigError)
+        if (events := self.events) and not self.target:
+            object.__setattr__(self, "target", events.columns[0])
         if self.table_width and (self.width % self.table_width or self.history):
             raise ConfigError(
                 f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
@@ -179,6 +187,27 @@ class ModelConfig:
             raise ConfigError(
                 f"cross_experts: {self.cross_experts} experts need a cross_rank above 0"
             )
+
+    @property
+    def events(self) -> History | None:
+        """The events that the loader makes a history of. None: the history is a column of the table, or there is
+        none."""
+        if "=" not in self.history:
+            return None
+        parts = dict(part.partition("=")[::2] for part in self.history.split(","))
+        last = parts.pop("last", "50")
+        if parts.keys() != {"by", "time", "columns"} or not last.isdecimal():
+            raise ConfigError(
+                f"history {self.history!r}: write by=USER,time=TIME,columns=ITEM, and last=N for the most events"
+            )
+        return History(
+            by=parts["by"], time=parts["time"], columns=(parts["columns"],), last=int(last)
+        )
+
+    @property
+    def history_column(self) -> str:
+        """The column of bags that is the history. Empty: there is none."""
+        return history_name(self.events.columns[0]) if self.events else self.history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,15 +450,40 @@ class Config(
                 f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
                 "--reader petastorm"
             )
-        if self.spec and (self.follow or self.transform_spec or self.model.history):
+        is_column = bool(self.model.history) and not self.model.events
+        if self.spec and (self.follow or self.transform_spec or is_column):
             raise ConfigError(
-                "--spec: --follow, --transform-spec and --history need a feature table; `sluice etl --spec` makes one"
+                "--spec: --follow, --transform-spec and a --history that is a column need a feature table; "
+                "`sluice etl --spec` makes one"
             )
+        if self.model.events and self.follow:
+            raise ConfigError("--follow: with --history by=… a run stays on its version")
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
             raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def changed_table(self, table: FeatureTable) -> FeatureTable:
+        """Returns the table with the columns that a TransformSpec changes and that a history adds."""
+        table = super().changed_table(table)
+        if self.model.events is None:
+            return table
+        name = self.model.events.columns[0]
+        last = self.model.events.last
+        for item in table.fields:
+            if item.name == name and item.role == "sparse":
+                past = dataclasses.replace(
+                    item,
+                    name=self.model.history_column,
+                    role="id_list",
+                    layout="list",
+                    bag=(0, float(last), last),
+                    made=True,
+                )
+                return dataclasses.replace(table, fields=(*table.fields, past))
+        names = [item.name for item in table.fields if item.role == "sparse"]
+        raise ConfigError(f"history: no sparse column {name!r}{nearest(name, names)}")
 
     @property
     def why_not_served(self) -> str | None:
@@ -439,6 +493,11 @@ class Config(
                 f"was trained with --transform-spec {self.transform_spec}, which changes row groups of files. A "
                 "server reads no files, so its features would be others: make them by the table's spec or by "
                 "--transform"
+            )
+        if self.model.events:
+            return (
+                f"was trained with --history {self.model.history}, which reads earlier rows of the table. A server "
+                "reads no rows: make the history by [[history]] in the table's spec, and name its column"
             )
         if self.spec:
             return (
@@ -476,7 +535,7 @@ def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
     where each row is stored."""
     from sluice.dlrm import lookup_frequencies
 
-    kept = (*model.compress, model.history)
+    kept = (*model.compress, model.history_column)
     chosen = {
         t.name: "spread"
         for t in tables

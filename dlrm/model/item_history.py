@@ -32,7 +32,9 @@ def with_item_table(model: ModelConfig, table: FeatureTable) -> ModelConfig:
         return model
     # Whether both columns give the same value the same id, by the table's spec. None: the table has no spec.
     same: bool | None = None
-    if table.record.spec:
+    if model.events:
+        same = model.target in model.events.columns
+    elif table.record.spec:
         both = (model.history, model.target)
         meanings = [_id_meaning(column) for column in table.spec().columns if column.name in both]
         transformed = any(f.transforms for f in table.fields if f.name in both)

@@ -54,13 +54,15 @@ class TableLayout:
         of_history = [kind for kind in MODELS if "history" in tower_of(kind).inputs]
         if (bool(config.history), bool(config.target)) != (reads, reads):
             raise ConfigError(
-                f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
-                "the item in question"
+                f"--model {config.kind} needs --history by=USER,time=TIME,columns=ITEM, or --history COLUMN, a column "
+                "of bags, and --target COLUMN, the item in question"
                 if reads
                 else f"--history and --target are of --model {' and '.join(of_history)} alone, not of "
                 f"{config.kind}"
             )
-        self.history = _find_column(config.history, "history", columns) if config.history else None
+        self.history = (
+            _find_column(config.history_column, "history", columns) if config.history else None
+        )
         kept = [t for t in columns if t is not self.history]
         self.target = (
             kept.index(_find_column(config.target, "target", kept)) if config.target else None

@@ -79,7 +79,7 @@ def open_run(given: Given, version: int | None = None) -> TrainingRun:
         raise ConfigError("--data is missing: which feature table to train on")
     if version is not None:
         given = {**given, "version": version}
-    return _start_new(given, options, request, permission, go_on=go_on)
+    return _start_new(given, options, permission, go_on=go_on)
 
 
 def _resume(
@@ -122,21 +122,18 @@ def _resume(
 def _start_new(
     given: Given,
     options: StartOptions,
-    request: PetastormRequest,
     permission: Permission,
     *,
     go_on: bool,
 ) -> TrainingRun:
     """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
     first_version = 0 if given.get("follow") == "parts" else None
-    table = request.changed_table(
-        open_table(
-            given["data"],
-            given.get("version", first_version),
-            spec=_own_spec(given),
-            allow_code=permission,
-            transforms=given.get("transforms", ()),
-        )
+    table = open_table(
+        given["data"],
+        given.get("version", first_version),
+        spec=_own_spec(given),
+        allow_code=permission,
+        transforms=given.get("transforms", ()),
     )
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     chosen = defaults(rows, given.get("streams", STREAMS))
@@ -147,6 +144,7 @@ def _start_new(
         spec=_own_spec(given) if isinstance(table, ForeignTable) else "",
         ranks=_ranks(options),
     )
+    table = config.changed_table(table)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
     return TrainingRun(

@@ -86,6 +86,9 @@ def _loader(
         limit = Machine().memory_limit() // 2 // local_ranks
     spec = reading.petastorm.transform_spec
     petastorm = replace(reading.petastorm, transform_spec=None)
+    if config.model.events:  # the loader itself adds this column
+        stored = tuple(f for f in table.fields if f.name != config.model.history_column)
+        table = replace(table, fields=stored)
     try:
         return BatchLoader(
             table.source if isinstance(table, ForeignTable) else table,
@@ -96,6 +99,7 @@ def _loader(
             transforms=[] if spec is None else [spec],
             order=replace(order, streams=config.streams, window_rows=config.window_rows),
             reading=replace(reading, petastorm=petastorm),
+            history=config.model.events,
             errors=replace(errors, finite=False),  # the trainer checks this itself, by --missing
             **options,
         )

@@ -20,7 +20,7 @@ from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.follow import transplant
-from sluice.dlrm.follow import versions as follow
+from sluice.dlrm.session import run
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
 from sluice.dlrm.model.towers import build as tower
@@ -528,8 +528,8 @@ def test_without_follow_another_version_is_refused_with_the_difference(versions)
 def test_a_tower_that_reads_a_dropped_column_is_refused():
     changes = TableDiff(before=1, after=2, dropped=("item",))
     with raises(ConfigError, "version 2", "'item'", "dien"):
-        follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)
-    model = follow._model(
+        run._model(ModelConfig(kind="dien", history="past", target="item"), changes)
+    model = run._model(
         ModelConfig(compress={"item": "modulo:9", "b": "modulo:9"}, bags={"item": "mean"}), changes
     )
     assert (model.compress, model.bags) == ({"b": "modulo:9"}, {})

@@ -1,0 +1,86 @@
+"""A model that reads histories learns from a plain table what no column of a row says: made sessions, in which a user
+clicks on what the last events had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.dlrm.evaluation.metrics import auc
+from sluice.dlrm.options import Config, ConfigError, ModelConfig
+from tests.dlrm.rig import last_json
+from tests.raises import assert_names, raises
+
+USERS, EVENTS, ITEMS, LAST = 400, 50, 12, 3
+SPEC = """
+[input]
+format = "parquet"
+columns = ["user:int", "time:int", "item:int", "clicked:int"]
+[table]
+split = {train = 0.8, test = 0.2}
+split_by = ["user"]
+[[column]]
+name = "clicked"
+role = "label"
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+"""
+
+
+def sessions(path: Path) -> float:
+    """Writes the events of users, and returns the AUC of the true chance of a click. Half of the items come from the
+    user's last events. The chance is 0.9 for these and 0.1 for others."""
+    draw = np.random.default_rng(1)
+    rows: dict[str, list[int]] = {"user": [], "time": [], "item": [], "clicked": []}
+    chances = []
+    for user in range(USERS):
+        past: list[int] = []
+        for time in range(EVENTS):
+            known = past[-LAST:]
+            item = int(draw.choice(known if known and draw.random() < 0.5 else ITEMS))
+            chances.append(0.9 if item in known else 0.1)
+            for name, value in (("user", user), ("time", time), ("item", item)):
+                rows[name].append(value)
+            rows["clicked"].append(int(draw.random() < chances[-1]))
+            past.append(item)
+    pq.write_table(pa.table(rows), path, row_group_size=2000)
+    best = auc(np.array(chances), np.array(rows["clicked"], float), np.ones(len(chances)))
+    assert best is not None
+    return best
+
+
+@pytest.mark.slow
+def test_dien_comes_near_the_best_auc_of_sessions_whose_histories_the_loader_makes(tmp_path, forks):
+    best = sessions(tmp_path / "events.parquet")
+    (tmp_path / "spec.toml").write_text(SPEC)
+    of_run = ("--data", tmp_path / "events.parquet", "--spec", tmp_path / "spec.toml")
+    history = ("--history", f"by=user,time=time,columns=item,last={LAST}")
+    small = ("--width", 8, "--over-layers", 16, "--batch-size", 64, "--dense-lr", 0.01)
+    process = forks.train(
+        *("--run-dir", tmp_path / "run", *of_run, "--model", "dien", *history, *small),
+        *("--epochs", 2, "--lr", 0.2),
+        tmp=tmp_path,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert last_json(process)["auc"] > best - 0.02
+    judged = forks.run("dlrm.evaluate", "--run-dir", tmp_path / "run", tmp=tmp_path)
+    assert last_json(judged)["auc"] == pytest.approx(last_json(process)["auc"], abs=1e-6)
+    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
+    assert served.returncode == 2
+    assert_names(served.stderr, "--history by=user", "[[history]]")
+
+
+def test_a_history_that_cannot_be_is_refused(tmp_path):
+    for text in ("by=user,columns=item", "by=u,time=t,columns=item,last=many", "by=u,when=t"):
+        with raises(ConfigError, text, "by=USER,time=TIME,columns=ITEM"):
+            ModelConfig(kind="dien", history=text)
+    model = ModelConfig(kind="dien", history="by=user,time=time,columns=item")
+    assert (model.target, model.history_column, model.events.last) == ("item", "item_history", 50)
+    with raises(ConfigError, "--follow", "--history"):
+        Config(data="t", version=0, follow="epochs", model=model)
