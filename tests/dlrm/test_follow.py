@@ -20,13 +20,13 @@ from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.follow import transplant
-from sluice.dlrm.session import run
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
 from sluice.dlrm.model.towers import build as tower
 from sluice.dlrm.model.towers import tower_of
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import machine, world
+from sluice.dlrm.session import run
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
 from sluice.etl.table.pins import LASTS_S, pins
