@@ -33,6 +33,7 @@ NOT_A_USERS_MISTAKE = {
     "MechanismError",
     "NoWorkerAnswers",
     "PolicyInputError",
+    "Preempted",
     "QuarantineError",
     "RecordError",
     "RestartsExhausted",
@@ -56,9 +57,7 @@ if OPTIONAL["remote workers"].is_there:
 if OPTIONAL["serving"].is_there:
     NOT_A_USERS_MISTAKE |= {
         "BadValue",
-        "ClientGone",
         "AmbiguousRequest",
-        "Full",
         "Refusal",
     }
 

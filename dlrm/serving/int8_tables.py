@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.options import SERVED_DTYPES, ConfigError, Table
+from sluice.dlrm.options import Table
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 _LEAST_SCALE = 2.0**-24  # the smallest float16; rows with a smaller scale become 0
@@ -29,11 +29,9 @@ class NarrowTables(nn.Module):
         kind: str,
         names: Sequence[str] = (),
     ) -> None:
-        """`keys` has the features that are looked up in each table. `names` has all features in the order of the input.
-        Empty: the order of the tables."""
+        """`kind`: of SERVED_DTYPES. `keys` has the features that are looked up in each table. `names` has all features
+        in the order of the input. Empty: the order of the tables."""
         super().__init__()
-        if kind not in SERVED_DTYPES:
-            raise ConfigError(f"tables: {kind!r} is none of {', '.join(SERVED_DTYPES)}")
         self.kind = kind
         self._tables = {t.name: t for t in tables}
         self._features = list(names or [key for t in tables for key in keys[t.name]])

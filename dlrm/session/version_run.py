@@ -28,7 +28,6 @@ from sluice.dlrm.training.profiler import traced
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.machine import Machine
 
 
 class VersionRun:
@@ -161,7 +160,7 @@ class VersionRun:
         stack.callback(self._checkpoints.close)
         self._journal.say(self._checkpoints.memory().text)
         self._batches = SyncedBatches(
-            self._ranks, session.signals.stop.is_set, time.perf_counter, session.activity
+            self._ranks, session.signals.stop.is_set, activity=session.activity
         )
         session.signals.end_wait = self._batches.end_wait
         self._validator = Validator(
@@ -256,7 +255,6 @@ class VersionRun:
                 tick=tick,
                 table_changed=has_new_version,
                 hosts=self._ranks.gather_objects(platform.node()),
-                memory_used=Machine().memory_used,
                 warn=journal.warn,
             )
             try:
@@ -310,7 +308,7 @@ class VersionRun:
                 else "asked to stop before the first step: there is nothing to save"
             )
         peaks_bytes = self._ranks.gather_objects(outcome.peak_bytes)
-        first_batches_s = self._ranks.gather_objects(outcome.first_batch_s)
+        first_batches_s = self._ranks.gather_objects(outcome.first_batch_s or 0.0)
         figures = (
             dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
             if quality is None

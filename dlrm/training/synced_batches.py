@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -34,8 +35,8 @@ class SyncedBatches:
     def __init__(
         self,
         world: Ranks,
-        asked_to_stop: Callable[[], bool],
-        clock: Callable[[], float],
+        asked_to_stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
         activity: Activity | None = None,
     ) -> None:
         """`activity` records what this rank is doing."""

@@ -26,7 +26,7 @@ from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.steps import TrainingStep
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.gpu import staging_for
-from sluice.ingest.machine import core_wait_s
+from sluice.ingest.machine import Machine, core_wait_s
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -119,10 +119,10 @@ class Trainer:
     parts: TrainingParts
     checker: BatchChecker
     save: Callable[[CheckpointMeta], None]
-    evaluate: Callable[[CheckpointMeta], bool]
     observe: Callable[[dict[str, Any]], None]
     synced_batches: SyncedBatches
-    memory_used: Callable[[], int]
+    evaluate: Callable[[CheckpointMeta], bool] = lambda _: False
+    memory_used: Callable[[], int] = field(default_factory=lambda: Machine().memory_used)
     tick: Callable[[], None] = lambda: None
     warn: Callable[[int, str], None] = lambda *_: None
     table_changed: Callable[[CheckpointMeta], bool] = lambda _: False

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,6 +188,14 @@ def twin(
     return losses, {k: v.detach() for k, v in w.items()}
 
 
+def trainer_of(
+    here: Ranks, config: Config, parts: TrainingParts, saved: Checkpoints, **more
+) -> Trainer:
+    checker = BatchChecker(SIZES, DENSE, "fake")
+    more = {"synced_batches": SyncedBatches(here), **more}
+    return Trainer(config=config, world=here, parts=parts, checker=checker, save=saved.save, **more)
+
+
 def trained(
     here: Ranks,
     how: str,
@@ -219,20 +226,17 @@ def trained(
         return False
 
     looks: list[float] = []
-    trainer = Trainer(
-        config=config,
-        world=here,
-        parts=parts,
-        checker=BatchChecker(SIZES, DENSE, "fake"),
-        save=saved.save,
+    trainer = trainer_of(
+        here,
+        config,
+        parts,
+        saved,
         evaluate=judge if config.evals > 1 else lambda _: False,
         ahead=ahead,
-        memory_used=lambda: 0,
         observe=lambda m: losses.append(m["loss"]),
         synced_batches=SyncedBatches(
             here,
             lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
-            time.perf_counter,
         ),
     )
     try:
@@ -303,17 +307,13 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     loss.backward()
     lines: list[dict] = []
     saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
-    trainer = Trainer(
-        config=config,
-        world=here,
-        parts=parts,
-        checker=BatchChecker(SIZES, DENSE, "fake"),
-        save=saved.save,
-        evaluate=lambda _: False,
-        memory_used=lambda: 0,
+    trainer = trainer_of(
+        here,
+        config,
+        parts,
+        saved,
         observe=lines.append,
         ahead=ahead,
-        synced_batches=SyncedBatches(here, lambda: False, time.perf_counter),
     )
     begun = replace(META, step=1, rows=ROWS)
     outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
@@ -355,15 +355,12 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     config, parts = build(here, "auto")
     feed, asked, losses = StallingFeed(here), threading.Event(), []
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
-    synced_batches = SyncedBatches(here, asked.is_set, time.perf_counter)
-    trainer = Trainer(
-        config=config,
-        world=here,
-        parts=parts,
-        checker=BatchChecker(SIZES, DENSE, "fake"),
-        save=saved.save,
-        evaluate=lambda _: False,
-        memory_used=lambda: 0,
+    synced_batches = SyncedBatches(here, asked.is_set)
+    trainer = trainer_of(
+        here,
+        config,
+        parts,
+        saved,
         observe=lambda m: losses.append(m["loss"]),
         synced_batches=synced_batches,
     )

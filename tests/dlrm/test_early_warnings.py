@@ -91,13 +91,12 @@ def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
 
 
 @pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
-@pytest.mark.parametrize(("name", "value"), [("y", "never"), ("clicked", "ja"), ("y", "yes")])
-def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, name, value):
+@pytest.mark.parametrize("value", ["never", "yes"])
+def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, value):
     """A label that is compared with a value that never occurs is 0 in all rows."""
     rows = [f"{'no' if n % 3 else 'yes'},{n},i{n % 7}\n" for n in range(60)]
     (tmp_path / "rows.csv").write_text("".join(rows))
     text = (BY_TIME % 50).replace('"y:int"', '"y:text"')
-    text = text.replace('name = "y"', f'name = "{name}"\nfrom = "y"')
     text = text.replace(
         'role = "label"', f'role = "label"\nops = [{{op = "one_hot", values = ["{value}"]}}]'
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -179,10 +178,8 @@ def judged(tmp_path, monkeypatch):
     """A judge over a made-up split, and what it wrote."""
     lines = SimpleNamespace(said=[], metrics=[], events=[])
     journal = Journal()
-    journal.say, journal.metric, journal.event = (
-        lines.said.append,
-        lines.metrics.append,
-        lines.events.append,
+    vars(journal).update(
+        say=lines.said.append, metric=lines.metrics.append, event=lines.events.append
     )
     shown = {"sense": 1.0}
 
@@ -200,7 +197,7 @@ def judged(tmp_path, monkeypatch):
             table=SimpleNamespace(splits=("train", "validation")),
             journal=journal,
             steps_per_epoch=20,
-            synced_batches=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
+            synced_batches=SyncedBatches(Alone(), asked_to_stop),
             checkpoints=SimpleNamespace(
                 wait=lambda: None,
                 folder=tmp_path,

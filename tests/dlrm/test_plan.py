@@ -32,13 +32,12 @@ def plan(repo, *args):
     return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 
 
-LARGE = "1825000000,1825000000"
+TABLES = ("--width", "64", "--dtype", "fp16", "--machine")
+LARGE = ("--rows", "1825000000,1825000000", *TABLES)
 
 
 def test_large_tables_fit_eight_ranks_by_rows(repo):
-    code, last, text = plan(
-        repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "8x80GB"
-    )
+    code, last, text = plan(repo, *LARGE, "8x80GB")
     assert code == 0
     assert last["fits"]
     assert (last["weights_bytes"], last["state_bytes"]) == (467_200_000_000, 14_600_000_000)
@@ -55,9 +54,7 @@ def test_large_tables_fit_eight_ranks_by_rows(repo):
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
-    code, last, text = plan(
-        repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "4x80GB"
-    )
+    code, last, text = plan(repo, *LARGE, "4x80GB")
     assert code == 2
     assert not last["fits"]
     assert last["missing_bytes"] == 481_800_000_000 - 4 * 68_000_000_000
@@ -65,9 +62,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
 
 
 def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
-    code, last, text = plan(
-        repo, "--rows", "10,5000000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB"
-    )
+    code, last, text = plan(repo, "--rows", "10,5000000000", *TABLES, "8x80GB")
     assert (code, last) == (2, None)
     assert_names(text.splitlines()[-1], "'t1'", "5,000,000,000 rows", "32 bits")
     large = Field(name="user", role="sparse", type="int64", cardinality=2**32)

@@ -35,19 +35,18 @@ def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
         os.close(write)
 
 
-def test_a_while_after_sigterm_a_wait_for_input_is_ended():
-    """Also where the main thread is blocked."""
-    ended = threading.Event()
-    old = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        with StopSignals(dist.HashStore(), 0) as watch:
-            signal.signal(signal.SIGTERM, lambda *_: None)
-            watch.end_wait = ended.set
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert ended.wait(60)
-            assert watch.stop.is_set()
-    finally:
-        signal.signal(signal.SIGTERM, old)
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_while_after_sigterm_a_wait_is_ended_and_then_a_run_that_is_not_saved(saved):
+    waits, late = threading.Event(), threading.Event()
+    with StopSignals(dist.HashStore(), 0, preempt_s=0.0, too_late=late.set) as watch:
+        watch.end_wait = waits.set
+        if saved:
+            watch.saved.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waits.wait(60)
+        assert watch.stop.is_set()
+        assert saved or late.wait(60)
+    assert late.is_set() != saved
 
 
 def test_the_first_fault_counts_and_reaches_the_other_ranks():

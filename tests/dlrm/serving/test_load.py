@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio import CancelledError
 from unittest.mock import Mock
 
 import uvicorn
@@ -16,32 +17,46 @@ from sluice.dlrm.serving.decode import Refusal
 HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
 
 
-def test_batches_and_the_queue_are_bounded_by_the_work_and_large_batches_leave_the_loop():
-    batches: list[int] = []
+def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_the_queue():
+    """A request is its size. A large one is worked on in another thread, and one that fails is the error of its batch
+    alone."""
+    batches: list[list[int]] = []
     loop_thread = threading.get_ident()
 
     def work(sizes: list[int]) -> list[bool]:
-        batches.append(sum(sizes))
+        batches.append(list(sizes))
+        if -1 in sizes:
+            raise RuntimeError("worker")
         return [threading.get_ident() == loop_thread] * len(sizes)
 
-    async def run() -> list[object]:
-        batcher: Batcher[int, bool] = Batcher(work, size=lambda size: size, waiting_limit=10**6)
+    async def run() -> bool:
+        batcher: Batcher[int, bool] = Batcher(
+            work, size=lambda size: size, waiting_limit=150, batch_limit=4
+        )
         assert await batcher.ask(100 * BATCH_SIZE) is False, "alone, any request has its try"
-        for size in (INLINE_SIZE, INLINE_SIZE + 1):
-            assert await batcher.ask(size) is (size == INLINE_SIZE)
-        found = [
-            await asyncio.gather(
-                *(batcher.ask(BATCH_SIZE // 4) for _ in range(200)), return_exceptions=True
-            )
-            for _ in range(2)
+        assert await batcher.ask(INLINE_SIZE)
+        asked = [asyncio.ensure_future(batcher.ask(size)) for size in (1, 2, 3, 4, 5, -1)]
+        await asyncio.sleep(0)
+        asked[2].cancel()  # its client went away
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(one) for one in found] == [bool] * 2 + [
+            CancelledError,
+            bool,
+            bool,
+            RuntimeError,
         ]
-        return [one for part in found for one in part]
+        for size in (BATCH_SIZE // 2, 0):
+            asked = [batcher.ask(size) for _ in range(200)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            refused = [one for one in found if isinstance(one, Refusal)]
+            assert len(refused) == 200 - (64 if size else 150)
+            assert {(one.status, one.headers["retry-after"]) for one in refused} == {(503, "1")}
+        return await batcher.ask(7)
 
-    found = asyncio.run(run())
-    refused = [one for one in found if isinstance(one, Refusal)]
-    assert len(refused) == 2 * (200 - 4 * 32), "and what was refused leaves no trace"
-    assert {(one.status, one.headers["retry-after"]) for one in refused} == {(503, "1")}
-    assert batches[3:] == [BATCH_SIZE] * 64
+    assert asyncio.run(run())
+    assert batches[2:4] == [[1, 2, 4, 5], [-1]]
+    assert batches[4:36] == [[BATCH_SIZE // 2] * 2] * 32
+    assert batches[-1] == [7]
 
 
 def test_the_longest_idle_connection_goes_and_never_one_with_a_request_under_way():

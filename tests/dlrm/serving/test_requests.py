@@ -62,21 +62,13 @@ def posted(body: bytes, content_type: str = JSON, **headers: str) -> httpx.Respo
 
 
 def test_each_path_says_which_methods_it_takes():
-    every = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
-    others = [(method, path) for path in METHODS for method in every if method not in METHODS[path]]
-    for (method, path), reply in zip(others, asked(*((*one, {}) for one in others)), strict=True):
-        assert (reply.status_code, reply.headers["allow"]) == (405, ", ".join(METHODS[path])), (
-            method,
-            path,
-        )
-    readable = [path for path in METHODS if "GET" in METHODS[path]]
-    for path in readable:
-        got, head = asked(("GET", path, {}), ("HEAD", path, {}))
-        assert (head.status_code, head.headers["content-type"]) == (
-            200,
-            got.headers["content-type"],
-        )
-    assert sorted(readable) == ["/health", "/metrics", "/model"]
+    for path, methods in METHODS.items():
+        for method in ("GET", "HEAD", "POST", "PUT", "OPTIONS"):
+            (reply,) = asked((method, path, {}))
+            if method not in methods:
+                assert (reply.status_code, reply.headers["allow"]) == (405, ", ".join(methods))
+            elif path != "/predict":
+                assert (reply.status_code, "content-type" in reply.headers) == (200, True)
 
 
 def test_a_body_is_taken_as_it_comes():

@@ -24,10 +24,9 @@ from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.options import Config, ConfigError, Table
+from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
-from sluice.dlrm.serving.batcher import BATCH_SIZE, Batcher
 from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.int8_accuracy import compared
@@ -332,50 +331,6 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
     assert ((narrow(one_each)["a"] - weights["a"]).abs() <= 0.5003 * step).all()
     with raises(ValueError, "'a'", "49 rows", "50"):
         narrow.fill("a", [weights["a"][1:]])
-    with raises(ConfigError, "'int4'", "fp32"):
-        NarrowTables(tables, keys, "int4")
-
-
-# ---- batches, limits
-
-
-def test_what_waits_at_the_same_time_is_worked_on_together():
-    seen: list[list[str]] = []
-
-    def work(requests):
-        seen.append(list(requests))
-        if "bad" in requests:
-            raise RuntimeError("worker")
-        return [r.upper() for r in requests]
-
-    async def ask() -> list[object]:
-        batcher: Batcher[str, str] = Batcher(
-            work, size=lambda text: BATCH_SIZE * ("large" in text), batch_limit=4, waiting_limit=7
-        )
-        asked = [
-            asyncio.ensure_future(batcher.ask(text))
-            for text in ("a", "b", "gone", "c", "d", "bad", "too large for most")
-        ]
-        await asyncio.sleep(0)
-        with raises(Refusal, "7 requests wait"):
-            await batcher.ask("one too many")
-        asked[2].cancel()  # its client went away
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        return [*found, await batcher.ask("later")]
-
-    found = asyncio.run(ask())
-    assert seen == [["a", "b", "c", "d"], ["bad"], ["too large for most"], ["later"]]
-    assert [type(one) for one in found] == [
-        str,
-        str,
-        asyncio.CancelledError,
-        str,
-        str,
-        RuntimeError,
-        str,
-        str,
-    ]
-    assert found[-2:] == ["TOO LARGE FOR MOST", "LATER"]
 
 
 # ---- over HTTP, without a socket
@@ -448,6 +403,7 @@ def test_http_limits_size(scorer):
 def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_path, monkeypatch):
     """Each model is held inside its pass until the next one serves. An answer is that of one model, with its step."""
     monkeypatch.setattr(batcher, "INLINE_SIZE", 0)  # a pass on the loop could not be held
+    monkeypatch.setattr(batcher, "BATCH_SIZE", 2**18)
     run = tmp_path / "run"
     shutil.copytree(folder / "run", run)
     checkpoints = run / "checkpoints"
@@ -626,33 +582,6 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
 
     health = asyncio.run(whole())
     assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:10:10+00:00", False)
-
-
-def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
-    looks: list[int] = []
-
-    def load() -> Scorer:
-        looks.append(1)
-        if len(looks) == 3:
-            seen.set()
-        raise ValueError("spoilt")
-
-    async def run() -> bool:
-        service = HttpApp(scorer, ServerLimits())
-        task = asyncio.create_task(
-            Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service)
-        )
-        await asyncio.wait_for(asyncio.to_thread(seen.wait), 20)
-        alive = not task.done()
-        task.cancel()
-        return alive
-
-    seen = threading.Event()
-    assert not (tmp_path / "checkpoints").exists()
-    (tmp_path / "checkpoints").mkdir()
-    shutil.copytree(scorer.servable.path, tmp_path / "checkpoints" / "step-1")
-    (tmp_path / "checkpoints" / "LATEST").write_text("step-1\n")
-    assert asyncio.run(run())
 
 
 def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):
