@@ -40,8 +40,6 @@ _PLAIN_TYPES = (
     pa.types.is_large_string,
     pa.types.is_null,
 )
-_USUAL_KINDS = {str: ("text",), int: ("int", "float"), float: ("float",), type(None): tuple(WRONG)}
-"""The kinds of columns that a value of JSON usually fits, by its type."""
 _WHOLE_MINUS_ZERO = re.compile(rb"-0(?![.eE])(?<![eE]-0)")
 _TOGETHER_BYTES = 2**15
 """From this size on, one call of Arrow's reader takes less time than Python's."""
@@ -105,7 +103,6 @@ class Decoder:
             if name in self._times or (spec.input.number_texts and kind in NUMBERS)
         }
         """The numbers that a request may write as texts, as the input does."""
-        self._plain_kinds = {n: kind for n, kind in self.kinds.items() if n not in self._times}
         self._fingerprint = fingerprint
         self._row_limit = most_rows
         self._together_bytes = together_bytes
@@ -298,27 +295,12 @@ class Decoder:
             self._check_fingerprint(document["fingerprint"])
         rows = document["rows"]
         self._check_row_count(len(rows))
-        is_ascii = body.isascii() and b"\\u" not in body
-        if not (is_ascii and all(map(self._is_plain, rows))):
-            self._check_rows(rows)
+        self._check_rows(rows)
         absent = (self.kinds.keys() - row.keys() for row in rows if row)
         missing = Counter(itertools.chain.from_iterable(absent))
         if unnamed := rows.count({}):
             missing.update(dict.fromkeys(self.kinds, unnamed))
         return RequestRows(len(rows), rows, missing=missing)
-
-    def _is_plain(self, row: Any) -> bool:
-        """Whether a row of ASCII text has only features that the model needs, and usual values, which all fit. Other
-        rows may be right, too."""
-        if type(row) is not dict:
-            return False
-        kinds = self._plain_kinds
-        for name, value in row.items():
-            if kinds.get(name) not in _USUAL_KINDS.get(type(value), ()):
-                return False
-            if type(value) in (int, float) and not -(2**63) <= value < 2**63:
-                return False
-        return True
 
     def _check_rows(self, rows: Sequence[Any]) -> None:
         """Raises Refusal for the first row, and its first feature, that is unknown or does not fit."""
