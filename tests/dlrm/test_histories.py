@@ -70,7 +70,6 @@ def test_dien_comes_near_the_best_auc_of_sessions_whose_histories_the_loader_mak
     judged = forks.run("dlrm.evaluate", "--run-dir", tmp_path / "run", tmp=tmp_path)
     assert last_json(judged)["auc"] == pytest.approx(last_json(process)["auc"], abs=1e-6)
     served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
-    assert served.returncode == 2
     assert_names(served.stderr, "--history by=user", "[[history]]")
 
 

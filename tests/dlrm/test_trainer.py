@@ -143,6 +143,7 @@ def run(
         clock=clock,
         own_clock=lambda: clock.own,
         hosts=["host0", "host1"],
+        memory_used=lambda: 7,
         synced_batches=SyncedBatches(
             here, lambda: stop_at is not None and clock.now >= stop_at, clock
         ),
