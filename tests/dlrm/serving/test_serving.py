@@ -448,7 +448,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
         held[service.scorer.servable.meta.step][1].set()
         return await asyncio.gather(*asked)
 
-    answers = served(load(), talk)
+    answers = served(load(), talk, timeout=120)
     assert {answer["step"] for _, answer in answers} == alone.keys()
     assert len(alone) == 5
     for number, answer in answers:
