@@ -230,21 +230,23 @@ def all_bits(groups):
 def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(simple, options):
     """Caught, or in a part of a page's head that holds no values."""
     path, chance, outcomes = simple(**options), random.Random(30), Counter()
-    groups = reader(path, ("label", "d", "few", "long"))
-    expected, whole = all_bits(groups), path.read_bytes()
+    names = ("label", "d", "few", "long")
+    expected, whole = all_bits(reader(path, names)), path.read_bytes()
     group = pq.read_metadata(path).row_group(0)
     chunks = [group.column(n) for n in range(4)]
     for _ in range(120):
         [chunk] = chance.choices(chunks, [one.total_compressed_size for one in chunks])
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
         flipped(path, begin + chance.randrange(chunk.total_compressed_size), chance)
+        groups = reader(path, names)  # an open one would see that the file has changed
         try:
             assert all_bits(groups) == expected, chunk.path_in_schema
             outcomes["in a page's head"] += 1
         except SourceError as error:
-            outcomes["caught"] += f"{path}, row group 0: " in str(error)
+            assert_names(str(error), path, "row group 0")
+            outcomes["caught"] += 1
+        groups.close()
         path.write_bytes(whole)
-    groups.close()
     assert outcomes.total() == 120
     assert outcomes["in a page's head"] < 9, outcomes
 
