@@ -325,28 +325,33 @@ def test_random_bytes_are_unpacked_within_their_memory_or_refused(last_bytes):
 
 
 def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple):
-    """3,000 chunks: those of a file with random bytes in their heads."""
+    """3,000 chunks: those of a file with random bytes in the heads of their pages."""
     fetched = LocalFile(str(simple()), None, []).fetch(0, ["label", "d", "few", "long"], Buffers())
     chance = random.Random(4)
     whole = fetched.data.copy()
-    for _ in range(750):
-        fetched.data[:] = whole
-        for begin in fetched.chunks[:, 0].tolist():
-            for _ in range(chance.randrange(4)):
-                fetched.data[begin + chance.randrange(40)] = chance.randrange(256)
+
+    def parsed():
         found = np.zeros((4, 9), PAGE)
         checksums, counts = np.zeros((4, 9), np.int64), np.zeros(4, np.int64)
         pages.page_table(fetched.data, fetched.chunks, fetched.rows, found, checksums, counts)
-        for (begin, end, width, _), column, count in zip(
-            fetched.chunks.tolist(), found, counts, strict=True
-        ):
-            some = column[: max(0, count)]
+        return [column[: max(0, count)] for column, count in zip(found, counts, strict=True)]
+
+    heads = [column["address"].astype(np.int64).tolist() for column in parsed()]
+    accepted = 0
+    for _ in range(750):
+        fetched.data[:] = whole
+        for ends in heads:
+            at = chance.choice(ends) - chance.randrange(1, 70)
+            fetched.data[at] = chance.randrange(256)
+        for (begin, end, width, _), some in zip(fetched.chunks.tolist(), parsed(), strict=True):
+            accepted += len(some) > 0
             assert (some["address"] > begin).all()
             assert (some["size"] > 0).all()
             assert (some["address"].astype(np.int64) + some["size"] <= end).all()
-            assert count < 0 or some["rows"].sum() == fetched.rows
+            assert some["rows"].sum() in (0, fetched.rows)
             values = some[some["form"] != INDICES]
             assert (values["unpacked"] % width == 0).all()
+    assert 300 < accepted < 2700
 
 
 @pytest.fixture
