@@ -22,6 +22,9 @@ from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
     fields_after,
     fields_with,
+    filters_of,
+    given_after,
+    spec_functions,
     split_transform_spec,
 )
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
@@ -211,8 +214,11 @@ def _row_groups(  # noqa: PLR0917 # called once
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
         stored = first_schema(files, opener, located)
-        functions = (*petastorm.row_functions(needed_before(names, functions), stored), *functions)
-        given = petastorm.given(needed_before(names, functions), stored)
+        functions = (
+            *spec_functions(petastorm, needed_before(names, functions), stored),
+            *functions,
+        )
+        given = given_after(petastorm, needed_before(names, functions), stored)
     groups = RowGroupReader(
         files,
         names,
@@ -221,7 +227,7 @@ def _row_groups(  # noqa: PLR0917 # called once
         bags=columns.bags,
         sample=config.order.sample,
         given=given,
-        filters=petastorm.filters,
+        filters=filters_of(petastorm),
         made=made,
         located=located,
         in_pages=True,

@@ -65,7 +65,7 @@ from sluice.ingest.stages.shuffle import (
     ReadRows,
     ReadTask,
 )
-from sluice.ingest.stages.transform import Fused, Transform, group_into_stages
+from sluice.ingest.stages.transform import Fused, Transform, frame_of, group_into_stages
 from sluice.ingest.stages.transform_worker import (
     ProcessMemory,
     TransformStage,
@@ -370,7 +370,7 @@ class Pipeline:
         reads: Iterator[Any] = self._input.rows.open(tasks, functools.partial(self._reads, place))
         is_whole = True
         for function in self._row_functions:
-            if is_whole and not function.transform.frame:
+            if is_whole and not frame_of(function.transform):
                 is_whole = False
                 reads = cut_into_slices(reads)
             reads = self._call_on_rows(function, reads, place)

@@ -21,7 +21,7 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
-from sluice.ingest.stages.transform import Transform, needed_before, schema_with
+from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def memory_of(functions: Sequence[RowFunction], decoding: Decoding, largest: int
     and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it gives."""
     total = 0
     for one in functions:
-        rows = largest if one.transform.frame else min(largest, SLICE_ROWS)
+        rows = largest if frame_of(one.transform) else min(largest, SLICE_ROWS)
         total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(one.transform.gives)
     return total
 
@@ -99,7 +99,7 @@ class RowFunctionWorker:
         self._describe = describe
         transform = function.transform
         self._gives = transform.gives
-        self._asks = asking_for(pa.schema(list(self._gives.items())), transform.frame)
+        self._asks = asking_for(pa.schema(list(self._gives.items())), frame_of(transform))
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
@@ -110,7 +110,7 @@ class RowFunctionWorker:
             if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
                 raise
             schema = schema_with(piece.rows.schema, self._gives, self._function.keeps)
-            if self._function.transform.frame:  # it needs whole row groups
+            if frame_of(self._function.transform):  # it needs whole row groups
                 rows = rescue.replace_group(error, read, schema)
             else:
                 rows = rescue.replace_rows(

@@ -61,8 +61,6 @@ class Transform:
     """The time that a batch may take. A worker that takes longer is killed. It then always runs in processes."""
     memory_limit: int | None = None
     """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
-    frame = ""
-    """For a function that gets whole row groups as DataFrames: see `FrameFunction`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -153,6 +151,11 @@ class FrameFunction(Transform):
 
     frame: str = ""
     """The fields that it removes, and the shape of each of its fields, as JSON."""
+
+
+def frame_of(function: Transform) -> str:
+    """Returns the `frame` of a TransformSpec's function. Empty: it is another function."""
+    return function.frame if isinstance(function, FrameFunction) else ""
 
 
 def _name_of(function: Any) -> str:

@@ -93,53 +93,57 @@ class PetastormOptions:
     def asked_for(self) -> list[str]:
         return [name for name in self.__slots__ if getattr(self, name) is not None]
 
-    def given(self, wanted: Sequence[str], stored: pa.Schema) -> pa.Schema | None:
-        """Returns the schema of the wanted columns, which Petastorm's worker makes after a predicate. None: there is no
-        predicate."""
-        if self.predicate is None:
-            return None
-        stored = pa.schema(list(parts(stored)))
-        for what, names in (("predicate", self.filters), ("files", wanted)):
-            if lacking := [name for name in names if name not in stored.names]:
-                raise PetastormError(
-                    f"{what}: no column {lacking[0]!r}{nearest(lacking[0], stored.names)}"
-                )
-        return pa.schema([stored.field(name) for name in wanted])
 
-    @property
-    def filters(self) -> list[str]:
-        """The columns that the predicate reads."""
-        return [] if self.predicate is None else sorted(self.predicate.get_fields())
-
-    def row_functions(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[FrameFunction, ...]:
-        """Returns the TransformSpec as a function over rows that gives the wanted columns. None is needed if it only
-        removes fields. Its function gets all columns of the files whose types Petastorm knows."""
-        spec = self.transform_spec
-        if spec is None or not (spec.func or spec.edit_fields):
-            return ()
-        stored = pa.schema(list(parts(stored)))
-        after = transformed(stored, spec)
-        if lacking := [name for name in wanted if name not in after.names]:
+def given_after(
+    options: PetastormOptions, wanted: Sequence[str], stored: pa.Schema
+) -> pa.Schema | None:
+    """Returns the schema of the wanted columns, which Petastorm's worker makes after a predicate. None: there is no
+    predicate."""
+    if options.predicate is None:
+        return None
+    stored = pa.schema(list(parts(stored)))
+    for what, names in (("predicate", filters_of(options)), ("files", wanted)):
+        if lacking := [name for name in names if name not in stored.names]:
             raise PetastormError(
-                f"files: no column {lacking[0]!r}{nearest(lacking[0], after.names)}"
+                f"{what}: no column {lacking[0]!r}{nearest(lacking[0], stored.names)}"
             )
-        before = unischema_of(stored)
-        shapes = {field[0]: list(field[2]) for field in spec.edit_fields}
-        function = spec.func or keep_frame
-        return (
-            FrameFunction(
-                address_of(function) or function,
-                "TransformSpec",
-                reads=tuple(before.fields),
-                gives={name: after.field(name).type for name in wanted},
-                frame=json.dumps(
-                    {
-                        "removed": list(spec.removed_fields),
-                        "shapes": {name: shapes.get(name, []) for name in after.names},
-                    }
-                ),
+    return pa.schema([stored.field(name) for name in wanted])
+
+
+def filters_of(options: PetastormOptions) -> list[str]:
+    """Returns the columns that the predicate reads."""
+    return [] if options.predicate is None else sorted(options.predicate.get_fields())
+
+
+def spec_functions(
+    options: PetastormOptions, wanted: Sequence[str], stored: pa.Schema
+) -> tuple[FrameFunction, ...]:
+    """Returns the TransformSpec as a function over rows that gives the wanted columns. None is needed if it only
+    removes fields. Its function gets all columns of the files whose types Petastorm knows."""
+    spec = options.transform_spec
+    if spec is None or not (spec.func or spec.edit_fields):
+        return ()
+    stored = pa.schema(list(parts(stored)))
+    after = transformed(stored, spec)
+    if lacking := [name for name in wanted if name not in after.names]:
+        raise PetastormError(f"files: no column {lacking[0]!r}{nearest(lacking[0], after.names)}")
+    before = unischema_of(stored)
+    shapes = {field[0]: list(field[2]) for field in spec.edit_fields}
+    function = spec.func or keep_frame
+    return (
+        FrameFunction(
+            address_of(function) or function,
+            "TransformSpec",
+            reads=tuple(before.fields),
+            gives={name: after.field(name).type for name in wanted},
+            frame=json.dumps(
+                {
+                    "removed": list(spec.removed_fields),
+                    "shapes": {name: shapes.get(name, []) for name in after.names},
+                }
             ),
-        )
+        ),
+    )
 
 
 # ---- the schema, and what a TransformSpec makes of it
