@@ -6,21 +6,19 @@ It is written with pyarrow and published by the same commit code as a job's; its
 from __future__ import annotations
 
 import datetime
-import io
 import math
 import os
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.etl.schema import Field
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks, SyntheticRows
 from sluice.etl.table.commit import Base, new_job, publish
 from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.job_record import JobRecord
-from sluice.etl.table.new_files import describe
+from sluice.etl.table.new_files import write_file
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -60,27 +58,19 @@ def small_table(
     )
     table = _features(clicks, values, number_rows).cast(arrow_schema(fields))
     splits = dict(SPLITS if splits is None else splits)
-    start = 0
+    start, made_files = 0, []
     for number, (split, share) in enumerate(splits.items()):
         stop = rows if number == len(splits) - 1 else start + round(share * rows)
         count = max(1, math.ceil(files * share / max(splits.values())))
         bounds = np.linspace(start, stop, count + 1).astype(int)
         for part in range(count):
             piece = table.slice(bounds[part], bounds[part + 1] - bounds[part])
-            sink = io.BytesIO()
-            pq.write_table(
-                piece,
-                sink,
-                row_group_size=row_group_rows,
-                compression="lz4",
-                use_dictionary=False,
-                write_page_checksum=True,
+            groups = (
+                piece[row : row + row_group_rows] for row in range(0, len(piece), row_group_rows)
             )
-            store.write(f"{folder_of(job)}/split={split}/part-{part:05}.parquet", sink.getvalue())
+            path = f"{folder_of(job)}/split={split}/part-{part:05}.parquet"
+            made_files.append(write_file(store, path, groups, fields, split=split))
         start = stop
-    made_files = [
-        describe(store, path, fields, row_group_rows) for path in store.files(folder_of(job))
-    ]
     written = tuple(file.record for file in made_files)
     profile = Profile.joined(file.profile for file in made_files)
     record = JobRecord(

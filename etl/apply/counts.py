@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,6 +105,16 @@ class CountsOfRows:
         self._wanted = [
             (key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level
         ]
+        self._read = {
+            spec.label,
+            *(
+                name
+                for _, one in self._wanted
+                for column, _ in one.users
+                for name in column.sources
+            ),
+        }
+        """The columns that are counted, and the label."""
 
     def of(self, parsed: Parsed) -> Batches:
         if not self._level:
@@ -138,35 +148,38 @@ class CountsOfRows:
             placement = FileAssignment(spec, ())
             pairs = placement.paired(placement.split(keys, columns), columns)
             yield _counts(_PAIRS_KEY, *value_counts(pairs))
+        if not self._wanted:
+            return
+        keys = row_keys(columns, spec) if keys is None else keys
+        of_rows = self._features.extras(columns, keys)
         for of_all in {learned.op.of_all_splits for _, learned in self._wanted}:
-            chosen, kept = (columns, keys) if of_all else _training(spec, columns, keys)
+            chosen, extras = {name: columns[name] for name in self._read}, of_rows
             if not of_all:
-                yield _counts(_TRAINING_KEY, ["rows"], [len(chosen[spec.label])])
-            extras = self._features.extras(chosen, kept)
+                there = in_training(columns, keys, spec)
+                if not there.all():
+                    chosen, extras = (
+                        {name: values.filter(pa.array(there)) for name, values in some.items()}
+                        for some in (chosen, extras)
+                    )
+                yield _counts(_TRAINING_KEY, ["rows"], [int(there.sum())])
             for key, learned in self._wanted:
                 if learned.op.of_all_splits == of_all and len(chosen[spec.label]):
-                    yield from _of_state(
-                        key,
-                        learned,
-                        lambda column, number: self._features.run(
-                            column,
-                            column.ops[:number],
-                            chosen,  # noqa: B023
-                            extras,  # noqa: B023
-                        ),
-                        extras,
-                    )
+                    yield from self._of_state(key, learned, chosen, extras)
 
-
-def _of_state(
-    key: int, learned: Learned, values_of: Callable[..., pa.Array], extras: dict[str, pa.Array]
-) -> Batches:
-    for column, number in learned.users:
-        op, values = column.ops[number], values_of(column, number)
-        if lifted(op, values):
-            values, _ = flat(values)
-        names, counts = learned.op.count(prepare_column(op, values, extras))
-        yield _counts(key, names, counts)
+    def _of_state(
+        self,
+        key: int,
+        learned: Learned,
+        columns: dict[str, pa.Array],
+        extras: dict[str, pa.Array],
+    ) -> Batches:
+        for column, number in learned.users:
+            op = column.ops[number]
+            values = self._features.run(column, column.ops[:number], columns, extras)
+            if lifted(op, values):
+                values, _ = flat(values)
+            names, counts = learned.op.count(prepare_column(op, values, extras))
+            yield _counts(key, names, counts)
 
 
 def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
@@ -185,7 +198,8 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
-    """Returns the rows that filters and the sample keep. Also returns their keys, if the sample had to compute them."""
+    """Returns the rows that filters and the sample keep, texts with dictionaries. Also returns their keys, if the
+    sample had to compute them."""
     columns = parsed.columns
     rows = spec.rows
     keys = None
@@ -205,19 +219,11 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
         keep = rows.sample.keeps(spec.labels(columns), keys)
         columns = {name: values.filter(keep) for name, values in columns.items()}
         keys = keys[keep.to_numpy(zero_copy_only=False)]
-    return columns, keys
-
-
-def _training(
-    spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
-) -> tuple[dict[str, pa.Array], Keys]:
-    """Returns the rows of the training split, and their keys."""
-    keys = row_keys(columns, spec) if keys is None else keys
-    there = in_training(columns, keys, spec)
-    if there.all():
-        return columns, keys
-    mask = pa.array(there)
-    return {name: values.filter(mask) for name, values in columns.items()}, keys[there]
+    coded = {
+        name: values.dictionary_encode() if pa.types.is_string(values.type) else values
+        for name, values in columns.items()
+    }
+    return coded, keys
 
 
 def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:
@@ -248,6 +254,16 @@ def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
         sum(b.num_rows for b in collected) >= rows
         or sum(b.nbytes for b in collected) >= _MOST_BYTES
     )
+
+
+def kept_sums(key: int, counts: Sequence[pa.Table], least: int) -> pa.Table:
+    """Returns a key's sums from `least` on, as rows of (key, value, count). With 1 it keeps all, because sums of
+    numbers may be negative."""
+    total = sum_by_value(counts)
+    if least > 1:
+        total = total.filter(pc.greater_equal(total["count"], least))
+    keys = pa.array(np.full(len(total), key, np.int32))
+    return total.add_column(0, COUNTS.field("key"), keys).cast(COUNTS)
 
 
 def sum_by_value(counts: Sequence[pa.Table]) -> pa.Table:

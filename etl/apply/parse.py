@@ -82,12 +82,16 @@ class InputParser:
         all rows of the batch, if the spec has that column."""
         names = batch.schema.names
         if "line" in names:
-            parsed = self._parse_lines(self._encode_as_utf8(batch["line"]))
+            lines = self._encode_as_utf8(batch["line"])
+            parsed = self._parse_lines(lines)
         elif "_broken" in names:
             parsed = self._parse_cells_of_bytes(batch)
         else:
             parsed = self._reject_marked(batch)
-        parsed = self._reject_bad_labels(self._parse_times(_reject_long_texts(parsed)))
+        # A text is no longer than its line.
+        if "line" not in names or pc.max(pc.binary_length(lines)).as_py() > MOST_TEXT_BYTES:
+            parsed = _reject_long_texts(parsed)
+        parsed = self._reject_bad_labels(self._parse_times(parsed))
         parsed = self._reject_without_split(parsed)
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(

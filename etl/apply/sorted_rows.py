@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.spool import Spool, Ticket
+from sluice.etl.apply.row_store import RowStore
 
 _PART_BYTES = 4 << 20
 """The size of the pieces in which a sorted run is read from the disk."""
@@ -26,8 +25,8 @@ class SortedRows:
         self._budget = budget
         self._bytes = 0
         self._batches: list[pa.RecordBatch] = []
-        self._spool = Spool(0)
-        self._runs: list[list[Ticket]] = []
+        self._disk = RowStore(0)
+        self._runs = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
@@ -58,7 +57,7 @@ class SortedRows:
             yield pa.concat_tables(waiting)
 
     def close(self) -> None:
-        self._spool.close()
+        self._disk.close()
 
     def _take_rows(self) -> pa.Table:
         table = pa.Table.from_batches(self._batches).combine_chunks()
@@ -68,18 +67,14 @@ class SortedRows:
     def _write_run(self) -> None:
         """Sorts the rows in memory, and writes them to the disk."""
         table = self._take_rows()
-        run = []
-        for batch in table.take(pa.array(sort_order(table))).combine_chunks().to_batches():
-            step = max(1, _PART_BYTES * batch.num_rows // max(1, batch.nbytes))
-            ends = np.append(np.arange(0, batch.num_rows, step), batch.num_rows)
-            ticket = self._spool.put(batch, ends)
-            assert ticket is not None  # this spool's file has no limit
-            run.append(ticket)
-        self._runs.append(run)
+        step = max(1, _PART_BYTES * len(table) // max(1, table.nbytes))
+        parts = table.take(pa.array(sort_order(table))).combine_chunks().to_batches(step)
+        self._disk.put((self._runs, part) for part in parts)
+        self._runs += 1
 
     def _merge(self) -> Iterator[pa.Table]:
         """Yields the rows of all runs in order. Has one part of each run in memory, or little more."""
-        runs = {number: self._read(number, run) for number, run in enumerate(self._runs)}
+        runs = {number: self._read(number) for number in range(self._runs)}
         table: pa.Table | None = None
         while runs or table:
             loaded = set(table["_run"].to_numpy().tolist()) if table else set()
@@ -103,14 +98,12 @@ class SortedRows:
             yield table.slice(0, known).drop_columns("_run")
             table = table.slice(known)
 
-    def _read(self, number: int, run: Sequence[Ticket]) -> Iterator[pa.Table]:
+    def _read(self, number: int) -> Iterator[pa.Table]:
         """Yields the parts of a run, with its number."""
-        for ticket in run:
-            for part, _ in enumerate(itertools.pairwise(ticket.ends)):
-                rows = self._spool.get(ticket, part)
-                yield pa.Table.from_batches([rows]).append_column(
-                    "_run", pa.array(np.full(rows.num_rows, number, np.int32))
-                )
+        for rows in self._disk.get(number):
+            yield pa.Table.from_batches([rows]).append_column(
+                "_run", pa.array(np.full(rows.num_rows, number, np.int32))
+            )
 
 
 def sort_order(rows: pa.Table) -> npt.NDArray[np.int64]:

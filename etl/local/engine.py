@@ -30,15 +30,14 @@ from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
+from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
-from sluice.etl.apply.spool import Spool, Ticket
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
-from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
@@ -80,9 +79,9 @@ class LocalEngine(Engine):
         )
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
-        self._kept: dict[tuple[str, int], list[Ticket]] = {}
-        # The first spool has the parsed rows.
-        self._spools = [Spool(self._budget, free // 2)]
+        self._parsed, self._finished = RowStore(self._budget, free // 2), RowStore(self._budget)
+        self._complete = set[tuple[str, int]]()
+        """The pieces of which all rows are in `_parsed`."""
         self._bad: set[tuple[str, int]] = set()
         self._before: tuple[dict[tuple[str, int], int], int] | None = None
         self._examples: dict[str, Reject] = {}
@@ -140,20 +139,17 @@ class LocalEngine(Engine):
 
         In the first pass, `first` is called with all parsed rows, and the kept rows are stored if memory or disk allow.
         Later passes read the stored rows, or parse again. After the `last` pass, stored rows are dropped."""
-        place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
-        there = self._kept.pop(place, None) if last else self._kept.get(place)
-        for ticket in there or ():
-            self._threads.check_wanted()
-            batch = parsed_rows.get(ticket)
-            yield (
-                dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)),
-                batch["_key"].to_numpy(),
-            )
-        if there is not None:
+        place = (piece.file.name, piece.number)
+        if place in self._complete:
+            for rows in self._parsed.get(place):
+                self._threads.check_wanted()
+                *values, keys = rows.columns
+                yield dict(zip(rows.schema.names, values, strict=False)), keys.to_numpy()
+            if last:
+                self._parsed.drop(place)
             return
         parser = InputParser(self.spec)
-        kept = list[Ticket | None]()
-        number = 0
+        number, has_room = 0, True
         for batch in piece.batches(self._headers):
             self._threads.check_wanted()
             number += batch.num_rows
@@ -162,16 +158,13 @@ class LocalEngine(Engine):
             keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                kept.append(
-                    parsed_rows.put(
-                        pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-                    )
-                )
+                rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+                has_room = has_room and self._parsed.put([(place, rows)])
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys
-        if first is not None and None not in kept:
-            self._kept[place] = [ticket for ticket in kept if ticket is not None]
+        if first is not None and has_room:
+            self._complete.add(place)
 
     def _places(
         self, part: tuple[str, int], upto: int, rows: int
@@ -261,9 +254,7 @@ class LocalEngine(Engine):
             SketchInputs.of(placement, counted.rows, job.rule_before),
             Features(spec, state),
         )
-        self._spools.append(Spool(self._budget))
-        runs = SpooledRows(placement.total, self._spools[-1])
-        seen = Gathered()
+        seen, widest = Gathered(), [1]
         lock = threading.Lock()
         made_here = [column.name for column in spec.columns]
         names = [*made_here, *RowPlacement.order(placement)]
@@ -277,7 +268,9 @@ class LocalEngine(Engine):
                     rows, made = placing.fit(every, made, made_here)
                     if len(rows.keys) < len(every.keys):
                         self._bad.add((piece.file.name, piece.number))
-                    runs.add(pa.record_batch([*made, *rows.order], names), rows.files)
+                    batch = pa.record_batch([*made, *rows.order], names)
+                    widest[0] = max(widest[0], batch.nbytes // max(1, batch.num_rows))
+                    self._finished.put(split_by_number(batch, rows.files, placement.total))
                     count += len(every.keys)
             with lock:
                 gather(seen, placing.seen)
@@ -285,24 +278,25 @@ class LocalEngine(Engine):
 
         self._over(place, "pass 1 of 2, ")
         writer = FileWriter(placement, job.store, job.name, self._threads.check_wanted)
-        self._pass = Pass("pass 2 of 2, ", counted.rows, counted.rows * runs.row_bytes)
+        # About how many bytes each file takes.
+        sizes = {file: count * widest[0] for file, count in sorted(self._finished.rows.items())}
+        self._pass = Pass("pass 2 of 2, ", counted.rows, sum(sizes.values()))
 
         def finish(file: int) -> NewFile:
             with contextlib.closing(SortedRows(self._budget)) as rows:
-                for batch in runs.of(file):
+                for batch in self._finished.get(file):
                     rows.add(batch)
                 made = writer.write(file, rows)
-            self._pass.add(int(runs.rows[file]), int(runs.rows[file]) * runs.row_bytes)
+            self._pass.add(made.record.rows, made.record.rows)
             return made
 
         # A sort has three copies of a file's rows in memory: unsorted, sorted, and as they are written.
-        largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
-        ahead = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
-        files = list(self._threads.map(finish, np.flatnonzero(runs.rows).tolist(), ahead))
+        largest = 3 * max(sizes.values(), default=1)
+        ahead = max(1, min(2 * self._threads.count, 2 * self._budget // largest))
+        files = list(self._threads.map(finish, sizes, ahead))
         return Written(files, look.bounds.sketches(seen))
 
     def close(self) -> None:
         self._threads.close()
-        for spool in self._spools:
-            spool.close()
-        self._kept.clear()
+        self._parsed.close()
+        self._finished.close()

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNTS, sum_by_value
-from sluice.etl.apply.spool import Spool
-from sluice.etl.local.spooled_rows import SpooledRows
+from sluice.etl.apply.counts import COUNTS, kept_sums, sum_by_value
+from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
@@ -32,12 +31,13 @@ class CountSums:
         self._least = least
         self._lock = threading.Lock()
         self._most_rows = budget // _ROW_BYTES
-        self._spool = Spool(0)  # uses only the disk
+        self._disk = RowStore(0)
+        self._written = set[int]()
+        """The keys whose counts are on the disk."""
         self._in_memory: dict[int, list[pa.Table]] = defaultdict(list)
         self._rows: dict[int, int] = defaultdict(int)
         """The rows in memory of each key."""
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
-        self._parts: dict[int, SpooledRows] = defaultdict(lambda: SpooledRows(_PARTS, self._spool))
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -60,9 +60,17 @@ class CountSums:
             if sum(self._rows.values()) <= self._most_rows:
                 return
             largest = max(self._rows, key=self._rows.__getitem__)
-            taken, parts = self._in_memory.pop(largest), self._parts[largest]
+            taken = self._in_memory.pop(largest)
             self._rows[largest] = 0
-        _write_parts(sum_by_value(taken), parts)
+        self._write_parts(largest, taken)
+
+    def _write_parts(self, key: int, counts: list[pa.Table]) -> None:
+        """Writes counts to the disk, in parts by the hash of their values."""
+        self._written.add(key)
+        for batch in sum_by_value(counts).combine_chunks().to_batches():
+            part = (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32)
+            parts = split_by_number(batch, part, _PARTS)
+            self._disk.put(((key, number), rows) for number, rows in parts)
 
     def total(self, max_rows: int) -> pa.Table | None:
         """Returns all sums, as rows of (key, value, count). None: more than `max_rows` rows would be kept."""
@@ -74,30 +82,19 @@ class CountSums:
         return pa.concat_tables(found)
 
     def _pieces(self) -> Iterator[tuple[int, list[pa.Table], int]]:
-        for key in sorted(self._in_memory.keys() | self._parts.keys()):
+        for key in sorted(self._in_memory.keys() | self._written):
             tables = self._in_memory.pop(key, [])
-            if key not in self._parts:
+            if key not in self._written:
                 yield key, tables, -1
                 continue
-            _write_parts(sum_by_value(tables), self._parts[key])
+            self._write_parts(key, tables)
             yield from ((key, [], part) for part in range(_PARTS))
 
     def _sum_piece(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
         key, tables, part = taken
         if part >= 0:
-            tables = [pa.Table.from_batches([batch]) for batch in self._parts[key].of(part)]
-        total = sum_by_value(tables)
-        if self._least.get(key, 1) > 1:
-            total = total.filter(pa.compute.greater_equal(total["count"], self._least[key]))
-        return total.add_column(
-            0, COUNTS.field("key"), pa.array(np.full(total.num_rows, key, np.int32))
-        ).cast(COUNTS)
+            tables = [pa.Table.from_batches([batch]) for batch in self._disk.get((key, part))]
+        return kept_sums(key, tables, self._least.get(key, 1))
 
     def close(self) -> None:
-        self._spool.close()
-
-
-def _write_parts(counts: pa.Table, parts: SpooledRows) -> None:
-    """Writes counts to the disk, in parts by the hash of their values."""
-    for batch in counts.combine_chunks().to_batches():
-        parts.add(batch, (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32))
+        self._disk.close()

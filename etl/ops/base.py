@@ -132,6 +132,11 @@ class Fitted(Operator):
         return old
 
 
+def plain(column: pa.Array) -> pa.Array:
+    """Returns a column without a dictionary."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
 def as_text(column: pa.Array) -> pa.Array:
     """Returns a column as text. Numbers become their shortest decimal form."""
     if pa.types.is_string(column.type):
@@ -160,7 +165,9 @@ def as_number(column: pa.Array) -> pa.Array:
 
 def as_one_column(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
     """Returns the only column, or a struct of several."""
-    return columns[0] if len(columns) == 1 else pa.StructArray.from_arrays(columns, list(names))
+    if len(columns) == 1:
+        return columns[0]
+    return pa.StructArray.from_arrays([plain(column) for column in columns], list(names))
 
 
 def check_different(values: Sequence[str]) -> None:
@@ -171,8 +178,12 @@ def check_different(values: Sequence[str]) -> None:
 
 def value_counts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Returns the distinct values of a column, and how often each occurs."""
-    found = pc.value_counts(column)
-    return found.field("values"), found.field("counts")
+    if not pa.types.is_dictionary(column.type):
+        found = pc.value_counts(column)
+        return found.field("values"), found.field("counts")
+    counts = np.bincount(column.indices, minlength=len(column.dictionary))
+    there = np.flatnonzero(counts)
+    return column.dictionary.take(pa.array(there)), pa.array(counts[there])
 
 
 def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_] | None]:

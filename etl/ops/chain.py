@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import LISTS, Fitted, Operator, as_number, as_text
+from sluice.etl.ops.base import LISTS, Fitted, Operator, as_number, as_text, plain
 from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
@@ -27,12 +27,16 @@ def follow(op: Operator, kind: str) -> str | None:
 
 
 def prepare_column(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
-    """Returns the column as the operator needs it: text or number, together with `op.needs`."""
+    """Returns the column as the operator needs it: text or number, together with `op.needs`. A fitted operator counts
+    a column with a dictionary as it is."""
     if (
         not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
         and op.name != "python"
     ):
-        values = as_number(values) if op.takes[0] == "number" else as_text(values)
+        if op.takes[0] == "number":
+            values = as_number(plain(values))
+        elif op.needs or not pa.types.is_dictionary(values.type):
+            values = as_text(values)
     if op.needs:
         values = pa.StructArray.from_arrays(
             [values, *(extras[n] for n in op.needs)], ["value", *op.needs]
@@ -57,6 +61,7 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
 def make_labels(ops: Iterable[Operator], values: pa.Array) -> pa.Array:
     """Returns the labels that operators make. A missing value stays missing, except in an operator that is meant to
     replace it. So `one_hot` does not make a negative of a row without a label."""
+    values = plain(values)
     for op in ops:
         made = step(op, values, None, {})
         missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))

@@ -55,8 +55,16 @@ def mix(x: U64) -> U64:
     return x
 
 
+def codes_of(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
+    """Returns the place of each value in the column's dictionary. A null has the place after the last one."""
+    return np.asarray(column.indices.fill_null(len(column.dictionary)))
+
+
 def hash_texts(column: pa.Array, salt: int = 0) -> U64:
-    """Hashes each value of a string or binary array; many of them in turns, whose steps stay in a core's cache."""
+    """Hashes each value of a string or binary array; many of them in turns, whose steps stay in a core's cache. With a
+    dictionary, each distinct value is hashed once."""
+    if pa.types.is_dictionary(column.type):
+        return np.append(hash_texts(column.dictionary, salt), NULL)[codes_of(column)]
     if len(column) <= _TURN:
         return _hash_texts(column, salt)
     return np.concatenate(

@@ -21,8 +21,8 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
+from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
-from sluice.etl.apply.spool import COMPRESSED, group_by_file
 from sluice.etl.jobs.engine import Written
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.vocabulary.join import PlacesFolder, RequestedPlaces, VocabularyJoins
@@ -122,15 +122,12 @@ def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files
     """Yields the rows as cells, each with rows of one file."""
     if not waiting:
         return
-    rows, ends = group_by_file(
-        pa.concat_batches([batch for batch, _ in waiting]),
-        np.concatenate([numbers for _, numbers in waiting]),
-        files,
-    )
+    batches, numbers = zip(*waiting, strict=True)
+    parts = split_by_number(pa.concat_batches(batches), np.concatenate(numbers), files)
     found: list[tuple[int, bytes]] = []
     size = 0
-    for file in np.flatnonzero(np.diff(ends)).tolist():
-        for part in slices(rows.slice(ends[file], ends[file + 1] - ends[file])):
+    for file, rows in parts:
+        for part in slices(rows):
             cell = write_stream([part], rows.schema, COMPRESSED).to_pybytes()
             found.append((file, cell))
             size += len(cell)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import as_number
+from sluice.etl.ops.base import as_number, plain
 from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import KeyColumn
 from sluice.etl.spec.spec import Spec
@@ -107,7 +107,7 @@ def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
     if column.type == "int":
         return values.cast(kind, safe=False)  # rounded, as a text of that many digits is
     if column.type == "text":
-        values = pc.utf8_trim_whitespace(values)
+        values = pc.utf8_trim_whitespace(plain(values))
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:

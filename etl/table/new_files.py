@@ -1,22 +1,28 @@
-"""`describe` checks a new file before it is published.
-
-Spark's workers run it too, so it needs only pyarrow and numpy.
-"""
+"""`write_file` writes a data file, with its digest and its profile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
+from itertools import chain
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
-from sluice.etl.table.data_files import arrow_schema
+from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.store import TableStore
+
+_MOST_SHARE = 0.9
+_MOST_DICTIONARY_BYTES = 2**30
+"""Above this, Arrow would store the rest of a column chunk as values. The first rows have decided that already."""
 
 
 class CommitError(UsageError):
@@ -25,52 +31,102 @@ class CommitError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A data file that is written and checked, but not published."""
+    """A data file that is written, but not published."""
 
     record: FileRecord
     profile: Profile
 
 
-def describe(
+class _DigestedFile(io.RawIOBase):
+    """A file that is being written, with the digest and the number of its bytes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        self._stream.write(content)
+        self.bytes += len(content)
+        return len(content)
+
+
+def write_file(
     store: TableStore,
     path: str,
+    row_groups: Iterable[pa.Table],
     fields: Sequence[Field],
-    row_group_rows: int,
+    *,
+    split: str,
+    partition: str | None = None,
+    speed: bool = False,
     buckets: Mapping[str, int] | None = None,
 ) -> NewFile:
-    """Reads a file as it is in the store. Raises a CommitError if it does not have these fields and row groups.
+    """Writes a file with these row groups, and a checksum for each page. Raises a CommitError if the store has not all
+    of its bytes. With `speed`, it has the layout for loading.
 
     `buckets` is the number of ids of each column for values outside its vocabulary."""
     schema = arrow_schema(fields)
-    with store.fs.open_input_file(store.path(path)) as file:
-        footer = pq.ParquetFile(file)
-        groups = tuple(
-            footer.metadata.row_group(i).num_rows for i in range(footer.metadata.num_row_groups)
-        )
-        have = [(f.name, f.type) for f in footer.schema_arrow]
-        want = [(f.name, f.type) for f in schema]
-        if have != want:
-            raise CommitError(f"{store.url(path)}: its columns are {have}, not {want}")
-        profile = Profile.of(footer, fields, buckets or {})
-    if any(rows != row_group_rows for rows in groups[:-1]) or (
-        groups and groups[-1] > row_group_rows
-    ):
+    rows, profiles = list[int](), list[Profile]()
+    groups = (group.select(schema.names).cast(schema) for group in row_groups)
+    first = next(groups, schema.empty_table())
+    store.fs.create_dir(store.path(path).rsplit("/", 1)[0], recursive=True)
+    with store.fs.open_output_stream(store.path(path)) as stream:
+        sink = _DigestedFile(stream)
+        with pq.ParquetWriter(
+            pa.PythonFile(sink, mode="w"),
+            schema,
+            write_page_checksum=True,
+            store_schema=False,
+            **_layout(first, speed=speed),
+        ) as writer:
+            for table in chain([first] if len(first) else [], groups):
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+                rows.append(table.num_rows)
+                profiles.append(Profile.of(table, fields, buckets or {}))
+    if (size := store.size(path)) != sink.bytes:
         raise CommitError(
-            f"{store.url(path)}: its row groups have {groups} rows, not {row_group_rows} each"
+            f"{store.url(path)}: has {size} bytes, and {sink.bytes} were written; nothing was published; look at the "
+            "store, and run the job again"
         )
-    split = next((part[6:] for part in path.split("/") if part.startswith("split=")), "")
-    if not split:
-        raise CommitError(f"{store.url(path)}: it lies in no split's folder")
-    partition = next(
-        (unquote(part[10:]) for part in path.split("/") if part.startswith("partition=")), None
-    )
     record = FileRecord(
         path=path,
-        rows=sum(groups),
-        bytes=store.size(path) or 0,
+        rows=sum(rows),
+        bytes=sink.bytes,
         split=split,
-        row_group_rows=groups,
-        sha256=store.digest(path),
+        row_group_rows=tuple(rows),
+        sha256=sink.digest.hexdigest(),
         partition=partition,
     )
-    return NewFile(record, profile)
+    return NewFile(record, Profile.joined(profiles))
+
+
+def _layout(first: pa.Table, *, speed: bool) -> dict[str, Any]:
+    """Returns the options by which a file with these first rows is written.
+
+    For `speed`, nothing is compressed, and numbers have a dictionary where indices and dictionary take fewer bytes."""
+    texts = with_dictionaries(first.schema)  # the loader's operators then see each value once
+    if not speed:
+        return {"compression": "lz4", "use_dictionary": texts}
+    return {
+        "compression": "none",
+        "use_dictionary": [
+            *texts,
+            *(name for name in first.column_names if _is_repetitive(first.column(name))),
+        ],
+        "dictionary_pagesize_limit": _MOST_DICTIONARY_BYTES,
+    }
+
+
+def _is_repetitive(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary shrinks a column of numbers to less than _MOST_SHARE of its bytes."""
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return False
+    width = max(4, column.type.bit_width // 8)  # of the values that Parquet stores
+    distinct = pc.count_distinct(column).as_py()
+    bits = max(1, distinct - 1).bit_length()
+    return bool(len(column) * bits / 8 + distinct * width < _MOST_SHARE * len(column) * width)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.schema import Field
+from sluice.etl.spec.nested_columns import join_chunks
 
 _TOP = 16
 _TEXT_BINS = 64
@@ -40,23 +40,15 @@ class Profile:
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]
-    ) -> Profile:
-        """Returns the profile of one file. `buckets` is the number of ids from 2 on for unknown values."""
-        parts = []
-        for number in range(file.metadata.num_row_groups):
-            batch = file.read_row_group(number, use_threads=False)
-            parts.append(
-                cls(
-                    {
-                        f.name: _column(f, batch[f.name].combine_chunks(), buckets.get(f.name, 0))
-                        for f in fields
-                        if f.role != "key"
-                    }
-                )
-            )
-        return cls.joined(parts)
+    def of(cls, rows: pa.Table, fields: Sequence[Field], buckets: Mapping[str, int]) -> Profile:
+        """Returns the profile of one row group. `buckets` is the number of ids from 2 on for unknown values."""
+        return cls(
+            {
+                f.name: _column(f, join_chunks(rows[f.name]), buckets.get(f.name, 0))
+                for f in fields
+                if f.role != "key"
+            }
+        )
 
     @classmethod
     def joined(cls, parts: Iterable[Profile]) -> Profile:

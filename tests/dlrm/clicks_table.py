@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.etl.apply.features import Features, cardinalities
 from sluice.etl.ops.ids import Categorify
@@ -20,7 +19,7 @@ from sluice.etl.table.commit import Base, new_job, publish
 from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
-from sluice.etl.table.new_files import describe
+from sluice.etl.table.new_files import write_file
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import under_rule
@@ -166,27 +165,16 @@ def write(
     bags = {c.name: _bag(columns[c.sources[0]]) for c in lists}
     fields = spec.fields(sizes, bags)
     made = made.cast(arrow_schema(fields))
-    sketches = {}
+    sketches, made_files, group = {}, [], spec.table.row_group_rows
     for split, start, stop in (
         ("train", 0, first),
         ("validation", first, second),
         ("test", second, rows),
     ):
         sketches[split] = Sketch.of(keys[start:stop]).to_json()
-        target = Path(store.path(f"{folder_of(job)}/split={split}/part-00000.parquet"))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(
-            made.slice(start, stop - start),
-            target,
-            row_group_size=spec.table.row_group_rows,
-            compression="lz4",
-            use_dictionary=False,
-            write_page_checksum=True,
-        )
-    made_files = [
-        describe(store, path, fields, spec.table.row_group_rows)
-        for path in store.files(folder_of(job))
-    ]
+        groups = (made[first : min(stop, first + group)] for first in range(start, stop, group))
+        target = f"{folder_of(job)}/split={split}/part-00000.parquet"
+        made_files.append(write_file(store, target, groups, fields, split=split))
     written = tuple(file.record for file in made_files)
     profile = Profile.joined(file.profile for file in made_files)
     record = JobRecord(

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNTS, sum_by_value
+from sluice.etl.apply.counts import COUNTS, kept_sums, sum_by_value
 from sluice.etl.apply.parse import Batches
-from sluice.etl.apply.spool import COMPRESSED, group_by_file
+from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
 
@@ -27,9 +27,8 @@ def count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
     whole = pa.concat_batches(found)
     part = (hash_texts(whole["value"]) % np.uint64(parts)).astype(np.int32)
     # The rows of a part stay in the order of their keys.
-    rows, ends = group_by_file(whole, part, parts)
-    for number, (start, end) in enumerate(itertools.pairwise(ends.tolist())):
-        for few in slices(rows.slice(start, end - start)):
+    for number, rows in split_by_number(whole, part, parts):
+        for few in slices(rows):
             cell = one_value(write_stream([few], rows.schema, COMPRESSED))
             yield pa.record_batch([pa.array([number], pa.int32()), cell], ["part", "counts"])
 
@@ -43,7 +42,7 @@ def read_counts(batches: Batches) -> Batches:
 
 def sum_cells(least: Mapping[int, int], batches: Batches) -> Batches:
     """Yields cells with the sums of one part, each with its key and its number of sums. Leaves out a key's sums below
-    `least`. Operators without one get all, because sums of numbers may be negative."""
+    `least`."""
     tables: dict[int, list[pa.Table]] = defaultdict(list)
     limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
     for batch in read_counts(batches):
@@ -53,11 +52,7 @@ def sum_cells(least: Mapping[int, int], batches: Batches) -> Batches:
                 tables[key] = [sum_by_value(tables[key])]
                 limit[key] = max(_ROWS_BEFORE_SUM, 2 * len(tables[key][0]))
     for key in sorted(tables):
-        total = sum_by_value(tables.pop(key))
-        if key in least:
-            total = total.filter(pa.compute.greater_equal(total["count"], least[key]))
-        keys = pa.array(np.full(len(total), key, np.int32))
-        for rows in total.add_column(0, COUNTS.field("key"), keys).cast(COUNTS).to_batches():
+        for rows in kept_sums(key, tables.pop(key), least.get(key, 1)).to_batches():
             for few in slices(rows):
                 cell = one_value(write_stream([few], COUNTS, COMPRESSED))
                 yield pa.record_batch(

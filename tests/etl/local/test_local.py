@@ -22,13 +22,12 @@ import tests.etl.test_build as build
 import tests.etl.test_log_as_it_comes as log
 from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
-from sluice.etl.apply.spool import Spool
+from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
-from sluice.etl.local.spooled_rows import SpooledRows
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.read import pieces
 from sluice.etl.read.input_paths import files_of
@@ -98,8 +97,8 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
 
 def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
     """A map of the file read the whole of it for every few files of the table: 180 GB for 20 M rows."""
-    spool, draw, files = Spool(0), np.random.default_rng(7), 40
-    spooled, lengths, read = SpooledRows(files, spool), [], [0]
+    store, draw, files = RowStore(0), np.random.default_rng(7), 40
+    lengths, read = [], [0]
     real_write, real_read = os.pwrite, os.pread
 
     def counted(file: int, length: int, place: int) -> bytes:
@@ -115,14 +114,14 @@ def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
         rows = pa.record_batch(
             [pa.array(np.arange(3000) + 3000 * number), pa.array(map(str, one))], ["row", "text"]
         )
-        spooled.add(rows, one)
+        assert store.put(split_by_number(rows, one, files))
     for file in range(1, files):
-        taken = pa.Table.from_batches(spooled.of(file))
+        taken = pa.Table.from_batches(store.get(file))
         assert sorted(taken["row"].to_pylist()) == np.flatnonzero(of.ravel() == file).tolist()
         assert set(taken["text"].to_pylist()) == {str(file)}
     assert read[0] == sum(lengths) > 0
-    assert list(spooled.of(0)) == []
-    spool.close()
+    assert list(store.get(0)) == []
+    store.close()
 
 
 @pytest.mark.slow
