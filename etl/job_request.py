@@ -60,8 +60,8 @@ class LearningOptions:
     )
     worker_memory: int = setting(
         256,
-        "memory for learned state in a Python worker; larger vocabularies are joined with the rows instead, and the "
-        "driver collects fewer of them",
+        "memory for learned state in a Python worker; larger vocabularies stay in files, which all workers of a "
+        "machine share",
         metavar="MIB",
         least=1,
         most=2**20,
@@ -130,7 +130,7 @@ class JobRequest(JobInput, LearningOptions):
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         if self.explain:
-            from sluice.etl.spark.explain import explain
+            from sluice.etl.jobs.explain import explain
 
             lines, about = explain(job, engine)
             for line in lines:

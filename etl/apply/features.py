@@ -6,11 +6,11 @@ Both are arithmetic on Arrow arrays. Spark's workers, the tests' slow reference 
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,13 +63,21 @@ def in_training(
 class Features:
     """Applies every column's operators. Fitted operators look values up in `state`."""
 
-    def __init__(self, spec: Spec, state: FittedState, *, ahead: bool = True) -> None:
-        """Unless `ahead` is given, the lookup structures of operators are made when they are first needed. Raises an
-        OperatorError if a `python` operator names a function that the spec has no permission to import."""
+    def __init__(
+        self,
+        spec: Spec,
+        state: FittedState,
+        *,
+        ahead: bool = True,
+        prepared: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Unless `ahead` is given, the lookup structures of operators are made when they are first needed. `prepared`
+        has those that exist already, by the keys of their states. Raises an OperatorError if a `python` operator names
+        a function that the spec has no permission to import."""
         self.spec = spec
         self._functions = spec.import_functions()
         self._state = state
-        self._prepared: dict[str, Any] = {}
+        self._prepared: dict[str, Any] = dict(prepared)
         for learned in spec.fitted if ahead else ():
             if learned.key in state.tables:
                 self.prepared(learned.key, learned.op)
@@ -81,13 +89,12 @@ class Features:
         self,
         columns: Mapping[str, pa.Array],
         keys: Keys | None = None,
-        but: Container[str] = (),
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> list[pa.Array]:
-        """Returns the table's columns, in the spec's order, as Spark stores them, without the columns in `but`. Rows
-        that `rejected_after_learning` names must not be stored. `split` and `folds` are given for rows whose keys do
-        not decide them, such as drawn negatives.
+        """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`
+        names must not be stored. `split` and `folds` are given for rows whose keys do not decide them, such as drawn
+        negatives.
 
         Without `keys`, as in serving, rows belong to no fold, and labels may be missing. Rows outside the training
         split belong to no fold either, because nothing was learned from them. They are treated as a server treats them.
@@ -96,7 +103,7 @@ class Features:
         return [
             stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
             for column in self.spec.columns
-            if column.name not in but and (column.sources[0] in columns or column.role != "label")
+            if column.sources[0] in columns or column.role != "label"
         ]
 
     def rejected_after_learning(
@@ -107,15 +114,14 @@ class Features:
         folds: Keys,
         *,
         made: Mapping[str, pa.Array] | None = None,
-        but: Container[str] = (),
     ) -> dict[str, Flags]:
         """Returns the rows with a number that must not be published, by reason, as far as it is known only after
-        operators have learned. Columns in `but` are left out. `made` are columns that `apply` made. Columns that are
-        left to the loader are checked, too."""
+        operators have learned. `made` are columns that `apply` made. Columns that are left to the loader are
+        checked, too."""
         found = {}
         extras: dict[str, pa.Array] | None = None
         for column in self.spec.columns:
-            if column.role in NUMBERS and is_late(column) and column.name not in but:
+            if column.role in NUMBERS and is_late(column):
                 if made is not None and column.online is None:
                     bad = unfit(made[column.name].to_numpy(zero_copy_only=False), column)
                 else:
@@ -125,12 +131,6 @@ class Features:
                     )
                 if len(bad):
                     found[reason(column)] = bad
-        return found
-
-    def with_prepared(self, prepared: Mapping[str, Any]) -> Features:
-        """Returns the same operators, with other structures for the states of these keys."""
-        found = copy.copy(self)
-        found._prepared = {**self._prepared, **prepared}
         return found
 
     def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:

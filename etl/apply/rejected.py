@@ -70,13 +70,11 @@ class RejectFinder:
         spec: Spec,
         headers: Collection[bytes] = (),
         features: Features | None = None,
-        but: Collection[str] = (),
     ) -> None:
-        """`headers` are lines that are no rows. The columns in `but` are not checked."""
+        """`headers` are lines that are no rows."""
         self._spec = spec
         self._headers = headers
         self._features = features
-        self._but = but
         self._parser = InputParser(spec)
 
     def of(
@@ -107,7 +105,7 @@ class RejectFinder:
         keys = row_keys(columns, self._spec) if keys is None else keys
         found: dict[int, str] = {}
         split, folds = split_of(columns, keys, self._spec), fold_keys(columns, keys, self._spec)
-        flags = self._features.rejected_after_learning(columns, keys, split, folds, but=self._but)
+        flags = self._features.rejected_after_learning(columns, keys, split, folds)
         for reason, bad in flags.items():
             for number in kept[bad].tolist():
                 found.setdefault(number, reason)

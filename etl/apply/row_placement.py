@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +110,7 @@ class RowPlacement:
         return mix(keys ^ hash_rows([columns[self._spec.label]], 0))
 
     def fit(
-        self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str], but: Container[str] = ()
+        self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str]
     ) -> tuple[Rows, list[pa.Array]]:
         """Returns the rows that may be published, and their columns of these names as `made`. Sketches collect only
         these rows."""
@@ -120,7 +120,6 @@ class RowPlacement:
             rows.split,
             rows.folds,
             made=dict(zip(names, made, strict=True)),
-            but=but,
         )
         if flags:
             good = ~np.any(list(flags.values()), axis=0)

@@ -25,6 +25,8 @@ from sluice.etl.table.sketch import Sketch
 if TYPE_CHECKING:
     from sluice.etl.jobs.job import Job
 
+MAPPED = "mapped file"
+"""How workers look values up in a vocabulary that is in files."""
 Learnt: TypeAlias = pa.Table | FileBackedState
 
 
@@ -126,8 +128,8 @@ class Engine(ABC):
     def find_reject(self, folder: str, reason: str) -> Reject | None:
         """Returns one of the rows that were rejected for this reason."""
 
-    def ways(self, _state: FittedState) -> dict[str, str]:
-        """Describes how rows are joined with each fitted table in files, and with each side table."""
+    def ways(self, state: FittedState) -> dict[str, str]:
+        """Describes how rows meet each fitted table in files, and each side table."""
         return {}
 
     @abstractmethod

@@ -25,6 +25,8 @@ from sluice.etl.table.table_files import TableFiles, versioned
 MAX_REJECTS = 0.01
 WORKER_BYTES = 256 * 2**20
 """The default for `Job.worker_bytes`."""
+_COLLECTED_BYTES = 128
+"""The memory of one value on the driver, which sorts the values that it collects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class Job:
     refit: bool = False
     """Whether an overwrite learns everything anew, and ignores the state of the version before."""
     worker_bytes: int = WORKER_BYTES
-    """The bytes of fitted state that a Python worker may hold. Larger vocabularies are joined instead."""
+    """The bytes of fitted state that a Python worker may hold. Larger vocabularies stay in files."""
     split_moved: str = "refuse"
     """`refuse` or `accept` rows that change their split."""
     accept_nulls: tuple[str, ...] = ()
@@ -154,6 +156,11 @@ class Job:
             "--update-state",
         )
         return f"make it anew from all of its input: sluice etl {shlex.join(words)} --input …"
+
+    @property
+    def collected_values(self) -> int:
+        """The most values that Spark's driver collects, if some may stay in files instead."""
+        return max(1, self.worker_bytes // _COLLECTED_BYTES)
 
     @property
     def learns(self) -> bool:

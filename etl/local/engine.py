@@ -264,7 +264,7 @@ class LocalEngine(Engine):
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
                     every = placing.of(columns, keys)
-                    made = features.apply(every.columns, every.keys, (), every.split, every.folds)
+                    made = features.apply(every.columns, every.keys, every.split, every.folds)
                     rows, made = placing.fit(every, made, made_here)
                     if len(rows.keys) < len(every.keys):
                         self._bad.add((piece.file.name, piece.number))

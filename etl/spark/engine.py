@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
+from sluice.etl.jobs.engine import MAPPED, Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
@@ -19,12 +19,10 @@ from sluice.etl.spark.errors import find_cause
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import check_side_table, select_side_columns, unit_of_time
+from sluice.etl.spark.large import Large, extend_state
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions, frame_bytes
-from sluice.etl.spark.vocabulary.join import VocabularyJoins
-from sluice.etl.spark.vocabulary.large import Large, extend_state
-from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit
 from sluice.etl.spark.workers.part_of_input import split_part
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
@@ -47,7 +45,7 @@ class SparkEngine(Engine):
         self._raw = RawInput(
             spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier()
         )
-        self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
+        self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
         progress.follow(passes_of(spark))
 
     def _earlier(self) -> dict[str, str]:
@@ -101,20 +99,13 @@ class SparkEngine(Engine):
         return extend_state(op, old, new, self._large.of_level(level), number)
 
     def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        return write_rejects(
-            self._raw, folder, state, self._joins(state).names if state is not None else ()
-        )
-
-    def _joins(self, state: FittedState) -> VocabularyJoins:
-        met = choose_lookup(self.spec, state, self.job.worker_bytes)
-        return VocabularyJoins.of(self.spec, [key for key, way in met.items() if way == JOIN])
+        return write_rejects(self._raw, folder, state)
 
     def find_reject(self, folder: str, reason: str) -> Reject | None:
         return find_reject_of(self._spark, folder, reason)
 
-    def ways(self, _state: FittedState) -> dict[str, str]:
-        met = choose_lookup(self.spec, _state, self.job.worker_bytes)
-        return {key: met[key] for key in _state.stored} | self._raw.joins
+    def ways(self, state: FittedState) -> dict[str, str]:
+        return dict.fromkeys(state.stored, MAPPED) | self._raw.joins
 
     def write(self, state: FittedState, counted: RowCounts) -> Written:
         job = self.job
@@ -122,7 +113,7 @@ class SparkEngine(Engine):
             self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
         )
         with self._naming_files():
-            written = write(self._raw, state, placement, job, self._joins(state), rows=counted.rows)
+            written = write(self._raw, state, placement, job, rows=counted.rows)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
         return written

@@ -18,8 +18,8 @@ from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.jobs.engine import Sums
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.vocabulary.large import Large, may_be_stored
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots, with_keys
@@ -55,7 +55,7 @@ def sum_counts(
         of_keys = sums.select("key", "sums").toArrow().group_by("key").aggregate([("sums", "sum")])
         sizes = dict(zip(of_keys["key"].to_pylist(), of_keys["sums_sum"].to_pylist(), strict=True))
         chosen = large.choose(
-            sizes, [key for key, learned in wanted.items() if may_be_stored(raw.spec, learned)]
+            sizes, [key for key, learned in wanted.items() if raw.spec.may_be_stored(learned)]
         )
         if sum(size for key, size in sizes.items() if key not in chosen) > MAX_VALUES:
             raise too_many_values(raw.named, MAX_VALUES)

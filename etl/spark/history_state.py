@@ -17,7 +17,7 @@ from sluice.etl.spark.joins import (
     newest_side_rows,
     select_side_columns,
 )
-from sluice.etl.spark.vocabulary.large import COMMIT_OPTIONS
+from sluice.etl.spark.large import COMMIT_OPTIONS
 from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 

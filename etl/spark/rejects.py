@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -22,6 +21,8 @@ from sluice.etl.table.fitted_state import FittedState, Packed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Late: TypeAlias = Callable[[], Packed] | None
+"""Returns what was learned, to find the rows whose features cannot be published. None: only rows that do not parse."""
 _TYPES = (
     "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string"
 )
@@ -46,19 +47,17 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     check_rejects_folder(url, found)
 
 
-def write_rejects(
-    raw: RawInput, url: str, state: FittedState | None = None, but: Collection[str] = ()
-) -> dict[str, int]:
+def write_rejects(raw: RawInput, url: str, state: FittedState | None = None) -> dict[str, int]:
     """Writes the rejected rows as JSON lines, and returns their number by reason. Each has file, line, reason and raw
     text, and the bytes in base64 if they are no text.
 
-    These are the rows that do not parse. With a `state`, they also are those whose features cannot be published; the
-    columns of `but` are not checked. Lines are numbered from 1. Rows of columns and records over several lines have no
+    These are the rows that do not parse. With a `state`, they also are those whose features cannot be published.
+    Lines are numbered from 1. Rows of columns and records over several lines have no
     number. After joins and histories, rows have no file either."""
     from pyspark.sql import functions as sql
 
     shipped = None if state is None else raw.spark.sparkContext.broadcast(state.packed())
-    late = None if shipped is None else _Late(lambda: shipped.value, but)
+    late = None if shipped is None else lambda: shipped.value
     before = raw.rows_before if late is not None and raw.spec.input.place else None
     alone = None if raw.spec.rows.relational else late
     found = raw.map(
@@ -112,28 +111,14 @@ def find_reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
     return None if row is None else Reject(**row.asDict())
 
 
-@dataclass(frozen=True, slots=True)
-class _Late:
-    """What workers need to find rows whose features cannot be published."""
-
-    packed: Callable[[], Packed]
-    but: Collection[str]
-
-    @staticmethod
-    def make_finder(
-        late: _Late | None, spec: Spec, headers: Collection[bytes] = ()
-    ) -> RejectFinder:
-        """Returns the object that finds rejected rows."""
-        if late is None:
-            return RejectFinder(spec, headers)
-        return RejectFinder(
-            spec, headers, load_features(spec, late.packed(), ahead=False)[1], late.but
-        )
+def _make_finder(late: _Late, spec: Spec, headers: Collection[bytes] = ()) -> RejectFinder:
+    features = None if late is None else load_features(spec, late(), ahead=False)[1]
+    return RejectFinder(spec, headers, features)
 
 
-def _find_rejects_of_relations(spec: Spec, late: _Late | None, batches: Batches) -> Batches:
+def _find_rejects_of_relations(spec: Spec, late: _Late, batches: Batches) -> Batches:
     """Yields the rejects after joins and histories. Runs in a worker."""
-    finder = _Late.make_finder(late, spec)
+    finder = _make_finder(late, spec)
     for batch in batches:
         yield _batch([(None, None, None, None, *rest) for _, *rest in finder.of(with_dots(batch))])
 
@@ -141,15 +126,14 @@ def _find_rejects_of_relations(spec: Spec, late: _Late | None, batches: Batches)
 def _find_rejects(
     spec: Spec,
     headers: tuple[str, ...],
-    late: _Late | None,
+    late: _Late,
     before: Before | None,
     batches: Batches,
 ) -> Batches:
     """Yields rejects with their numbers in their part of a file, and the number of lines of each part. Runs in a
     worker."""
-    finder = _Late.make_finder(
-        late, spec, [header.encode(spec.input.encoding) for header in headers]
-    )
+    encoded = [header.encode(spec.input.encoding) for header in headers]
+    finder = _make_finder(late, spec, encoded)
     seen = Counter[tuple[str, int]]()
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:

@@ -6,11 +6,10 @@ sorts its rows and writes them, as the local engine does.
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +24,12 @@ from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Written
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.vocabulary.join import PlacesFolder, RequestedPlaces, VocabularyJoins
 from sluice.etl.spark.workers.cells import CELL_BYTES, read_stream, slices, write_stream
+from sluice.etl.spark.workers.last_features import load_features
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, selected_rows
 from sluice.etl.spark.workers.part_of_input import name_part
-from sluice.etl.spark.workers.placed_rows import PlacedRows
 from sluice.etl.table.data_files import folder_of
-from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.fitted_state import FittedState, Packed
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.profile import Profile
@@ -54,7 +53,6 @@ def write(
     state: FittedState,
     placement: FileAssignment,
     job: Job,
-    joins: VocabularyJoins,
     *,
     rows: int,
 ) -> Written:
@@ -63,14 +61,18 @@ def write(
     nothing: Gathered = {}
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
     look = SketchInputs.of(placement, rows, job.rule_before)
-    shipped = context.broadcast(joins.for_workers(state).packed())
-    placed_rows = PlacedRows(placement, look, lambda: shipped.value, raw.parsed_rows)
-    folder = PlacesFolder(job.store, job.files_of_state)
-    with folder.found(raw.rows, placed_rows, joins, state) as places:
-        worker = partial(_apply, placed_rows, joins, places, gathered)
-        cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
-        writer = partial(_write_file, placement, job.store.uri, job.name)
-        made = cells.mapInArrow(writer, "made string").toArrow()["made"].to_pylist()
+    shipped = context.broadcast(state.packed())
+    worker = partial(
+        _apply,
+        placement=placement,
+        look=look,
+        packed=lambda: shipped.value,
+        parsed_rows=raw.parsed_rows,
+        gathered=gathered,
+    )
+    cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
+    writer = partial(_write_file, placement, job.store.uri, job.name)
+    made = cells.mapInArrow(writer, "made string").toArrow()["made"].to_pylist()
     shipped.unpersist(blocking=True)
     files = [_read_file(text) for text in made]
     _remove_others(job.store, job.name, files)
@@ -88,32 +90,31 @@ def _remove_others(store: TableStore, job: str, files: list[NewFile]) -> None:
 
 @name_part
 def _apply(
-    placed: PlacedRows,
-    joins: VocabularyJoins,
-    places: RequestedPlaces | None,
-    gathered: Accumulator[Gathered],
     batches: Batches,
+    *,
+    placement: FileAssignment,
+    look: SketchInputs,
+    packed: Callable[[], Packed],
+    parsed_rows: ParsedRows,
+    gathered: Accumulator[Gathered],
 ) -> Batches:
     """Yields cells with the finished columns and the sort keys of each file's rows. Runs in a worker."""
-    placing, features = placed.load()
-    placement = placed.placement
-    made_here = [column.name for column in placed.spec.columns]
+    state, features = load_features(placement.spec, packed(), ahead=True)
+    placing = RowPlacement(placement, look, features, state)
+    made_here = [column.name for column in placement.spec.columns]
     names = [*made_here, *RowPlacement.order(placement)]
     waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
     size = 0
-    for block, parts in itertools.groupby(placed.blocks(batches, last=True), itemgetter(0)):
-        of_block = features.with_prepared(places.of_block(block)) if places else features
-        for _, (columns, keys) in parts:
-            rows = placing.of(columns, keys)
-            made = of_block.apply(rows.columns, rows.keys, (), rows.split, rows.folds)
-            rows, made = placing.fit(rows, made, made_here, joins.names)
-            joins.check_numbers(dict(zip(made_here, made, strict=True)))
-            finished = pa.record_batch([*made, *rows.order], names)
-            waiting.append((finished, rows.files))
-            size += finished.nbytes
-            if size >= _GROUPED_BYTES:
-                yield from _in_cells(waiting, placement.total)
-                waiting, size = [], 0
+    for columns, keys in selected_rows(parsed_rows, batches, last=True):
+        rows = placing.of(columns, keys)
+        made = features.apply(rows.columns, rows.keys, rows.split, rows.folds)
+        rows, made = placing.fit(rows, made, made_here)
+        finished = pa.record_batch([*made, *rows.order], names)
+        waiting.append((finished, rows.files))
+        size += finished.nbytes
+        if size >= _GROUPED_BYTES:
+            yield from _in_cells(waiting, placement.total)
+            waiting, size = [], 0
     yield from _in_cells(waiting, placement.total)
     gathered.add(placing.seen)
 

@@ -242,6 +242,13 @@ class Spec:
                 )
         return tuple(found.values())
 
+    def may_be_stored(self, learned: Learned) -> bool:
+        """Returns whether a fitted table may stay in files. A table that negatives are drawn from may not, because each
+        worker needs all of it."""
+        return learned.op.may_be_stored and all(
+            column in self.columns for column, _ in learned.users
+        )
+
     @property
     def learned_from_labels(self) -> dict[str, Fitted]:
         """The operators that learn from labels, by the keys of their states."""

@@ -1,4 +1,4 @@
-"""Vocabularies that neither the driver nor a worker may hold: kept in files, met by a join, the same to the last id."""
+"""Vocabularies that neither the driver nor a worker may hold: kept in files, mapped, the same to the last id."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.etl.jobs.engine import MAPPED
+from sluice.etl.jobs.explain import explain
 from sluice.etl.jobs.job import Job
-from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spark.explain import explain
 from sluice.etl.spark.fit import _count_rows
-from sluice.etl.spark.vocabulary.join import KnownPlaces
-from sluice.etl.spark.vocabulary.strategy import HELD, JOIN
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
-from tests.etl.jobs import Said, alike, build_table, in_one_process, rows_of, run
-from tests.etl.local.test_engines import alike as alike_tables
-from tests.etl.tables import column, columns_of, section, write_rows, write_spec
+from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -41,7 +37,7 @@ TEXT = write_spec(
     column("few", "sparse", "categorify, oov = 3, min_count = 2, max_size = 9", "item"),
     column("seen", "dense", "categorify, min_count = 3; count; fill", "item"),
 )
-TINY = 128 * 20  # the driver may collect 20 values, a worker hold 40
+TINY = 128 * 20  # the driver may collect 20 values
 
 
 def rows(seed: int, most: int) -> pa.Table:
@@ -86,9 +82,8 @@ def made(spark, raw, tmp_path_factory) -> tuple[FeatureTable, FeatureTable, str]
         )
         result = run(spark, folder / "none", raw, text=TEXT, worker_bytes=TINY, said=said)
     assert counted == [0, 1]  # one pass for each level
-    assert result.ways == {"few/0": JOIN, "joint/i": JOIN, "seen/0": HELD}
+    assert result.ways == dict.fromkeys(["few/0", "joint/i", "seen/0"], MAPPED)
     assert not spark.sparkContext._jsc.getPersistentRDDs()
-    assert not list(folder.rglob("places"))  # what the tasks requested is removed
     return FeatureTable.open(folder / "all"), FeatureTable.open(folder / "none"), said.text
 
 
@@ -96,7 +91,7 @@ def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made, raw):
     memory, files, said = made
     assert rows_of(files) == rows_of(memory)  # row by row, in order
     assert files.fields == memory.fields
-    assert "joint/i: shuffle join" in said
+    assert "joint/i: mapped file" in said
     columns = pq.read_table(raw)
     alike(
         rows_of(files),
@@ -117,72 +112,6 @@ def test_a_state_has_one_name_wherever_its_tables_lie(made):
     assert len(states[1].stored["joint/i"].parts) > 1
 
 
-def test_a_value_that_was_not_requested_is_an_error():
-    """An id that nobody looked up must not be taken for that of an unknown value."""
-    hashes = hash_texts(pa.array(["a", "b", "c", None]))
-    known = KnownPlaces.of(hashes[:2], np.array([7, -1], np.int32))
-    assert known.places(hashes[[1, 0, 3]]).tolist() == [-1, 7, -1]
-    with raises(RuntimeError, "other rows than before"):
-        known.places(hashes)
-
-
-def test_rows_that_met_others_are_joined_like_those_of_one_machine(spark, tmp_path):
-    """Rows without duplicates, with a side table and histories."""
-    draw = np.random.default_rng(5)
-    count = 900
-    write_rows(
-        tmp_path / "rows.parquet",
-        click=draw.integers(0, 2, count),
-        user=[None if v == 3 else f"u{v}" for v in draw.integers(0, 40, count)],
-        item=[f"i{v}" for v in draw.integers(0, 200, count)],
-        at=draw.integers(0, 500, count),
-    )
-    write_rows(
-        tmp_path / "side.parquet",
-        item=[f"i{v}" for v in range(150)],
-        brand=[f"b{v % 60}" for v in range(150)],
-    )
-    text = write_spec(
-        "click:int user:text item:text at:int",
-        '[dedup]\nby = ["user", "item"]\norder = "at"\nkeep = "first"\n',
-        section("join", path=f"{tmp_path}/side.parquet", on=["item"], columns=["brand:text"]),
-        section("history", name="last", of="item", by="user", order="at", length=5),
-        column("item", "sparse", 'categorify, joint = "i"'),
-        column("brand", "sparse", "categorify, oov = 3"),
-        column("last", "id_list", 'categorify, joint = "i"'),
-        table="split = {train = 0.7, test = 0.3}",
-    )
-    memory, files = (
-        build_table(spark, tmp_path / name, tmp_path / "rows.parquet", text=text, worker_bytes=size)
-        for name, size in (("memory", 2**28), ("files", 128))
-    )
-    assert sorted(files.state().stored) == ["brand/0", "joint/i"]
-    alike_tables(files, memory)
-
-
-def test_a_task_of_several_blocks_gets_the_places_of_each(spark, tmp_path):
-    """A block has about 2^18 rows."""
-    count = 600_000
-    place = np.arange(count)
-    table = pa.table(
-        {
-            "click": place % 2,
-            # The values of the first block do not occur in the last one.
-            "item": pc.binary_join_element_wise("i", pa.array(place // 1000).cast(pa.string()), ""),
-        }
-    )
-    write_rows(tmp_path / "rows.parquet", table)
-    text = write_spec("click:int item:text", column("item", "sparse", "categorify, oov = 4"))
-    tables = []
-    for name, with_spark in (("local", None), ("spark", spark)):
-        result = run(
-            with_spark, tmp_path / name, tmp_path / "rows.parquet", text=text, worker_bytes=TINY
-        )
-        tables.append(FeatureTable.open(tmp_path / name))
-    assert result.ways == {"item/0": JOIN}
-    alike_tables(*tables)
-
-
 def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw, tmp_path):
     more = tmp_path / "more.parquet"
     write_rows(more, rows(2, 260))
@@ -201,20 +130,13 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     assert rows_of(FeatureTable.open(tmp_path / "files")) == rows_of(
         FeatureTable.open(tmp_path / "memory")
     )
-    # A later job with room for all of it holds what lies in files.
+    # A later job with room for all of it still maps what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
-    assert result.ways == {"few/0": HELD, "joint/i": HELD, "seen/0": HELD}
-    lines, about = explain(
-        Job(
-            spec=Spec.parse(TEXT),
-            inputs=("x",),
-            store=TableStore(tmp_path / "files"),
-            mode="append",
-            worker_bytes=TINY,
-        )
-    )
-    assert about["ways"]["joint/i"] == JOIN
-    assert "  shuffle join: few/0, joint/i" in lines
+    assert result.ways == dict.fromkeys(["few/0", "joint/i", "seen/0"], MAPPED)
+    store = TableStore(tmp_path / "files")
+    lines, about = explain(Job(spec=Spec.parse(TEXT), inputs=("x",), store=store, mode="append"))
+    assert about["ways"]["joint/i"] == MAPPED
+    assert "  mapped file: few/0, joint/i, seen/0" in lines
 
 
 def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):

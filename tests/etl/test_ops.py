@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.etl.ops import hashing
+from sluice.etl.ops.base import value_counts
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import (
     MOST_TEXT_BYTES,
@@ -21,7 +24,12 @@ from sluice.etl.ops.hashing import (
     hash_texts,
     rows_of_long_texts,
 )
+from sluice.etl.spark.workers import mapped_lookup
+from sluice.etl.spark.workers.mapped_lookup import MappedLookup
+from sluice.etl.table.fitted_state import SCHEMA, FileBackedState
+from sluice.etl.table.store import TableStore
 from tests.etl.slow_hashes import hashed
+from tests.raises import raises
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -96,3 +104,50 @@ def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():
     assert set(lookup.places(hash_texts(pa.array([f"no {w}" for w in words]))).tolist()) == {-1}
     with pytest.raises(ValueError, match="same 64-bit hash"):
         Lookup.of_hashes(np.array([7, 5, 7], np.uint64))
+
+
+def in_files(folder: Path, values: list[str]) -> FileBackedState:
+    """Returns a vocabulary in two files of several row groups."""
+    store, half = TableStore(folder), len(values) // 2
+    for name, some in (("a", values[:half]), ("b", values[half:])):
+        table = pa.table([pa.array(some), pa.array(range(len(some)))], SCHEMA.names)
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=7)
+    return FileBackedState.of(store, ["a.parquet", "b.parquet"])
+
+
+def test_a_mapped_vocabulary_gives_the_places_of_one_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},{tmp_path}/other")
+    monkeypatch.setattr(mapped_lookup, "_BUCKET_VALUES", 10)
+    values = [f"i{n}" for n in range(101)]
+    state = in_files(tmp_path, values)
+    asked = hash_texts(pa.array([*values[::-1], "j", None, "i7", *map(str, range(300))]))
+    want = Lookup.of(pa.array(values)).places(asked)
+    for _ in range(2):  # the second one maps the file of the first
+        mapped = MappedLookup.of(state)
+        assert mapped.places(asked).tolist() == want.tolist()
+        assert mapped.places(asked[:0]).tolist() == []
+        monkeypatch.setattr(mapped_lookup, "_write", lambda *_: pytest.fail("written twice"))
+
+
+def test_two_values_of_one_hash_are_refused_in_a_mapped_vocabulary_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    state = in_files(tmp_path, ["a", "b", "c", "d", "a"])
+    with raises(ValueError, "same 64-bit hash"):
+        MappedLookup.of(state)
+    assert not list(tmp_path.glob("sluice-places-*[0-9a-f]"))
+
+
+def test_a_column_with_a_dictionary_has_the_hashes_counts_and_rows_of_its_texts():
+    """Also if rows that held some of its values were left out."""
+    texts = pa.array(["b", None, "a", "b", "", None, "c"])
+    coded = texts.dictionary_encode()
+    for rows in (pa.array([0, 1, 3, 4]), pa.array([], pa.int64()), pa.array(range(7))):
+        some, taken = texts.take(rows), coded.take(rows)
+        for salt in (0, 7):
+            assert hash_texts(taken, salt).tolist() == hash_texts(some, salt).tolist()
+        assert hash_rows([taken, some], 3).tolist() == hash_rows([some, taken], 3).tolist()
+        counts = [
+            dict(zip(*(part.to_pylist() for part in value_counts(column.drop_null())), strict=True))
+            for column in (some, taken)
+        ]
+        assert counts[0] == counts[1]

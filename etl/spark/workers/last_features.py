@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.etl.apply.features import Features
+from sluice.etl.spark.workers.mapped_lookup import MappedLookup
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, Packed
 
@@ -29,5 +30,7 @@ def load_features(spec: Spec, packed: Packed, *, ahead: bool) -> tuple[FittedSta
     if not _last or _last[0].packed is not packed or _last[0].ahead != ahead:
         _last.clear()
         state = FittedState.unpacked(spec.fitted_hash, packed)
-        _last.append(_Loaded(packed, ahead, state, Features(spec, state, ahead=ahead)))
+        mapped = {key: MappedLookup.of(table) for key, table in state.stored.items()}
+        features = Features(spec, state, ahead=ahead, prepared=mapped)
+        _last.append(_Loaded(packed, ahead, state, features))
     return _last[0].state, _last[0].features

@@ -18,9 +18,9 @@ def name_part(work: Callable[..., Batches]) -> Callable[..., Batches]:
     names the part."""
 
     @functools.wraps(work)
-    def with_part(*arguments: Any) -> Batches:
+    def with_part(*arguments: Any, **named: Any) -> Batches:
         try:
-            yield from work(*arguments)
+            yield from work(*arguments, **named)
         except FeatureError as failure:
             from pyspark import TaskContext
 

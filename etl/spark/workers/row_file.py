@@ -9,12 +9,16 @@ import uuid
 import pyarrow as pa
 
 
+def local_folders() -> list[str]:
+    """Returns the folders that Spark sets in its workers, and removes when the executor ends."""
+    return os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")
+
+
 class RowFile:
     """A new file for the rows of a task, as an Arrow stream. It is removed if the task fails, or if it has no rows."""
 
     def __init__(self, task: int) -> None:
-        # Spark sets these folders in its workers, and removes them when the executor ends.
-        folders = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")
+        folders = local_folders()
         self.path = f"{folders[task % len(folders)]}/sluice-rows-{uuid.uuid4().hex}"
         self._sink = pa.OSFile(self.path, "wb")
         self._stream: pa.RecordBatchStreamWriter | None = None

@@ -5,26 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from sluice.etl.jobs.engine import MAPPED
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import MAX_VALUES
-from sluice.etl.spark.vocabulary.large import may_be_stored
-from sluice.etl.spark.vocabulary.strategy import (
-    BROADCAST,
-    HELD,
-    JOIN,
-    VALUE_BYTES,
-    choose_lookup,
-    driver_limit,
-)
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
 
 
 def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]:
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
-    known = choose_lookup(spec, job.before, job.worker_bytes) if job.before and not learning else {}
+    known = _find_ways(job.before) if job.before and not learning else {}
     about: dict[str, Any] = {
         "engine": engine,
         "mode": job.mode,
@@ -35,7 +28,7 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         "fitted": [learned.key for learned in spec.fitted] if learning else [],
         "online": [c.name for c in spec.columns if c.online is not None],
         "worker_bytes": job.worker_bytes,
-        "collected_values": driver_limit(job.worker_bytes),
+        "collected_values": job.collected_values,
         "ways": known,
         "joins": [
             f"{join.path}: {'as of a time' if join.time else 'by size'}" for join in spec.rows.joins
@@ -71,12 +64,16 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         )
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
-    lines += _ways(spec, known, job.worker_bytes) if engine == "spark" else []
+    lines += _ways(spec, known, job.collected_values) if engine == "spark" else []
     lines.append(
         f"files of about {spec.table.file_rows:,} rows in row groups of {spec.table.row_group_rows:,}, in "
         f"{', '.join(spec.table.split)}; rows lie {_order(spec)}"
     )
     return lines, about
+
+
+def _find_ways(state: FittedState) -> dict[str, str]:
+    return {key: MAPPED if key in state.stored else "broadcast" for key in state.tables}
 
 
 def _known_by(spec: Spec) -> str:
@@ -88,23 +85,22 @@ def _known_by(spec: Spec) -> str:
     )
 
 
-def _ways(spec: Spec, known: dict[str, str], worker_bytes: int) -> list[str]:
+def _ways(spec: Spec, known: dict[str, str], most: int) -> list[str]:
     """Says how rows will meet what was learned; before anything was learned, by which sizes that will be chosen."""
     if known:
         lines = [
             f"  {way}: {', '.join(keys)}"
-            for way in (BROADCAST, HELD, JOIN)
+            for way in ("broadcast", MAPPED)
             if (keys := [key for key, chosen in known.items() if chosen == way])
         ]
         return ["what was learned is applied by:", *lines] if lines else []
-    may = [learned.key for learned in spec.fitted if may_be_stored(spec, learned)]
-    most = driver_limit(worker_bytes) if may else MAX_VALUES
+    may = [learned.key for learned in spec.fitted if spec.may_be_stored(learned)]
+    most = most if may else MAX_VALUES
     lines = [f"the driver collects at most {most:,} learned values and broadcasts them"]
     if may:
         lines.append(
-            f"  beyond, the largest of {', '.join(may)} stay in files: held by each worker as long as all it "
-            f"holds is within {worker_bytes / 2**20:,.0f} MiB ({VALUE_BYTES} bytes a value), else met by one "
-            "shuffle join for all columns, of each task's distinct values alone"
+            f"  beyond, the largest of {', '.join(may)} stay in files, and the workers of a machine map one file of "
+            "their hashes"
         )
     return lines
 

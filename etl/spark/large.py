@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.ids import Categorify
-from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, rows_of
 from sluice.etl.table.store import TableStore
 
@@ -26,12 +25,6 @@ COMMIT_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-
-
-def may_be_stored(spec: Spec, learned: Learned) -> bool:
-    """Returns whether a table may stay in files. A table that negatives are drawn from may not, because each worker
-    needs all of it."""
-    return learned.op.may_be_stored and all(column in spec.columns for column, _ in learned.users)
 
 
 @dataclass(frozen=True)
