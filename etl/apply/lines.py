@@ -59,12 +59,12 @@ def find_irregular(lines: pa.Array) -> Flags:
     # Arrow removes a byte order mark only from the first line.
     if content[:3].to_pybytes() == _MARK:
         found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
-    if not _is_text(content):
-        found |= np.array([_has_other_bytes(line) for line in lines.to_pylist()], bool)
+    if not is_utf8(content):
+        found |= np.array([has_other_bytes(line) for line in lines.to_pylist()], bool)
     return found
 
 
-def _is_text(content: pa.Buffer) -> bool:
+def is_utf8(content: pa.Buffer) -> bool:
     ends = pa.py_buffer(np.array([0, content.size], np.int64))
     try:
         pa.Array.from_buffers(pa.large_string(), 1, [None, ends, content]).validate(full=True)
@@ -73,7 +73,7 @@ def _is_text(content: pa.Buffer) -> bool:
     return True
 
 
-def _has_other_bytes(line: bytes) -> bool:
+def has_other_bytes(line: bytes) -> bool:
     try:
         line.decode()
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import as_number, as_one_column
+from sluice.etl.ops.base import as_number, as_one_column, plain
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
@@ -72,7 +72,7 @@ def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
 
 def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
     """Returns which rows of a column that is not `is_late` have a number that must not be published. No flags: none."""
-    values = as_one_column([columns[name] for name in column.sources], column.sources)
+    values = plain(as_one_column([columns[name] for name in column.sources], column.sources))
     if len(column.sources) == 1 and has_safe_ends(values, column):
         return _NO_ROWS
     return unfit_after(column, lambda ops: _applied(ops, values))

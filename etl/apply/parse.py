@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.apply.compiled_lines import CompiledLines
 from sluice.etl.apply.json_lines import JsonObjects, fits, has_infinity
 from sluice.etl.apply.lines import FIELDS, Delimited, merge_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.apply.number_texts import NumberTexts, find_false
-from sluice.etl.ops.base import as_number
+from sluice.etl.ops.base import as_number, plain
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
@@ -54,7 +55,8 @@ class Parsed:
 class InputParser:
     """Parses batches of one spec's input. A batch has a column `line` (each line with its end), or columns of cells."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, *, compiled: bool = False) -> None:
+        """With `compiled`, compiled functions cut the regular lines, if the input has only whole numbers and texts."""
         self.types = spec.input.read_as
         self._spec, self.label = spec, spec.label
         self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
@@ -73,9 +75,13 @@ class InputParser:
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
+        self._compiled = None
         self._parse_lines = (
             self._parse_json if spec.input.format == "json" else self._parse_delimited
         )
+        if compiled and CompiledLines.may_read(spec.input):
+            self._compiled = CompiledLines(spec.input)
+            self._parse_lines = self._parse_compiled
 
     def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
         """Returns the good and the rejected rows of a batch. `places` has the values of the column `input.place` for
@@ -124,6 +130,23 @@ class InputParser:
                 if not has_infinity(table):
                     return Parsed(self._columns(table), table.num_rows, rejected)
         return self._parse_cells(*self._delimited.cut(lines, irregular), len(lines))
+
+    def _parse_compiled(self, lines: pa.Array) -> Parsed:
+        """Parses lines of csv or tsv with compiled functions, and the irregular ones without."""
+        assert self._compiled is not None
+        columns, irregular = self._compiled.read(lines)
+        if not irregular.any():
+            return Parsed(columns, len(lines), [])
+        rest = self._parse_delimited(lines.filter(pa.array(irregular)))
+        numbers = np.flatnonzero(irregular)
+        rejected = [(int(numbers[number]), reason) for number, reason in rest.rejected]
+        numbers = np.delete(numbers, [number for number, _ in rest.rejected])
+        order = pa.array(np.argsort(np.concatenate([np.flatnonzero(~irregular), numbers])))
+        for name, values in columns.items():
+            more = rest.columns[name]
+            more = more.dictionary_encode() if pa.types.is_dictionary(values.type) else more
+            columns[name] = pa.concat_arrays([values, more]).take(order)
+        return Parsed(columns, len(order), rejected)
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
         return {name: join_chunks(table[name]) for name in self.types}
@@ -221,7 +244,7 @@ class InputParser:
     def _parse_times(self, parsed: Parsed) -> Parsed:
         """Converts times that are texts to numbers. Rejects the rows with a text that is not a time."""
         for name, op in self._spec.input.times.items():
-            texts = parsed.columns[name]
+            texts = plain(parsed.columns[name])
             # After joins and histories, the times are numbers already.
             if pa.types.is_string(texts.type):
                 texts = self._texts.drop_missing(texts)

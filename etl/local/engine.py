@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
+from sluice.etl.apply.compiled_lines import LEAST_BYTES
 from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
@@ -148,7 +149,7 @@ class LocalEngine(Engine):
             if last:
                 self._parsed.drop(place)
             return
-        parser = InputParser(self.spec)
+        parser = InputParser(self.spec, compiled=self._input.bytes >= LEAST_BYTES)
         number, has_room = 0, True
         for batch in piece.batches(self._headers):
             self._threads.check_wanted()

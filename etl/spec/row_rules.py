@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.suggest import nearest
-from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.ops.base import MAX_VALUES, plain
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
@@ -49,7 +49,7 @@ class Filter:
     value: Any = None
 
     def keeps(self, columns: Mapping[str, pa.Array]) -> pa.Array:
-        values = columns[self.column]
+        values = plain(columns[self.column])
         if self.op in ("present", "missing"):
             return pc.is_valid(values) if self.op == "present" else pc.is_null(values)
         if self.op in ("in", "not in"):
@@ -118,7 +118,9 @@ class Negatives:
         )
         drawn = np.where(drawn == own, (drawn + 1) % state.num_rows, drawn)
         made = {name: values.take(pa.array(from_row)) for name, values in columns.items()}
-        made[self.column] = values.take(pa.array(drawn)).cast(columns[self.column].type)
+        others, kind = values.take(pa.array(drawn)), columns[self.column].type
+        is_coded = pa.types.is_dictionary(kind)
+        made[self.column] = others.dictionary_encode() if is_coded else others.cast(kind)
         made[label] = pa.array(np.zeros(len(from_row), np.int8)).cast(columns[label].type)
         origin = np.concatenate([np.arange(len(columns[label])), from_row])
         return {name: pa.concat_arrays([columns[name], made[name]]) for name in columns}, origin

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from sluice.etl.apply.lines import has_other_bytes
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.spec.spec import Spec
 from tests.etl.jobs import rows_of, run
@@ -25,6 +26,7 @@ CELLS += (
     b'caf\xe9~\xe6\x97\xa5\xe6\x9c\xac~\xed\xa0\x80~\xef\xbb\xbf1~a\rb~\r~"~""~"a"~"a""b"~'
     b'"a"b~a"b~"a,b"~"1"~" 5 "~"a~"a\rb"~a,b~a\tb~\'~\\~#'
 ).split(b"~")
+CELLS += (b"abcdefghijklmnop", b"ogndcpyu2plj89Y6")  # of one hash in compiled functions
 USUAL = [b"0", b"1", b"1", b"null", b"5"]
 VALUES = [
     *USUAL,
@@ -114,6 +116,18 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form):
         assert by_line(parsed(parser, lines[number : number + 1]), 1)[0] == whole[number], lines[
             number
         ]
+
+
+@pytest.mark.parametrize("form", ["tsv", "csv"])
+def test_compiled_functions_read_each_line_as_the_parser_does(form):
+    spec, draw = Spec.parse((SPEC % form).replace("F:float", "F:text")), random.Random(form)
+    lines = [GOOD["tsv"] % n if n % 5 == 0 else any_line(draw, form) for n in range(LINES)]
+    # Where all lines are UTF-8, those with more than ASCII are regular, too.
+    for some in (lines, [line for line in lines if not has_other_bytes(line)]):
+        compiled, usual = (InputParser(spec, compiled=which) for which in (True, False))
+        assert by_line(parsed(compiled, some), len(some)) == by_line(parsed(usual, some), len(some))
+        irregular = compiled._compiled.read(batch_of(some)["line"])[1]
+        assert 0.2 < irregular.mean() < 0.9  # both are met often
 
 
 def test_lines_that_make_up_for_each_other_are_not_counted_as_read():

@@ -31,6 +31,7 @@ from sluice.etl.apply.counts import (
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.ops.base import plain
 from sluice.etl.spark.workers.cells import READ, one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.part_of_input import name_part
@@ -109,7 +110,8 @@ class ParsedRows:
             places = compute_places(batch, self.before, seen) if self.before else None
             parsed = parser.parse(batch, places)
             if self.spec.rows.relational:
-                stored = {name: parsed.columns[name] for name in self.spec.input.with_place}
+                names = self.spec.input.with_place
+                stored = {name: plain(parsed.columns[name]) for name in names}
                 yield parsed, pa.record_batch(stored)
                 continue
             columns, keys = selected(self.spec, parsed)
