@@ -95,7 +95,8 @@ class InputParser:
         else:
             parsed = self._reject_marked(batch)
         # A text is no longer than its line.
-        if "line" not in names or pc.max(pc.binary_length(lines)).as_py() > MOST_TEXT_BYTES:
+        longest = pc.max(pc.binary_length(lines)).as_py() if "line" in names else None
+        if longest is None or longest > MOST_TEXT_BYTES:
             parsed = _reject_long_texts(parsed)
         parsed = self._reject_bad_labels(self._parse_times(parsed))
         parsed = self._reject_without_split(parsed)

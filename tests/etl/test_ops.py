@@ -119,7 +119,7 @@ def test_a_mapped_vocabulary_gives_the_places_of_one_in_memory(tmp_path, monkeyp
         MappedLookup.of(in_files("a", "b", "c", "a"))
     values = [f"i{n}" for n in range(101)]
     state = in_files(*values)
-    asked = hash_texts(pa.array([*values[::-1], "j", None, "i7", *map(str, range(300))]))
+    asked = hash_texts(pa.array([*values[::-1], None, *map(str, range(300))]))
     for _ in range(2):  # the second one maps the file of the first
         places = MappedLookup.of(state).places
         assert places(asked).tolist() == Lookup.of(pa.array(values)).places(asked).tolist()
@@ -131,8 +131,8 @@ def test_a_column_with_a_dictionary_has_the_hashes_and_counts_of_its_texts():
     """Also if rows that held some of its values were left out."""
     texts = pa.array(["b", None, "a", "b", "", None, "c"])
     for rows in ([0, 1, 3, 4], [], range(7)):
-        some = texts.take(pa.array(rows, pa.int64()))
-        coded = texts.dictionary_encode().take(pa.array(rows, pa.int64()))
+        at = pa.array(rows, pa.int64())
+        some, coded = texts.take(at), texts.dictionary_encode().take(at)
         assert hash_texts(coded, 7).tolist() == hash_texts(some, 7).tolist()
         counts = [
             sorted(zip(*map(pa.Array.to_pylist, value_counts(c.drop_null())), strict=True))

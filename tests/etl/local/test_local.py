@@ -84,10 +84,12 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     for threads, memory, free in ((1, 1 << 34, 1 << 40), (3, 4 << 10, 1 << 40), (2, 4 << 10, 4000)):
         disk = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
-        monkeypatch.setattr(engine, "LEAST_BYTES", 0 if threads == 3 else 1 << 20)
+        monkeypatch.setattr(engine, "LEAST_BYTES", (threads < 3) << 20)
         job = jobs.job_of(tmp_path / f"t{threads}", raw, text=build.TEXT)
         made_files.clear()
-        run_job(job, LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
+        local = LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory)
+        run_job(job, local)
+        assert local._pass._done == local._pass._size
         table = FeatureTable.open(tmp_path / f"t{threads}")
         # of counts, of what was parsed, of rows, and of the sorted rows of each file
         more = 3 + len(table.files) if memory < 1 << 20 else 0
