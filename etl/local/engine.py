@@ -166,6 +166,8 @@ class LocalEngine(Engine):
             yield columns, keys
         if first is not None and has_room:
             self._complete.add(place)
+        else:
+            self._parsed.drop(place)
 
     def _places(
         self, part: tuple[str, int], upto: int, rows: int
