@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
@@ -59,18 +60,17 @@ def _write(state: FileBackedState, path: str) -> None:
     """Writes the hashes of a vocabulary in rising order, with the values' places. Sorts one part after another, so that
     it needs little memory."""
     buckets = max(1, state.num_rows // _BUCKET_VALUES)
-    parts, first = RowStore(0), 0
-    for values in state.batches():
-        hashes = hash_texts(values["value"])
-        places = np.arange(first, first + len(hashes), dtype=np.int32)
-        first += len(hashes)
-        bucket = ((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)
-        rows = pa.record_batch([pa.array(hashes), pa.array(places)], ["hash", "place"])
-        parts.put(split_by_number(rows, bucket.astype(np.int32), buckets))
-    hashes, places = _map(path, state.num_rows, "w+")
-    end = 0
-    for number in range(buckets):
-        if parts.rows[number]:
+    first = end = 0
+    with contextlib.closing(RowStore(0)) as parts:
+        for values in state.batches():
+            hashes = hash_texts(values["value"])
+            places = np.arange(first, first + len(hashes), dtype=np.int32)
+            first += len(hashes)
+            bucket = ((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)
+            rows = pa.record_batch([pa.array(hashes), pa.array(places)], ["hash", "place"])
+            parts.put(split_by_number(rows, bucket.astype(np.int32), buckets))
+        hashes, places = _map(path, state.num_rows, "w+")
+        for number in filter(parts.rows.__getitem__, range(buckets)):
             rows = pa.Table.from_batches(parts.get(number)).sort_by("hash")
             start, end = end, end + len(rows)
             hashes[start:end], places[start:end] = rows["hash"], rows["place"]
@@ -78,4 +78,3 @@ def _write(state: FileBackedState, path: str) -> None:
                 raise ValueError(
                     "two values of one vocabulary have the same 64-bit hash; leave one out"
                 )
-    parts.close()
