@@ -45,6 +45,7 @@ from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job import Job
+from sluice.etl.ops.base import plain
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
@@ -186,7 +187,7 @@ class RuleRunner:
             engine.check()
             parser = InputParser(engine.spec)
             parts = (
-                selected(engine.spec, parser.parse(batch))[0]
+                _select(engine.spec, parser.parse(batch))
                 for batch in engine._raw.rows.toArrow().to_batches()
             )
             found = _columns(pa.concat_tables(pa.table(dict(part)) for part in parts))
@@ -205,6 +206,10 @@ class RuleRunner:
         path = str(self._folder / f"{next(self._numbers)}")
         _write_side_tables(join, [end.get(join.time or "") for end in ends], _CHANGE, path)
         return replace(join, path=path, format="parquet", on=(*join.on, _CHANGE), fields=())
+
+
+def _select(spec: Spec, parsed: Parsed) -> Columns:
+    return {name: plain(values) for name, values in selected(spec, parsed)[0].items()}
 
 
 def _write_side_tables(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
@@ -245,7 +250,7 @@ class TablePart:
         joined = self._rows
         if self.spec.rows.relational:
             joined = next(rules.add_columns(self.spec, [(joined, {})]))
-        self.columns, _ = selected(self.spec, Parsed(_columns(joined), joined.num_rows, []))
+        self.columns = _select(self.spec, Parsed(_columns(joined), joined.num_rows, []))
         self.row_numbers = self.columns[_ROW].to_numpy()
         """The number of each kept row in the input."""
         keys = row_keys(self.columns, self.spec)
