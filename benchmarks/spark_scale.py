@@ -297,7 +297,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         default=256,
         metavar="MIB",
         help="as etl/job.py has it (default: "
-        "%(default)s); the less, the smaller a vocabulary that is joined with the rows",
+        "%(default)s); the less, the smaller a vocabulary that stays in files",
     )
     args = parser.parse_args(argv)
     place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}"
