@@ -178,7 +178,9 @@ class CountsOfRows:
             values = self._features.run(column, column.ops[:number], columns, extras)
             if lifted(op, values):
                 values, _ = flat(values)
-            names, counts = learned.op.count(prepare_column(op, values, extras))
+            if op.needs or not pa.types.is_dictionary(values.type):
+                values = prepare_column(op, values, extras)
+            names, counts = learned.op.count(values)
             yield _counts(key, names, counts)
 
 

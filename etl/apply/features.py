@@ -30,8 +30,8 @@ from sluice.etl.apply.number_limits import (
     unfit_after,
 )
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import as_number, as_one_column, as_text, plain
-from sluice.etl.ops.hashing import codes_of, hash_rows
+from sluice.etl.ops.base import as_number, as_one_column, as_text, on_distinct, plain
+from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
@@ -216,20 +216,18 @@ class Features:
         """Returns the column after `ops`, the first of its operators. Texts with a dictionary stay so if there are
         none. Otherwise operators get each distinct value once, unless they need the row."""
         values = as_one_column([columns[s] for s in column.sources], column.sources)
-        if not pa.types.is_dictionary(values.type) or not ops:
-            return self._run_all(column, ops, values, extras)
-        alone = not any(op.needs or isinstance(op, Python) for op in ops)
-        if not alone or len(values.dictionary) >= len(values):
-            return self._run_all(column, ops, plain(values), extras)
-        distinct = pa.concat_arrays([values.dictionary, pa.nulls(1, values.dictionary.type)])
-        return self._run_all(column, ops, distinct, {}).take(pa.array(codes_of(values)))
+        if not ops:
+            return values
+        if any(op.needs or isinstance(op, Python) for op in ops):
+            return self._run_all(column, ops, extras, plain(values))
+        return on_distinct(partial(self._run_all, column, ops, {}), values)
 
     def _run_all(
         self,
         column: ColumnSpec,
         ops: Sequence[Operator],
-        values: pa.Array,
         extras: Mapping[str, pa.Array],
+        values: pa.Array,
     ) -> pa.Array:
         for number, op in enumerate(ops):
             learned = (

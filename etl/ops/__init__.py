@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, id_kind
+from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, id_kind, on_distinct
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
@@ -141,15 +140,7 @@ def online(field: Field, state: FittedState | None) -> Online:
     def run(values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
         if not isinstance(values, pa.Array):
             values = pa.array(values if stored_as is None else values.astype(stored_as, copy=False))
-        places = None
-        if pa.types.is_dictionary(values.type):  # each value once, and null
-            if len(values.dictionary) < len(values):
-                places = pc.fill_null(values.indices, len(values.dictionary))
-                values = pa.concat_arrays([values.dictionary, pa.nulls(1, values.dictionary.type)])
-            else:
-                values = values.dictionary_decode()
-        column = applied(values)
-        column = column if places is None else column.take(places)
+        column = on_distinct(applied, values)
         kind = id_kind(field.cardinality)
         if field.role == "id_list":
             return column.cast(pa.list_(pa.from_numpy_dtype(kind)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
+from sluice.etl.ops.hashing import codes_of
 
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
@@ -135,6 +136,15 @@ class Fitted(Operator):
 def plain(column: pa.Array) -> pa.Array:
     """Returns a column without a dictionary."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def on_distinct(function: Callable[[pa.Array], pa.Array], column: pa.Array) -> pa.Array:
+    """Returns what a function makes of each value of a column. If a dictionary has fewer values than the column has
+    rows, the function gets the distinct values, and null."""
+    if not pa.types.is_dictionary(column.type) or len(column.dictionary) >= len(column):
+        return function(plain(column))
+    distinct = pa.concat_arrays([column.dictionary, pa.nulls(1, column.dictionary.type)])
+    return function(distinct).take(pa.array(codes_of(column)))
 
 
 def as_text(column: pa.Array) -> pa.Array:

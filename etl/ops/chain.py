@@ -27,16 +27,12 @@ def follow(op: Operator, kind: str) -> str | None:
 
 
 def prepare_column(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
-    """Returns the column as the operator needs it: text or number, together with `op.needs`. A fitted operator counts
-    a column with a dictionary as it is."""
+    """Returns the column as the operator needs it: text or number, together with `op.needs`."""
     if (
         not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
         and op.name != "python"
     ):
-        if op.takes[0] == "number":
-            values = as_number(plain(values))
-        elif op.needs or not pa.types.is_dictionary(values.type):
-            values = as_text(values)
+        values = as_number(values) if op.takes[0] == "number" else as_text(values)
     if op.needs:
         values = pa.StructArray.from_arrays(
             [values, *(extras[n] for n in op.needs)], ["value", *op.needs]
