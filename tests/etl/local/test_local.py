@@ -72,12 +72,12 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     from sluice.etl.local import engine, sums
     from sluice.etl.local import input as local_input
 
-    made_files: list[object] = []
+    made_files: list[dict] = []
     real = tempfile.TemporaryFile
     monkeypatch.setattr(
         tempfile,
         "TemporaryFile",
-        lambda **words: made_files.append(real(**words)) or made_files[-1],
+        lambda **words: made_files.append(words) or real(**words),
     )
     monkeypatch.setattr(local_input, "PIECE_BYTES", 5000)
     monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
@@ -93,7 +93,8 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         table = FeatureTable.open(tmp_path / f"t{threads}")
         # of counts, of what was parsed, of rows, and of the sorted rows of each file
         more = 3 + len(table.files) if memory < 1 << 20 else 0
-        assert len(made_files) == more or free == 4000  # what has no room is read again
+        ours = sum("prefix" in words for words in made_files)  # numba makes others
+        assert ours == more or free == 4000  # what has no room is read again
         assert (table.record.state, table.fingerprint) == (made.record.state, made.fingerprint)
         assert build.content(table) == build.content(made)
 
