@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.etl.apply.file_writer import _is_repetitive
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table.new_files import _is_repetitive
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from tests.etl.test_placement import SPEC, answer
