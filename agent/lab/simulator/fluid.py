@@ -11,7 +11,8 @@ import math
 from typing import Any
 
 from sluice.agent.lab.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.lab.simulator.physics import UNBOUNDED, Flow, Load, flow
+from sluice.agent.lab.simulator.flow import Flow, flow
+from sluice.agent.lab.simulator.physics import UNBOUNDED, Load
 
 _MANY_EVENTS = 12
 """After this many events in a chunk, queues alternate at their limits. The rest of the chunk has constant rates."""

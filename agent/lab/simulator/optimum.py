@@ -7,7 +7,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from sluice.agent.lab.simulator.physics import Flow, TrueCosts, memory_need, steady
+from sluice.agent.lab.simulator.flow import Flow, steady
+from sluice.agent.lab.simulator.physics import TrueCosts, memory_need
 from sluice.ingest.knobs import Knobs, Limits
 
 _MIN_GAIN = 1e-3  # A smaller gain, as a share of the rate, counts as none.

@@ -8,9 +8,13 @@ without input, or with a full queue after it, uses nothing and leaves its share 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy import ndarray
 
 from sluice.common.number_checks import is_number
 from sluice.ingest.knobs import FETCH, MAX_WORKERS
@@ -24,6 +28,11 @@ UNBOUNDED = 1e15  # The rows a second of a consumer without a limit.
 
 Factors = tuple[float, float, float, float]
 """The slow-down by cores, bandwidth, lock and second threads."""
+COLUMNS = (
+    *("workers", "rows", "cpu", "memory", "lock", "waiting", "crowd", "cap", "kappa", "traffic"),
+    "handover",
+)
+"""The rows of `Load.table`."""
 
 
 class MechanismError(ValueError):
@@ -304,20 +313,26 @@ class Load:
         self.lock.append(0.0 if process else cpu * stage.lock)
         self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
 
-    def columns(self) -> list[tuple[float, ...]]:
-        """Returns for each stage: workers, rows, cpu, memory, lock, waiting, crowd and cap."""
-        return list(
-            zip(
-                self.workers,
-                self.rows,
-                self.cpu,
-                self.memory,
-                self.lock,
-                self.waiting,
-                self.crowd,
-                self.cap,
-                strict=True,
-            )
+    @functools.cached_property
+    def table(self) -> ndarray:
+        """The numbers of all stages: a row for each of COLUMNS. They no longer change."""
+        return np.array([getattr(self, name) for name in COLUMNS])
+
+    @functools.cached_property
+    def shared(self) -> tuple[float, ...]:
+        """What the stages share: the trainer's numbers, and the machine's."""
+        machine = self.machine
+        return (
+            self.consumer_wait,
+            self.consumer_cpu,
+            float(self.consumer_cores),
+            self.batch,
+            self.cores,
+            float(machine.neighbour_threads),
+            float(machine.switch_cost),
+            float(machine.bandwidth),
+            float(machine.convoy),
+            float(machine.smt),
         )
 
     def _fuse(self, group: list[int]) -> None:
@@ -337,146 +352,6 @@ class Load:
             self.workers[i] = 1.0
             self.waiting[i] = self.rows[i] / UNBOUNDED
             self.kappa[i] = self.handover[i] = 0.0
-
-
-@dataclass(slots=True)
-class Flow:
-    """The rates at one moment. Lists have one entry for each stage and, last, one for the consumer."""
-
-    rates: list[float]
-    """Rows a second."""
-    busy: list[float]
-    """Share of the workers that are at work, 0 to 1."""
-    cpu_per_item: list[float]
-    used_cores: float
-    factors: Factors
-    """The next call starts its search from them."""
-
-
-def flow(
-    load: Load,
-    empty: Sequence[bool],
-    full: Sequence[bool],
-    overhead_cores: float = 0.0,
-    guess: Factors = (1.0, 1.0, 1.0, 1.0),
-) -> Flow:
-    """Returns the rates of all stages.
-
-    A stage is as fast as its workers can be. If the queue before it is `empty`, it is no faster than its input. If the
-    queue after it is `full`, it is no faster than its output. Starting workers use `overhead_cores`."""
-    stages = load.columns()
-    capacity, share, cpu_item = ([0.0] * (len(stages) + 1) for _ in range(3))
-    from_before = [i for i in range(1, len(stages) + 1) if empty[i - 1]]
-    from_behind = [i for i in range(len(stages) - 1, -1, -1) if full[i]]
-    used = 0.0
-    stride = 0.65
-    rising = True
-    slow, slow_memory, slow_lock, smt = guess
-    rates = capacity
-    # Each round computes the rates with the present factors, and then moves the factors to what these rates need.
-    for _ in range(60):
-        on_core = slow * smt
-        for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
-            on_cpu = (cpu + memory * slow_memory) * crowd * on_core
-            wall = on_cpu + lock * (slow_lock - 1) * slow + waiting
-            rate = n * rows / wall
-            capacity[i] = cap if cap < rate else rate
-            share[i] = on_cpu / wall
-        step = load.consumer_wait + load.consumer_cpu * on_core
-        capacity[-1] = load.batch / step if step else UNBOUNDED
-        rates = _limit_by_queues(capacity, from_before, from_behind)
-        used = traffic = locked = runnable = contenders = 0.0
-        for i, (n, rows, cpu, memory, lock, _, _, _) in enumerate(stages):
-            active = n * rates[i] / capacity[i]
-            item = cpu + memory * slow_memory
-            if load.kappa[i]:
-                item *= 1 + load.kappa[i] * max(0.0, active * (active - 1))
-            cpu_item[i] = item
-            per_s = rates[i] / rows
-            used += per_s * (item + load.handover[i]) * smt
-            runnable += active * share[i]
-            traffic += per_s * load.traffic[i]
-            if lock:
-                locked += per_s * lock
-                contenders += active
-        cpu_item[-1] = load.consumer_cpu * load.consumer_cores * smt
-        used += rates[-1] / load.batch * cpu_item[-1]
-        ratio = used / _available_cores(load, runnable, overhead_cores)
-        # If stages mostly wait, rates hardly depend on the factor. So steps get longer while the sign stays.
-        stride = min(8.0, stride * 1.6) if (ratio > 1) == rising else max(0.6, stride * 0.4)
-        rising = ratio > 1
-        wanted = max(1.0, slow * ratio**stride)
-        wanted_memory, wanted_lock, wanted_smt = _wanted_factors(
-            load, slow_memory * traffic, slow_lock * locked, contenders, used
-        )
-        error = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
-        settled = error + abs(wanted_smt - smt) < 2e-3 * slow
-        slow = wanted
-        slow_memory = wanted_memory
-        slow_lock = wanted_lock
-        smt += 0.5 * (wanted_smt - smt) if load.machine.smt < 1 else 0.0
-        if settled:
-            break
-    return Flow(
-        rates,
-        [rate / most for rate, most in zip(rates, capacity, strict=True)],
-        [item * smt for item in cpu_item[:-1]] + cpu_item[-1:],
-        min(used, load.cores) + overhead_cores,
-        (slow, slow_memory, slow_lock, smt),
-    )
-
-
-def _limit_by_queues(
-    capacity: list[float], from_before: list[int], from_behind: list[int]
-) -> list[float]:
-    """Returns the rates that empty queues before, and full queues after these stages allow."""
-    rates = capacity.copy()
-    for i in from_before:
-        rates[i] = min(rates[i], rates[i - 1])
-    for i in from_behind:
-        rates[i] = min(rates[i], rates[i + 1])
-    for i in from_before:
-        rates[i] = min(rates[i], rates[i - 1])
-    return rates
-
-
-def _available_cores(load: Load, runnable: float, overhead_cores: float) -> float:
-    """Returns the cores for this pipeline's work, next to other programs and starting workers.
-
-    They leave the cores that they cannot use, and at least our fair share."""
-    others = load.machine.neighbour_threads + overhead_cores
-    cores = load.cores
-    if others:
-        cores = max(cores - others, cores * runnable / (runnable + others))
-    switching = load.machine.switch_cost * max(0.0, runnable / load.cores - 1)
-    return max(0.02, cores) / (1 + switching)
-
-
-def _wanted_factors(
-    load: Load, moved: float, locked: float, contenders: float, used: float
-) -> tuple[float, float, float]:
-    """Returns the factors that bandwidth, lock and second threads need now.
-
-    `moved` and `locked` are the use of bandwidth and lock, multiplied by their present factors."""
-    machine = load.machine
-    upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if machine.smt < 1 else 0.0
-    return (
-        max(1.0, moved / machine.bandwidth) if machine.bandwidth else 1.0,
-        max(1.0, locked * (1 + machine.convoy * min(max(0.0, contenders - 1), 8.0))),
-        1 + upper * (2 / (1 + machine.smt) - 1),
-    )
-
-
-def steady(
-    truth: TrueCosts,
-    workers: Sequence[float],
-    backends: Sequence[str],
-    bursts: Sequence[float] = (),
-    heads: Sequence[int] = (),
-) -> Flow:
-    """Returns the rates once every queue has settled. Then all stages have the rate of the slowest."""
-    linked = [True] * len(workers)
-    return flow(Load(truth, workers, backends, bursts=bursts, heads=heads), linked, linked)
 
 
 def memory_need(
