@@ -15,6 +15,7 @@ import pytest
 
 from sluice.etl.schema import DataFile
 from sluice.ingest.choices import Errors
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read import pages
@@ -462,3 +463,19 @@ def test_plain_parquet_with_checked_ids_gives_the_batches_of_arrow(simple, compr
             )
     assert batches[0] == batches[1]
     assert len(batches[0]) == 13
+
+
+def test_an_id_below_0_in_a_column_that_could_stay_stored_is_refused(tmp_path):
+    ids, path = np.arange(600, dtype=np.int32), tmp_path / "a.parquet"
+    ids[450] = -3
+    fields = {"label": pa.float32(), "d": pa.float32(), "few": pa.int32()}
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
+    table = pa.table(
+        [pa.array(ids % 2, pa.float32()), pa.array(ids, pa.float32()), ids], schema=schema
+    )
+    pq.write_table(table, path, row_group_size=200, compression="none", write_statistics=False)
+    with (
+        raises(ColumnError, "a.parquet, row group 2, row 50", "'few'", "-3"),
+        open_loader(str(path), batch_size=100, roles=ROLES) as loader,
+    ):
+        list(loader)
