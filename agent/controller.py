@@ -284,12 +284,7 @@ class Controller:
         """Logs the last reason with the policy's explanation, and the learned policy's initial setting."""
         opened = self._policy.opened(self._state) if self._limits else None
         if opened is not None and self.opening is None:
-            record = opened["record"]
-            self.opening = {
-                "text": opened["text"],
-                "tried": record["tried"],
-                "rows_per_s": record["opening"]["rows_per_s"],
-            }
+            self.opening = dict(opened)
             self._record({"kind": "opening", **opened})
         if (last := self._last_reason_with_rows) is not None:
             explained = self._policy.explain(self._state) if self._limits else None

@@ -144,15 +144,11 @@ class PlannerSettings:
     step_down: float = 0.75
     """Factor of each step down before that search has a lower end."""
 
-    # When a lock is the likely cause.
-    lock_cores: float = 0.5
-    """A stage can delay others by a lock only if it computes on at least this many cores."""
+    # When the interpreter's lock is the cause.
+    lock_share: float = 0.5
+    """A stage is moved only if the lock is held for at least this share of the time."""
     lock_part_cores: float = 0.1
     """A stage that computes on fewer cores has no part in a lock."""
-    lock_most_cores: float = 1.15
-    """A stage that holds a lock computes on at most this many cores."""
-    lock_waiting_workers: float = 1.0
-    """At least this many workers of other stages must wait before a lock is suspected."""
 
     # How the cost of a stage is learned.
     min_items: int = 2
@@ -270,6 +266,7 @@ _SHARES = {
     "fulfilled_share",
     "step_down",
     "mostly_share",
+    "lock_share",
     "remote_core_price",
 }
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}

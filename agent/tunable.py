@@ -77,7 +77,7 @@ class Policy(ABC):
     def opened(self, state: Any) -> Mapping[str, Any] | None:
         """Returns the learned policy's initial setting and its result, for JSON. None if there was none.
 
-        `text` is for a person. `record` is for later training and has no names."""
+        `text` is for a person. `tried` says whether the setting was used, and `rows_per_s` is the promised rate."""
         return None
 
     def learned(self, state: Any) -> Mapping[str, Any] | None:

@@ -19,6 +19,7 @@ from sluice.ingest import stage_spec
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
+from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
@@ -320,6 +321,7 @@ class Pipeline:
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
         """Stops an earlier run. Then yields batches from `position` on, up to the end of epoch number `epochs - 1`."""
         self.stop()
+        PROBE.enter(self)
         given = self._input
         columns = given.columns
         with self._lock:
@@ -453,6 +455,7 @@ class Pipeline:
         """Tells all workers to stop, and returns the pools that still have workers. Does nothing in a fork."""
         if self.forked:
             return []
+        PROBE.leave(self)
         with self._lock:
             pools, self._pools = list(self._pools.values()), {}
             for pool in pools:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import Machine
 from sluice.ingest.stats import (
     READY,
@@ -37,6 +38,7 @@ _PIPELINE_COUNTERS = (
     "consumer_compute_s",
     "cpu_used_s",
     "cores_idle_s",
+    "lock_held_s",
     "held_back",
     "held_back_pressure",
 )
@@ -316,6 +318,7 @@ class Progress:
             cpu_quota=machine.cores(),
             cpu_used_s=machine.cpu_used_s(),
             cores_idle_s=machine.cores_idle_s(),
+            lock_held_s=PROBE.held_s,
             held_back=held_back.total(),
             held_back_pressure=held_back["pressure"],
             restarts=self._pipeline.restarts,

@@ -205,6 +205,9 @@ class StageStats:
         )
 
 
+_OPTIONAL = ("cores_idle_s", "lock_held_s", "longest_wait_s")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of the whole pipeline at one moment."""
@@ -241,6 +244,13 @@ class Snapshot:
     """Bytes that the governor still admits for work in advance and for worker processes. Near 0: it holds work back. It
     keeps memory for work that is due and for recent peaks, so `memory_used` may be far below the limit. The default:
     there is no governor."""
+    lock_held_s: float | None = None
+    """Time for which Python's interpreter lock was held by other threads when one more wanted it. If its rate is near
+    1, Python code holds the lock, and the threads of all stages wait for it. Near 0: nothing waits for the lock. None:
+    it is not observed."""
+    longest_wait_s: float | None = None
+    """Time that the consumer of that rank waited which waits longest, on all hosts. At each step, all ranks wait for
+    it. None: there is one rank."""
     held_back: int = 0
     """How many times the governor made work wait for memory. If it rises, memory is the bottleneck and not cores."""
     held_back_pressure: int = 0
@@ -269,7 +279,7 @@ class Snapshot:
             "held_back",
             "held_back_pressure",
             "restarts",
-            *(["cores_idle_s"] if self.cores_idle_s is not None else []),
+            *(name for name in _OPTIONAL if getattr(self, name) is not None),
         )
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")

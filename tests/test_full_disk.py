@@ -9,7 +9,6 @@ import json
 import resource
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -17,12 +16,10 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.runtime.saved_state import KnobContext, SavedState
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import written_journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.run_conditions import RunConditions
@@ -139,19 +136,6 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
     assert capsys.readouterr().err == (
         "failed: a file: cannot be written (File too large); make room there, then run it again\n"
     )
-
-
-def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
-    path = tmp_path / "best.json"
-    state = SavedState(
-        context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0
-    )
-    state.save(str(path))
-    before = path.read_text()
-    with no_more_than(20), raises(OSError, "File too large"):
-        replace(state, rows_per_s=2.0).save(str(path))
-    assert path.read_text() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
 
 
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):

@@ -51,6 +51,10 @@ class PipelineRates:
     """Idle cores among those that may be used. Near 0: every core is in use. None: unknown."""
     memory_free: int = 2**62
     """Bytes that the governor still admits."""
+    lock: float | None = None
+    """Share of the time in which Python's interpreter lock was held by other threads. None: unknown."""
+    longest_stall: float = 0.0
+    """The stall of that rank which waits longest, on all hosts. 0: there is one rank."""
     away: float = 0.0
     """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
     evaluation."""
@@ -101,7 +105,6 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     cpu = later.cpu_used_s - earlier.cpu_used_s
     if seconds <= 0 or min(rows, wait, compute, cpu) < 0:
         return None
-    idle_before, idle_now = earlier.cores_idle_s, later.cores_idle_s
     before = {s.name: s for s in earlier.stages}
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
     return PipelineRates(
@@ -115,11 +118,19 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         memory_limit=later.memory_limit,
         memory_free=later.memory_free,
         stages=stages,
-        idle=None
-        if idle_before is None or idle_now is None or idle_now < idle_before
-        else (idle_now - idle_before) / seconds,
+        idle=_optional("cores_idle_s", earlier, later, seconds),
+        lock=_optional("lock_held_s", earlier, later, seconds),
+        longest_stall=(_optional("longest_wait_s", earlier, later, wait + compute) or 0.0)
+        if wait + compute > 0
+        else 0.0,
         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),
     )
+
+
+def _optional(name: str, earlier: Snapshot, later: Snapshot, seconds: float) -> float | None:
+    """Returns the rate of a counter that may be unknown. None: it is, or it fell."""
+    before, now = getattr(earlier, name), getattr(later, name)
+    return None if before is None or now is None or now < before else (now - before) / seconds
 
 
 def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:

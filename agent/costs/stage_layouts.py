@@ -1,17 +1,17 @@
 """Proposes other layouts that may bring more rows: a stage on its other back end, and stages fused or split. Pure.
 
 A stage that holds the interpreter's lock makes the threads of all stages wait. So the stage to move is often not the
-slowest one. If its own workers wait for each other, its cost curve shows that. If only other stages wait, a lock looks
-like a store. But the stage then computes on about one core, because a lock allows no more.
+slowest one. The probe shows whether the lock is held, and the processor time shows by which stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.costs.stage_cost import StageCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,53 +34,28 @@ class Restructuring:
         ] if self.kind == "switch" else self.kind
 
 
-def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """Yields a switch for each stage whose workers wait for each other, the slowest stage first."""
-    names = _movable_stages(forecast)
-    # Stages that wait for a service also wait longer if cores are short. Processes would not help them, so the threads
-    # together must compute as much as a lock allows.
-    lock_is_held = forecast.settings.lock_cores <= sum(
-        forecast.cores_used_by(name, recent.rows_per_s)
-        for name in names
-        if forecast.separate_costs[name].backend == "thread"
-    )
-    for name in names:
-        cost = forecast.separate_costs[name]
-        if cost.locked and (lock_is_held or cost.backend != "thread"):
-            yield Restructuring(
-                kind="switch",
-                stage=name,
-                forecast=forecast.switched(name, lambda s: s.relieved()),
-                cause=f"workers of {name} wait for each other",
-            )
+def locked(
+    forecast: Forecast, recent: PipelineRates, freed: Callable[[StageCost], StageCost]
+) -> Iterator[Restructuring]:
+    """Yields a switch for each stage whose workers wait for each other in processes, or hold the lock in threads.
 
-
-def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """Yields a switch for each stage on threads that may hold the lock for which the others wait.
-
-    Nothing is yielded while no core is free, because a lock then changes little."""
+    `freed` maps the cost of a stage that stays on threads to its cost when the lock is free."""
+    held = recent.lock or 0.0
     settings = forecast.settings
     for name in _movable_stages(forecast):
-        if (
-            recent.saturated(settings.saturated_share)
-            or forecast.separate_costs[name].backend != "thread"
-            or name not in recent.stages
-        ):
-            continue
-        others = sum(
-            max(0.0, recent.stages[n].busy - recent.stages[n].cpu - recent.stages[n].core_wait)
-            for n, s in forecast.joined_costs.items()
-            if n != name and n in recent.stages and s.backend == "thread"
-        )
-        if (
-            settings.lock_cores <= recent.stages[name].cpu <= settings.lock_most_cores
-            and others >= settings.lock_waiting_workers
-        ):
+        cost = forecast.separate_costs[name]
+        cores = forecast.cores_used_by(name, recent.rows_per_s)
+        holds = held >= settings.lock_share and cores >= settings.mostly_share * held
+        if holds and recent.saturated(settings.saturated_share):
+            continue  # Without a free core, a process brings little.
+        if holds if cost.backend == "thread" else cost.locked:
             yield Restructuring(
                 kind="switch",
                 stage=name,
-                forecast=forecast.switched(name, lambda s: s.unhindered()),
-                cause=f"{name} may hold the lock that {others:.1f} workers of other stages wait for",
+                forecast=forecast.switched(name, freed),
+                cause=f"{name} holds the interpreter's lock for {100 * held:.0f} % of the time"
+                if holds
+                else f"workers of {name} wait for each other",
             )
 
 

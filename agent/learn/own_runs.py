@@ -1,9 +1,11 @@
-"""Trains the learned policy further, on the results of your own runs."""
+"""Trains the learned policy further, on the looks that your own runs have recorded."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ from numpy import ndarray
 
 from sluice.agent.learn.imitation import STAGES, OracleSettings, imitate, lesson, mean_between
 from sluice.agent.learn.student import Arrays, Student
+from sluice.agent.policies.opening.contract import Foreknowledge, PolicyInput
 from sluice.agent.policies.opening.policy import SHAPES, Glimpse, Inputs, answer, observe
-from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import in_use, installed, read, write
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report import looks
 from sluice.common.errors import UsageError
+from sluice.ingest.knobs import Knobs
 
 _LEAST = 12
 """The fewest records that allow a comparison."""
@@ -86,30 +89,59 @@ def learn(
     return {**figures, "better": better, "weights": str(out) if better else str(initial)}
 
 
-def records(runs: Sequence[str]) -> list[OpeningRecord]:
-    """Returns the records of these runs whose planner settled, with the same fused stages as at the start."""
-    events = [event for run in runs for event in Run.read(run).of("opening")]
-    useful = [
-        record
-        for record in (OpeningRecord.from_dict(event["record"]) for event in events)
-        if record.settled is not None
-        and record.rows_per_s
-        and record.settled.fused == record.given.knobs.fused
-        and len(record.given.limits.workers) <= STAGES
-    ]
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """The first look at which all stages had worked, the knobs at the end, and the rate in between."""
+
+    given: PolicyInput
+    settled: Knobs
+    rows_per_s: float
+
+    @classmethod
+    def of(cls, start: looks.Start) -> OwnRun | None:
+        """Returns what a policy's start shows. None: too little, or other fused stages than at the start."""
+        if not start.looks or len(start.limits.workers) > STAGES:
+            return None
+        begun, last = start.looks[0].snapshot, start.looks[-1]
+        for before, look in itertools.pairwise(start.looks):
+            seen = look.snapshot
+            if before.knobs != start.knobs or last.knobs.fused != start.knobs.fused:
+                return None
+            if all(stage.rows > begun.stage(stage.name).rows for stage in seen.stages):
+                break
+        else:
+            return None
+        known = start.made_of.get("known")
+        seconds, rows = last.snapshot.at - seen.at, last.snapshot.rows - seen.rows
+        if rows <= 0:
+            return None
+        given = PolicyInput(
+            begun=begun,
+            seen=seen,
+            knobs=start.knobs,
+            limits=start.limits,
+            known=Foreknowledge.from_dict(known) if known else Foreknowledge(),
+        )
+        return cls(given, last.knobs, rows / seconds)
+
+
+def records(runs: Sequence[str]) -> list[OwnRun]:
+    """Returns what these runs show."""
+    starts = [start for run in runs for start in looks.read(Path(run))]
+    useful = [one for one in map(OwnRun.of, starts) if one is not None]
     if len(useful) < _LEAST:
         raise UsageError(
-            f"{len(runs)} runs have {len(useful)} usable records of initial settings, and at least {_LEAST} are "
-            "needed; runs with `--tuning auto` write them in their run folders"
+            f"{len(runs)} runs have {len(useful)} usable records, and at least {_LEAST} are needed; runs with "
+            "`--tuning auto` write them in their run folders (looks.jsonl)"
         )
     return useful
 
 
-def split_lessons(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
+def split_lessons(some: Sequence[OwnRun]) -> tuple[Arrays, Arrays]:
     """Returns the lessons for training, and those held out."""
     best: dict[Any, float] = {}
     for one in some:
-        best[_pipeline(one)] = max(best.get(_pipeline(one), 0.0), one.rows_per_s or 0.0)
+        best[_pipeline(one)] = max(best.get(_pipeline(one), 0.0), one.rows_per_s)
     each = [_lesson(one, best[_pipeline(one)]) for one in some]
 
     def together(part: Sequence[Arrays]) -> Arrays:
@@ -121,7 +153,7 @@ def split_lessons(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
     )
 
 
-def _pipeline(one: OpeningRecord) -> Any:
+def _pipeline(one: OwnRun) -> Any:
     """Returns values that are equal in all runs of one pipeline on one machine."""
     return (
         tuple(one.given.limits.workers.values()),
@@ -130,11 +162,9 @@ def _pipeline(one: OpeningRecord) -> Any:
     )
 
 
-def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
+def _lesson(one: OwnRun, best_rows_per_s: float) -> Arrays:
     """Returns a lesson with the settled knobs in place of the oracle's."""
     settled, rate = one.settled, one.rows_per_s
-    assert settled is not None, "the run has ended"
-    assert rate is not None, "and its rate is known"
     look = Glimpse.of(one.given)
     own = one.given.own_stages
 

@@ -33,7 +33,6 @@ from sluice.agent.policies.opening.contract import (
     LearnedPolicy,
     PolicyInput,
 )
-from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
 from sluice.agent.policies.planner.planner import Planner, forecast_of, idle_stages, rates_of
@@ -52,8 +51,10 @@ class AutoState:
     """The snapshot at which the first measured interval begins."""
     settled_before: bool = False
     """Whether an earlier run has settled on knobs for this schema."""
-    record: OpeningRecord | None = None
-    """The learned policy's input and setting, and the rows since then. None until it was asked."""
+    asked: InitialSetting | None = None
+    """The learned policy's setting. None until it was asked."""
+    tried: bool = False
+    """Whether that setting was put in force."""
     explanation: str = ""
     """Whether the learned policy's setting was used, and why, in a sentence."""
     challenge: InitialSetting | None = None
@@ -118,18 +119,16 @@ class Auto(Policy):
         return self._planner.explain(state.planner)
 
     def opened(self, state: AutoState) -> dict[str, Any] | None:
-        if state.record is None or state.planner.last is None:
+        if state.asked is None:
             return None
-        return {
-            "text": state.explanation,
-            "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict(),
-        }
+        rows_per_s = state.asked.rows_per_s
+        return {"text": state.explanation, "tried": state.tried, "rows_per_s": rows_per_s}
 
     def next_look_s(self, state: AutoState) -> float | None:
         """Returns a short time until the learned policy was asked: the first looks may see no rows."""
         planner = state.planner
         asking = (
-            state.record is None
+            state.asked is None
             and planner.unchanged
             and planner.tick < self._settings.patience_ticks
         )
@@ -140,14 +139,13 @@ class Auto(Policy):
         knobs, after, reason = self._planner.decide(snapshot, before)
         if before.last is None:
             return knobs, replace(state, planner=after, begun=snapshot), reason
-        record = None if state.record is None else state.record.later(snapshot)
-        state = replace(state, planner=after, record=record)
+        state = replace(state, planner=after)
         recent = rates_of(before, before.last, snapshot)
         if recent is None or recent.rows_per_s <= 0:
             return knobs, state, reason
         if state.challenge is not None:
             return self._challenge(state, state.challenge, before, recent, reason)
-        may_ask = record is None and before.unchanged and before.trial is None
+        may_ask = state.asked is None and before.unchanged and before.trial is None
         if not may_ask or state.begun is None:
             return knobs, state, reason
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
@@ -172,10 +170,9 @@ class Auto(Policy):
         setting = self._learned.choose(given)
         known = _keep_unknown_stages(setting.knobs, look.before.knobs, look.forecast.joined_costs)
         setting = replace(
-            setting, knobs=_drop_useless_moves(known, look.forecast, setting.rows_per_s or 0.0)
+            setting, knobs=_drop_useless_moves(known, look, setting.rows_per_s or 0.0)
         )
-        record = OpeningRecord(given=given, opening=setting, own=look.knobs)
-        state = replace(state, record=record)
+        state = replace(state, asked=setting)
         fitting = _shrink_to_memory(look.forecast, setting.knobs) if setting.inside else None
         if fitting is not None and state.settled_before:
             state = replace(state, challenge=replace(setting, knobs=fitting))
@@ -200,7 +197,7 @@ class Auto(Policy):
             seen=look.snapshot,
             knobs=look.before.knobs,
             limits=look.before.limits,
-            known=self._known,
+            known=replace(self._known, operators=_observed_operators(look)),
             process_bytes=max(sizes, default=0) or None,
         )
 
@@ -288,7 +285,6 @@ class Auto(Policy):
             ),
         )
         assert planner.trial is not None, "the setting is on trial"
-        assert state.record is not None
         trial = planner.trial
         if own is not None:
             trial = replace(trial, planner_choice=own[0], planner_rows_per_s=own[1])
@@ -297,11 +293,26 @@ class Auto(Policy):
             replace(
                 state,
                 planner=replace(planner, trial=trial),
-                record=replace(state.record, tried=True),
+                tried=True,
                 explanation=reason.text,
             ),
             reason,
         )
+
+
+def _observed_operators(look: _FirstLook) -> dict[str, str]:
+    """Returns which transforms hold the interpreter's lock as Python code does, as the probe has shown."""
+    held, stages = look.recent.lock, look.recent.stages
+    if held is None:
+        return {}
+    share = look.forecast.settings.mostly_share * held
+    return {
+        name: "python"
+        if held >= look.forecast.settings.lock_share and stages[name].cpu >= share
+        else "vectorised"
+        for name in look.forecast.joined_costs
+        if look.before.limits.movable(name, look.forecast.knobs.backend.get(name))
+    }
 
 
 def _keep_own_choice(state: AutoState, look: _FirstLook, text: str) -> _Decision:
@@ -334,20 +345,21 @@ def _keep_unknown_stages(chosen: Knobs, now: Knobs, known: Container[str]) -> Kn
     )
 
 
-def _drop_useless_moves(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
+def _drop_useless_moves(chosen: Knobs, look: _FirstLook, rows_per_s: float) -> Knobs:
     """Returns the chosen knobs without moves to processes that would bring nothing.
 
     A transfer to a process and back takes time on a core. Stages that compute little at this rate do not hold up each
-    other, so they stay on threads.
+    other, so they stay on threads. All stay if the lock would be free at this rate.
     """
-    now, settings = forecast.knobs.backend, forecast.settings
+    forecast, now, settings = look.forecast, look.forecast.knobs.backend, look.forecast.settings
     cores = {
         n: forecast.cores_used_by(n, rows_per_s)
         for n, kind in chosen.backend.items()
         if kind == "process" and now.get(n, "thread") == "thread"
     }
     enough = {n for n in cores if cores[n] >= settings.lock_part_cores}
-    moved = enough if sum(cores[n] for n in enough) >= settings.lock_cores else set()
+    held = (look.recent.lock or 0.0) * rows_per_s / look.recent.rows_per_s
+    moved = enough if held >= settings.lock_share else set()
     return replace(
         chosen, backend={**chosen.backend, **dict.fromkeys(cores.keys() - moved, "thread")}
     )

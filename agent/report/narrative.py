@@ -414,7 +414,7 @@ def tell(run: Run) -> str:
         for one in decided
         if one.opens
     ]
-    initial += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
+    initial += [str(event["text"]) for event in run.of("opening") if not event["tried"]]
     if not initial and any(event.get("tuning") == "auto" for event in run.of("end")):
         initial = [
             "the learned policy was not asked: the run ended before all stages were measured"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge
 from sluice.agent.tunable import Tunable
+from sluice.ingest.knobs import FETCH
 from sluice.ingest.row_order import RowsPlan
 
 
@@ -25,16 +26,13 @@ class LoaderFacts(Tunable, Protocol):
     def row_bytes(self) -> int: ...
 
     @property
-    def store(self) -> Mapping[str, int]: ...
-
-    @property
     def plan(self) -> RowsPlan: ...
 
 
 def foreknowledge(loader: LoaderFacts) -> Foreknowledge:
     """Returns the columns by their type in a batch, the kind of store, and the size of row groups.
 
-    Nothing is known of a user's function before it runs."""
+    Whether a function is Python code shows when it runs (`Snapshot.lock_held_s`)."""
     dense = len(loader.dense_names)
     sparse = len(loader.sparse_names)
     number = struct.calcsize("f")
@@ -47,8 +45,7 @@ def foreknowledge(loader: LoaderFacts) -> Foreknowledge:
     rows = sum(groups) // len(groups) if groups else None
     return Foreknowledge(
         columns=columns or None,
-        store="remote" if loader.store else "local",
+        store="remote" if FETCH in loader.limits.workers else "local",
         row_group_rows=rows,
         row_group_bytes=None if rows is None else max(1, rows * loader.row_bytes),
-        operators={},
     )

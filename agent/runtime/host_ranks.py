@@ -139,9 +139,10 @@ class HostTunable:
     """Shows the host's ranks as one pipeline: the mean rank, with the same knobs for all.
 
     A rank's snapshot has the host's core quota, and the memory limit of that rank alone. Here the quota is divided by
-    the number of ranks that share it. The stall is the largest of any rank on any host. At each step all ranks wait for
-    the slowest one. The others then look bound by their trainer, although they wait for another rank's input. So the
-    agent gives cores back only if no rank stalls."""
+    the number of ranks that share it. The stall is the largest of the host's ranks, and `longest_wait_s` shows the
+    largest of any rank on any host. At each step all ranks wait for the slowest one. The others then look bound by
+    their trainer, although they wait for another rank's input. So the agent adds workers only where a rank of this
+    host stalls, and gives cores back only if no rank of any host does."""
 
     def __init__(
         self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]
@@ -225,7 +226,8 @@ class HostTunable:
             return _rise(pairs, name) / ranks
 
         step_s = mean_rise("consumer_wait_s") + mean_rise("consumer_compute_s")
-        stall = max(self._stalls.values(), default=0.0)
+        stall = max((s for (host, _), s in self._stalls.items() if host == self._host), default=0.0)
+        longest = max(self._stalls.values(), default=0.0)
         counters: dict[str, Any] = {
             name: self._sum("", name, mean_rise(name)) for name in ("at", *_SUMS)
         }
@@ -245,6 +247,8 @@ class HostTunable:
             ),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
+            longest_wait_s=self._sum("", "longest_wait_s", step_s * longest),
+            lock_held_s=self._sum("", "lock_held_s", mean_rise("lock_held_s")),
             elsewhere=_merge_remote(local, ranks),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local),
@@ -281,5 +285,8 @@ def _merge_remote(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
 def _rise(pairs: Sequence[tuple[Any, Any]], name: str) -> float:
     """Returns how much a counter rose over all ranks. A counter that fell belongs to a restarted rank and adds 0."""
     return float(
-        sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in pairs)
+        sum(
+            max(0.0, (getattr(later, name) or 0) - (getattr(earlier, name) or 0))
+            for earlier, later in pairs
+        )
     )

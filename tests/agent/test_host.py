@@ -127,11 +127,13 @@ def test_ranks_are_seen_as_one_and_all_get_the_knobs():
         tunable.apply(tunable.knobs.with_workers(decode=500))
 
 
-def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
+@pytest.mark.parametrize("workers", [(8, 4), (1, 1)])
+def test_a_stalled_rank_on_another_host_keeps_the_workers_here(workers):
     """This host's ranks look bound by their trainer, while they wait in the all-to-all for a slow one elsewhere."""
+    workers = dict(zip(("decode", "collate"), workers, strict=True))
     for elsewhere, kept in ((_pipeline(), True), (_pipeline(step_s=0.1, wait_s=0.001), False)):
         store = MemoryStore()
-        here = _pipeline(step_s=0.1, workers={"decode": 8, "collate": 4})
+        here = _pipeline(step_s=0.1, workers=workers)
         pipelines = [here, elsewhere]
         members = [
             HostMember(store, "a", 0, here, tell=untold),
@@ -145,7 +147,9 @@ def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
             _advance(pipelines, members)
             controller.step()
         assert controller.frozen is None
-        assert (here.knobs.total_workers >= 12) is kept, str(here.knobs)
+        assert (here.knobs.workers == workers) is (kept or workers["decode"] == 1), here.knobs
+        seen = tunable.snapshot()
+        assert (seen.longest_wait_s > 9 * seen.consumer_wait_s) is kept
 
 
 def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():

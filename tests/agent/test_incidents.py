@@ -175,8 +175,7 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
         events.write(
-            json.dumps({"at": 43.0, "kind": "opening", "text": "so", "record": {"tried": True}})
-            + "\n"
+            json.dumps({"at": 43.0, "kind": "opening", "text": "so", "tried": True}) + "\n"
         )
     run = Run.read(tmp_path)
     assert narrative.summary(run) == outcome, "before the last event and after it"

@@ -11,10 +11,9 @@ from sluice.agent.__main__ import learn
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
-from sluice.agent.policies.opening.contract import InitialSetting
 from sluice.agent.policies.opening.policy import SHAPES, NetworkPolicy
-from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
+from sluice.agent.report.looks import LookWriter
 from sluice.agent.report.run_folder import RunFolder
 from sluice.common.errors import UsageError
 from tests.agent.test_opening_policy import WIDE, given
@@ -38,19 +37,18 @@ def weights(tmp_path, monkeypatch):
 
 
 def _runs(folder, settled, rates=lambda asked: 1e5):
-    """Runs that opened, and settled on what `settled` says of each opening."""
+    """Runs that looked, and settled on what `settled` says of their first look with work in all stages."""
     for number, drawn in enumerate(NUMBERS):
         asked = given(drawn)
-        nothing = InitialSetting(knobs=asked.knobs, inside=False, reason="", rows_per_s=None)
-        record = OpeningRecord(
-            given=asked,
-            opening=nothing,
-            own=asked.knobs,
-            settled=settled(asked),
-            rows_per_s=rates(asked),
+        end, begun = settled(asked), asked.seen
+        last = dataclasses.replace(
+            begun, at=begun.at + 10, rows=begun.rows + int(10 * rates(asked))
         )
         with RunFolder.create(folder / str(number), {"kind": "load"}) as run:
-            run.event({"kind": "opening", "text": "", "record": record.to_dict()})
+            looks = LookWriter(run.look)
+            looks.start("auto", dict, asked.limits, asked.knobs, None)
+            for snapshot, knobs in ((asked.begun, asked.knobs), (asked.seen, end), (last, end)):
+                looks.decided(snapshot, knobs, None)
     return [str(folder / str(number)) for number in range(RUNS)]
 
 

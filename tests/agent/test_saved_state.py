@@ -132,9 +132,7 @@ def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):
     [
         ('"decode": 8', '"decode": 65', [65, "1 to 64"]),
         ('"decode": 8', '"decdoe": 8', ["'decdoe'", "'decode'"]),
-        ('"fused"', '"fuse"', ["'fuse'", "'fused'"]),
         ('"knobs"', '"knob"', ["no file of --save-knobs", "'knobs'"]),
-        ("{", "[", ["no file of --save-knobs"]),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_by_name(tmp_path, before, after, facts):
@@ -148,9 +146,6 @@ def test_a_file_that_cannot_be_read_or_written_is_refused(tmp_path):
     for name, what in (("none.json", "cannot be read"), ("best.toml", "--save-knobs FILE.json")):
         with raises(KnobError, name, what):
             SavedState.load(str(tmp_path / name), LIMITS)
-    for path in (tmp_path / "none" / "k.json", tmp_path):
-        with raises(KnobError, path, "cannot be written"):
-            check_writable(str(path))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.stage_cost import Point, StageCost
-from sluice.agent.costs.stage_layouts import suspected
+from sluice.agent.costs.stage_layouts import locked
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
@@ -27,15 +27,24 @@ LIMITS = Limits(
 )
 
 
-@pytest.mark.parametrize(("cpu", "stages"), [(1.0, ["python"]), (2.0, [])])
-def test_no_lock_is_suspected_while_no_core_is_free(cpu, stages):
-    rates = {n: stage_rates(busy=1.0, cpu=0.9 if n == "python" else 0.1) for n in NAMES}
-    seen = pipeline_rates(cpu=cpu, cpu_quota=2.0, memory_limit=2**34, stages=rates)
-    point = {1: Point(busy_s=1e-3, cpu_s=1e-4)}
+@pytest.mark.parametrize(
+    ("cpu", "lock", "cost", "stages"),
+    [
+        (1.0, 0.9, 0.9, ["python"]),
+        (2.0, 0.9, 0.9, []),  # no core is free
+        (1.0, 0.2, 0.9, []),  # its code lets the lock go
+        (1.0, 0.9, 0.1, []),  # another stage, or the trainer, holds it
+    ],
+)
+def test_a_stage_that_holds_the_lock_may_leave_the_threads(cpu, lock, cost, stages):
+    rates = {n: stage_rates(busy=1.0) for n in NAMES}
+    seen = pipeline_rates(cpu=cpu, cpu_quota=2.0, memory_limit=2**34, stages=rates, lock=lock)
+    point = {1: Point(busy_s=1.0, cpu_s=cost)}
     costs = {n: StageCost(name=n, points=point, backend="thread") for n in NAMES}
     knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
     forecast = Forecast.of(seen, knobs, LIMITS, costs, other_cpu_s=0.0, demand=math.inf)
-    assert [one.stage for one in suspected(forecast, seen)] == stages
+    found = locked(forecast, seen, StageCost.relieved)
+    assert [one.stage for one in found] == stages
 
 
 def _stages(cost_s, **more):

@@ -65,7 +65,7 @@ class SimulatedPipeline:
         self.core_wait_s = [0.0] * count
         self.in_s = [0.0] * count
         self.out_s = [0.0] * count
-        self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
+        self.consumed = self.wait_s = self.compute_s = self.used_s = self.lock_s = 0.0
         self._walk = [0.0] * count
         self._burst_until = [-1.0] * count
         self._burst_next = [math.inf] * count
@@ -172,6 +172,7 @@ class SimulatedPipeline:
             memory_limit=int(machine.memory_limit),
             cpu_quota=machine.cores,
             cpu_used_s=self.used_s,
+            lock_held_s=self.lock_s,
             held_back=int(self.held_back),
         )
         self._sequence += 1

@@ -28,6 +28,8 @@ class Flow:
     """Share of the workers that are at work, 0 to 1."""
     cpu_per_item: list[float]
     used_cores: float
+    lock: float
+    """Share of the time in which the interpreter's lock is held."""
     factors: Factors
     """The next call starts its search from them."""
 
@@ -43,7 +45,7 @@ def flow(
 
     A stage is as fast as its workers can be. If the queue before it is `empty`, it is no faster than its input. If the
     queue after it is `full`, it is no faster than its output. Starting workers use `overhead_cores`."""
-    rates, busy, cpu_item, used, factors = _settle(
+    rates, busy, cpu_item, used, held, factors = _settle(
         load.table, load.shared, np.array([empty, full]), float(overhead_cores), guess
     )
     return Flow(
@@ -51,6 +53,7 @@ def flow(
         busy.tolist(),
         cpu_item.tolist(),
         min(used, load.cores) + overhead_cores,
+        held,
         factors,
     )
 
@@ -62,7 +65,7 @@ def _settle(
     queues: ndarray,
     overhead_cores: float,
     guess: Factors,
-) -> tuple[ndarray, ndarray, ndarray, float, Factors]:
+) -> tuple[ndarray, ndarray, ndarray, float, float, Factors]:
     """Each round computes the rates with the present factors, and then moves the factors to what these rates need."""
     consumer_wait, consumer_cpu, consumer_cores, batch = shared[:4]
     cores, neighbours, switch_cost, bandwidth, convoy, second = shared[4:]
@@ -75,6 +78,7 @@ def _settle(
         table[5],
     )
     crowd, cap, kappa, bytes_, handover = table[6], table[7], table[8], table[9], table[10]
+    turns, held = table[11], 0.0
     empty, full = queues[0], queues[1]
     count = len(workers)
     capacity, share, cpu_item = np.zeros(count + 1), np.zeros(count + 1), np.zeros(count + 1)
@@ -87,7 +91,7 @@ def _settle(
         on_core = slow * smt
         for i in range(count):
             on_cpu = (cpu[i] + memory[i] * slow_memory) * crowd[i] * on_core
-            wall = on_cpu + lock[i] * (slow_lock - 1) * slow + waiting[i]
+            wall = on_cpu + lock[i] * (slow_lock - 1) * slow + turns[i] * held + waiting[i]
             rate = workers[i] * rows[i] / wall
             capacity[i] = cap[i] if cap[i] < rate else rate
             share[i] = on_cpu / wall
@@ -124,6 +128,8 @@ def _settle(
         upper = min(1.0, max(0.0, 2 * used / cores - 1)) if second < 1 else 0.0
         wanted_smt = 1 + upper * (2 / (1 + second) - 1)
         error = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
+        error += abs(min(1.0, locked) - held)
+        held += 0.5 * (min(1.0, locked) - held)
         settled = error + abs(wanted_smt - smt) < 2e-3 * slow
         slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
         if second < 1:
@@ -131,7 +137,7 @@ def _settle(
         if settled:
             break
     cpu_item[:-1] *= smt
-    return rates, rates / capacity, cpu_item, used, (slow, slow_memory, slow_lock, smt)
+    return rates, rates / capacity, cpu_item, used, held, (slow, slow_memory, slow_lock, smt)
 
 
 @njit(cache=True)

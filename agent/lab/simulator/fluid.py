@@ -200,6 +200,7 @@ class Simulator(SimulatedPipeline):
         self.compute_s += current.busy[-1] * seconds
         self.wait_s += (1 - current.busy[-1]) * seconds
         self.used_s += current.used_cores * seconds
+        self.lock_s += current.lock * seconds
         self.now += seconds
         self.active = in_flight
         self.memory = self._memory(seconds, in_flight)

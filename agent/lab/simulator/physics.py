@@ -23,6 +23,8 @@ from sluice.ingest.stage_spec import StageSpec
 
 GIB = 2**30
 MIB = 2**20
+SWITCH_S = 0.005
+"""Seconds for which a thread keeps the interpreter's lock while another wants it."""
 UNBOUNDED = 1e15  # The rows a second of a consumer without a limit.
 
 
@@ -30,7 +32,7 @@ Factors = tuple[float, float, float, float]
 """The slow-down by cores, bandwidth, lock and second threads."""
 COLUMNS = (
     *("workers", "rows", "cpu", "memory", "lock", "waiting", "crowd", "cap", "kappa", "traffic"),
-    "handover",
+    *("handover", "turns"),
 )
 """The rows of `Load.table`."""
 
@@ -66,6 +68,9 @@ class SimStage(StageSpec):
     """Share of `cost_s` on a core. 1: it always computes. 0: it only waits, for example for a store."""
     lock: float = 0.0
     """Share of the processor time under the interpreter lock, for thread workers. 1: pure Python."""
+    lock_turns: float = 4.0
+    """How often a thread needs the lock for an item, if it does not hold it for long (`lock` is 0). It waits for it
+    while another stage holds it."""
     memory_bound: float = 0.0
     """Share of the processor time that waits for memory bandwidth."""
     sigma: float = 0.0
@@ -129,6 +134,7 @@ class SimStage(StageSpec):
             "drift",
             "cap_rows_per_s",
             "credit_rows",
+            "lock_turns",
         )
         if self.credit_rows and not self.cap_rows_per_s:
             raise MechanismError(
@@ -270,6 +276,8 @@ class Load:
         self.cpu: list[float] = []
         self.memory: list[float] = []
         self.lock: list[float] = []
+        self.turns: list[float] = []
+        """Seconds for which an item waits for a lock that is always held."""
         self.waiting: list[float] = []
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
         """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
@@ -311,6 +319,7 @@ class Load:
         self.cpu.append(cpu * (1 - stage.memory_bound))
         self.memory.append(cpu * stage.memory_bound)
         self.lock.append(0.0 if process else cpu * stage.lock)
+        self.turns.append(0.0 if process or stage.lock else stage.lock_turns * SWITCH_S)
         self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
 
     @functools.cached_property
@@ -346,7 +355,7 @@ class Load:
             for i, w, c in zip(group, wall, cpu, strict=True)
         ]
         for i, n in list(zip(group, times, strict=True))[1:]:
-            for part in (self.cpu, self.memory, self.lock, self.waiting):
+            for part in (self.cpu, self.memory, self.lock, self.turns, self.waiting):
                 part[head] += part[i] * n
                 part[i] = 0.0
             self.workers[i] = 1.0

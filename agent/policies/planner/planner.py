@@ -274,7 +274,8 @@ def _switch_instead(
         forecast,
         replace(recent, rows_per_s=max(recent.rows_per_s, before)),
         itertools.chain(
-            stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent)
+            stage_layouts.locked(forecast, recent, StageCost.relieved),
+            stage_layouts.locked(forecast, recent, StageCost.unhindered),
         ),
     )
 
@@ -483,7 +484,8 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         return smaller
     input_bound = recent.stall > settings.fed_stall
     if input_bound:
-        switch = reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
+        shapes = stage_layouts.locked(forecast, recent, StageCost.relieved)
+        switch = reshape(state, forecast, recent, shapes)
         if switch is not None:
             return switch
     if doubtful := _doubtful_stages(state, recent):
@@ -496,6 +498,9 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         return faster
     if _is_draining(state, outlook) and (grown := _grow(state, outlook, cause)) is not None:
         return grown
+    if not input_bound and recent.longest_stall > settings.fed_stall:
+        calm = outlook.reason(f"{cause}, and the ranks wait for another host's input")
+        return state.knobs, replace(state, release_looks=0), calm
     if outlook.bottleneck not in ("consumer", "cores"):
         calm = outlook.reason(f"{cause}, and nothing better is known")
         if not forecast.remote_stages:
@@ -597,7 +602,7 @@ def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision |
     if grown is not None:
         return grown
     layouts = itertools.chain(
-        stage_layouts.suspected(forecast, recent),
+        stage_layouts.locked(forecast, recent, StageCost.unhindered),
         stage_layouts.split(forecast),
         stage_layouts.fused(forecast),
     )

@@ -1,0 +1,66 @@
+"""The probe of the interpreter's lock, with a clock of its own: what it counts, and when its thread ends."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sluice.ingest.lock_probe import QUICK_S, SLOW_S, LockProbe
+from tests.ingest.twin import eventually
+
+INTERVAL_S = 0.005
+
+
+class Time:
+    """A sleep takes `late` seconds longer, of which the thread waits `core_wait` for a core."""
+
+    def __init__(self, late=0.0, core_wait=0.0):
+        self.late, self.core_wait, self.now, self.waited = late, core_wait, 0.0, 0.0
+        self.sleeps = []
+
+    def sleep(self, seconds):
+        self.sleeps.append(seconds)
+        self.now += seconds + self.late
+        self.waited += self.core_wait
+
+
+@pytest.mark.parametrize(
+    ("late", "core_wait", "share"),
+    [
+        (INTERVAL_S, 0.0, 1.0),
+        (INTERVAL_S / 2, 0.0, 0.5),
+        (4 * INTERVAL_S, 0.0, 1.0),  # several threads wait for it in turn
+        (0.0005, 0.0, 0.0),  # the kernel's own delay
+        (INTERVAL_S, INTERVAL_S, 0.0),  # no core was free
+    ],
+)
+def test_the_share_of_the_time_is_how_late_a_sleep_ends(late, core_wait, share):
+    time = Time(late, core_wait)
+    probe = LockProbe(lambda: time.now, time.sleep, lambda: time.waited)
+    for _ in range(300):
+        probe.take_sample()
+    assert probe.held_s == pytest.approx(share * time.now)
+    assert (time.sleeps[0], time.sleeps[-1]) == (QUICK_S, SLOW_S), (
+        "samples are rare after the start"
+    )
+
+
+def test_the_thread_ends_with_its_last_user_and_begins_with_the_next():
+    turn = threading.Semaphore(0)
+    probe = LockProbe(sleep=lambda _: turn.acquire(timeout=60), core_wait_s=lambda: 0.0)
+
+    def threads():
+        turn.release()
+        return sum(t.name == "sluice-lock-probe" for t in threading.enumerate())
+
+    user = threading.Event()
+    for _ in range(2):
+        probe.enter(user)
+        assert threads() == 1
+    probe.leave(user)
+    eventually(lambda: threads() == 0)
+    probe.enter(user)
+    assert threads() == 1
+    del user
+    eventually(lambda: threads() == 0)
