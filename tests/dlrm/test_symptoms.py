@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, falling, stuck
 from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.model.ranker import first_bias
 from tests.raises import assert_names
 
 LOST = Evidence(step=1000, rows=100_000, positives=25_000, auc=0.5003)
@@ -109,3 +111,10 @@ def test_missing_values_are_masked_and_counted_by_column():
     huge = torch.full((2, 3), 3e38)  # finite, though their sum is not
     assert torch.equal(missing.mask(huge), huge)
     assert missing.counts == {"I1": 1, "I2": 2}
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_first_batch_of_one_label_gives_a_finite_bias(rate):
+    bias = torch.zeros(1)
+    first_bias(SimpleNamespace(named_parameters=lambda: [("tower.over.1.bias", bias)]), rate)
+    assert bias.isfinite()
