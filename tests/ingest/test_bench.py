@@ -218,7 +218,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
         ("{table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
         ("latency://{table}", ("?latency_ms=50",)),
         ("latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
-        ("{table} --knobs xxxx=2", ("'xxxx'", "prefetch_bytes, decode,")),
+        ("{table} --knobs xxxx=2", ("'xxxx'", "decode, fetch,")),
         ("{table} --save-knobs {table}/no/best.json", ("best.json", "knobs", "No such file")),
         ("{table} --save-knobs {table}", ("knobs", "Is a directory")),
         ("{table} --udf nothing", ("--udf", "module:function")),
@@ -243,7 +243,7 @@ from sluice.ingest.__main__ import main
 
 for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "tests.nothing:f"],
               ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"],
-              ["--knobs", "red=2"], ["--knobs", "redd.backend=process"]):
+              ["--knobs", "decod=2"], ["--knobs", "decodd.backend=process"]):
     try:
         main(["bench", sys.argv[1], *words])
     except UsageError as error:
