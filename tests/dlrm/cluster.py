@@ -24,12 +24,11 @@ class Cluster:
         self._hosts, self._folder, self._more = hosts, folder, more
 
     def agent(self, host: int, count: int, what: str = "none", name: str = "") -> Agent:
-        """Starts torchrun on one of `count` hosts. `what` happens to its rank (elastic_ranks.py)."""
+        """Starts torchrun, as elastic_agent.py has it, on one of `count` hosts. `what` happens to its rank."""
         (words,) = [
             words for words in torchrun_commands() if "--rdzv-endpoint=HOST0:29400" in words
         ]
         here = {
-            "torchrun": Path(sys.executable).parent / "torchrun",
             "--nnodes=4": f"--nnodes={count}",
             "--nproc-per-node=8": "--nproc-per-node=1",
             "--rdzv-endpoint=HOST0:29400": "--rdzv-endpoint=host0:29400",
@@ -38,7 +37,8 @@ class Cluster:
             "/shared/run": self._folder / "run",
         }
         assert set(here) <= set(words)
-        words = [here.get(word, word) for word in words]
+        agent = (sys.executable, "-m", "tests.dlrm.elastic_agent")
+        words = [*agent, *(here.get(word, word) for word in words[1:])]
         module = words.index("tests.dlrm.elastic_ranks") + 1
         words[module:module] = [self._folder / "log", what]
         name = name or f"host{host}"

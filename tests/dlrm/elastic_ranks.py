@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 
 from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.liveness import heartbeat
 from sluice.dlrm.train import main
-from sluice.dlrm.training import input_checks, trainer
-from tests.dlrm.stopping_ranks import Speaks
+from sluice.dlrm.training import input_checks
+from tests.dlrm.stopping_ranks import Speaks, make_instead
 
 
 class Witness(input_checks.BatchChecker):
@@ -74,12 +73,16 @@ def saved(log: Path) -> int:
     return latest(checkpoints)[1].step if (checkpoints / "LATEST").exists() else 0
 
 
-if __name__ == "__main__":
-    Witness.log = Path(sys.argv[1])
-    Witness.what, _, step = sys.argv[2].partition("@")
+def train(log: str, what: str, *words: str) -> None:
+    Witness.log = Path(log)
+    Witness.what, _, step = what.partition("@")
     Witness.at, Witness.begun = int(step or 0), saved(Witness.log)
-    heartbeat.Heartbeat = Speaks  # type: ignore[misc]
-    input_checks.BatchChecker = trainer.BatchChecker = Witness  # type: ignore[misc]
-    found = main(sys.argv[3:])
-    if found is not None:
-        print(json.dumps(found), flush=True)
+    make_instead(Speaks)
+    make_instead(Witness)
+    result = main(list(words))
+    if result is not None:
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    train(*sys.argv[1:])

@@ -200,11 +200,11 @@ def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) 
 
 
 def launch(
-    ranks: int, *words: object, tmp: Path, timeout: float = 240, restarts: int = 0
+    ranks: int, *words: object, tmp: Path, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """`-m …` under torchrun, or as one process without it if `ranks` is 0."""
     return subprocess.run(
-        command(ranks, *words, restarts=restarts),
+        command(ranks, *words),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -214,14 +214,13 @@ def launch(
     )
 
 
-def command(ranks: int, *words: object, restarts: int = 0) -> list[str]:
+def command(ranks: int, *words: object) -> list[str]:
     torchrun = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={ranks}",
-        f"--max-restarts={restarts}",
     ]
     return [*(torchrun if ranks else [sys.executable]), "-m", *map(str, words)]
 

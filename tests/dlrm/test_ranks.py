@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
 from tests.raises import assert_names
 
@@ -17,7 +16,7 @@ KINDS = ["auto", "row", "table", "column", "data"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[int, dict]:
+def found(tmp_path_factory, forks) -> dict[int, dict]:
     """What every rank count found. One rank also goes on from the checkpoint of two."""
     folder = tmp_path_factory.mktemp("ranks")
     process = forks.run("tests.dlrm.ranks", folder, tmp=folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment
+from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment, last_json
 from tests.processes import alive
 from tests.raises import assert_names
 
@@ -23,37 +22,36 @@ LIMIT_S = 4
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-@pytest.fixture
-def trainer(tmp_path, request) -> Iterator[subprocess.Popen]:
-    """Two ranks, by the words of the test; a run that would go on for long."""
-    small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    words = [
+def words(folder: Path) -> list[object]:
+    """Makes a table, and returns the options of a run that would go on for long."""
+    small_table(folder / "table", rows=3200, values=50, files=2, row_group_rows=256)
+    return [
         "--data",
-        tmp_path / "table",
+        folder / "table",
         "--run-dir",
-        tmp_path / "run",
-        "--batch-size",
-        64,
-        "--epochs",
-        10_000,
-        "--save-every",
-        5,
-        "--log-every",
-        1,
+        folder / "run",
+        *["--batch-size", "64", "--epochs", "10000", "--save-every", "5", "--log-every", "1"],
         *SMALL_MODEL,
     ]
+
+
+def until_saved(folder: Path, errors: Path) -> None:
+    until((folder / "run" / "checkpoints" / "LATEST").exists, 120, errors.read_text)
+
+
+@pytest.fixture
+def trainer(tmp_path) -> Iterator[subprocess.Popen]:
+    """torchrun with two ranks, once they have saved something."""
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(
-            command(2, *request.param, *words),
+            command(2, "dlrm.train", *words(tmp_path), "--inject", "cores=1@0.1s"),
             cwd=ROOT,
             env=environment(tmp_path),
             stdout=out,
             stderr=err,
         )
     try:
-        until(
-            (tmp_path / "run" / "checkpoints" / "LATEST").exists, 120, (tmp_path / "err").read_text
-        )
+        until_saved(tmp_path, tmp_path / "err")
         yield process
     finally:
         if process.poll() is None:
@@ -74,21 +72,28 @@ def pins(folder: Path) -> list[str]:
     return [path.name for path in (folder / "table" / "_sluice" / "pins").glob("*.json")]
 
 
-@pytest.mark.parametrize(
-    "trainer", [("tests.dlrm.stopping_ranks", "--stall-after", LIMIT_S)], indirect=True
-)
-def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, trainer):
+def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, forks):
     """The first one, which speaks for all as long as it can, in the middle of a step."""
-    all_of_them = psutil.Process(trainer.pid).children(recursive=True)
-    assert trainer.wait(90) == 1
-    error = json.loads((tmp_path / "out").read_text().splitlines()[-1])["error"]
+    ranks = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tests.dlrm.stopping_ranks",
+        "--stall-after",
+    ]
+    run = (*ranks, LIMIT_S, *words(tmp_path))
+    with forks.start("tests.dlrm.elastic_agent", *run, tmp=tmp_path) as agent:
+        until_saved(tmp_path, agent.err)
+        all_of_them = psutil.Process(agent.pids[0]).children(recursive=True)
+        ended = agent.ended()
+    assert ended.returncode == 1
+    error = last_json(ended)["error"]
     assert_names(error, "rank 0", "nothing was heard", f"{LIMIT_S} s")
-    assert error in (tmp_path / "err").read_text()
+    assert error in ended.stderr
     until(lambda: not any(map(alive, all_of_them)), 60, lambda: all_of_them)
     check(latest(tmp_path / "run" / "checkpoints")[0])
 
 
-@pytest.mark.parametrize("trainer", [("dlrm.train", "--inject", "cores=1@0.1s")], indirect=True)
 def test_ranks_whose_torchrun_was_killed_end_by_themselves(tmp_path, trainer):
     """With the pin of the table, and the control groups that they made where they may."""
     all_of_them = psutil.Process(trainer.pid).children(recursive=True)
