@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 BY_CI = ("make setup", "make demo", "make test")  # each has a test of its own, but for the last one
-ROWS = 12_000
 
 
 def blocks(language: str, page: str = "README.md") -> list[str]:
@@ -41,7 +40,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder that looks like the checkout, with raw logs next to it."""
+    """A folder that looks like the checkout, with files of clicks next to it."""
     here = tmp_path_factory.mktemp("readme")
     for name in (
         "sluice",
@@ -55,7 +54,6 @@ def place(tmp_path_factory) -> Path:
     ):
         (here / name).symlink_to(ROOT / name)
     (here / "tmp").mkdir()
-    synth = f"-m etl synth --rows {ROWS} --seed 3 --days 3 --out logs"
     (here / "clicks").mkdir()
     ids = np.arange(3000)
     pq.write_table(
@@ -68,16 +66,13 @@ def place(tmp_path_factory) -> Path:
         ),
         here / "clicks" / "part-0.parquet",
     )
-    subprocess.run(
-        [sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120
-    )
     return here
 
 
 def small(command: str) -> list[str]:
     """The README's command with few rows, few seconds, and a small model."""
     words = shlex.split(command)
-    for flag, value in (("--seconds", "2"), ("--batch-size", "512")):
+    for flag, value in (("--rows", "12000"), ("--seconds", "2"), ("--batch-size", "512")):
         if flag in words:
             words[words.index(flag) + 1] = value
     if "sluice.dlrm.train" in words:
@@ -96,7 +91,6 @@ def started(words: list[str], place: Path, env: dict[str, str]) -> tuple[subproc
     raise AssertionError(f"{words}: ended with {server.wait()}")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_command_of_the_readme_works(place):
     done = []
@@ -140,7 +134,6 @@ def test_every_command_of_the_readme_works(place):
     ]
 
 
-@pytest.mark.slow
 def test_every_python_example_of_the_readme_works(place):
     for block in blocks("python"):
         result = subprocess.run(
@@ -156,7 +149,6 @@ def test_every_python_example_of_the_readme_works(place):
     assert (place / "run-loader" / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_every_example_for_those_who_come_from_another_loader_works(place):
     """In one process: each begins with its own import."""
     examples = blocks("python", "docs/coming-from.md")

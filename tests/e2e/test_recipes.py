@@ -13,17 +13,13 @@ import pytest
 
 from sluice.dlrm.start_options import fresh, parse
 from sluice.etl.spec.spec import Spec
+from tests.dlrm.rig import SMALL_MODEL
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (
-    "--width",
-    "8",
-    "--dense-layers",
-    "16",
-    "--over-layers",
-    "16",
+    *SMALL_MODEL,
     "--batch-size",
     "512",
     "--epochs",
@@ -67,7 +63,6 @@ def synthetic(*words: object) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_terabyte_from_days_to_an_auc(tmp_path):
     """The other script does less of the same, as the demo does; it is read below."""

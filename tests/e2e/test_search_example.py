@@ -9,6 +9,7 @@ import math
 import pytest
 
 from benchmarks.small_table import small_table
+from tests.dlrm.rig import SMALL_MODEL
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.slow
@@ -64,12 +65,7 @@ def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):
             "--trials",
             "1",
             "--",
-            "--width",
-            "8",
-            "--dense-layers",
-            "16",
-            "--over-layers",
-            "16",
+            *SMALL_MODEL,
             "--batch-size",
             "128",
             "--log-every",

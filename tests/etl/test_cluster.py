@@ -64,25 +64,22 @@ def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_
     bin_folder = Path(sys.executable).parent
     workers = [cluster.add_worker(), cluster.add_worker()]
     here = {
-        "spark-submit": f"{bin_folder}/spark-submit",
         "spark://HOST:7077": cluster.url,
         "spark.pyspark.python=python3": f"spark.pyspark.python={python}",
         "spark.driver.host=DRIVER": "spark.driver.host=127.0.0.1",
         "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
         "logs/day_*": f"{tmp_path}/clicks.tsv",
         "/shared/table": f"{tmp_path}/two",
-        "etl/job.py": " ".join(
-            [
-                f"--conf spark.pyspark.driver.python={sys.executable}",
-                "--conf spark.executor.memory=512m",
-                f"--conf 'spark.executor.extraJavaOptions={JAVA_OPTIONS}'",
-                "etl/job.py",
-            ]
-        ),
     }
     words = shlex.split(submitted)
     assert set(here) <= set(words)
-    command = [part for word in words for part in shlex.split(here.get(word, word))]
+    command = [
+        f"{bin_folder}/{words[0]}",
+        *f"--conf spark.pyspark.driver.python={sys.executable}".split(),
+        *["--conf", "spark.executor.memory=512m", "--conf"],
+        f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
+        *(here.get(word, word) for word in words[1:]),
+    ]
     env = {
         **os.environ,
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
