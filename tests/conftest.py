@@ -41,7 +41,6 @@ _KEEP = {
     "TERM",
 }
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""What is short-lived is compiled quickly rather than well."""
 _PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
 _SHARED = re.compile(r"def \w+\([^)]*\b(spark|transformed|hostile|wheel)\b")
@@ -49,35 +48,38 @@ _SHARED = re.compile(r"def \w+\([^)]*\b(spark|transformed|hostile|wheel)\b")
 _SESSIONS = 2
 """The Spark files are two groups: one group would take longer than all other files together take on two cores."""
 _DEAREST = (
-    "tests/etl/local/test_engines.py",
-    "tests/etl/test_moments.py",
-    "tests/etl/test_large.py",
-    "tests/etl/test_serving.py",
-    "tests/etl/test_build.py",
-    "tests/etl/test_lines.py",
-    "tests/etl/test_lake_input.py",
-    "tests/etl/test_examples.py",
-    "tests/etl/test_training.py",
-    "tests/etl/test_number_limits.py",
-    "tests/etl/test_fuzz.py",
-    "tests/etl/test_log_as_it_comes.py",
-    "tests/etl/test_jobs.py",
-    "tests/etl/test_guess_to_server.py",
-    "tests/dlrm/test_follow.py",
+    "tests/e2e/test_demo.py",
+    "tests/e2e/test_readme.py",
     "tests/dlrm/test_hosts.py",
-    "tests/dlrm/test_gpu_benchmark.py",
-    "tests/dlrm/test_foreign_training.py",
-    "tests/ingest/test_histories.py",
-    "tests/dlrm/test_ranks.py",
     "tests/frozen/test_frozen.py",
+    "tests/dlrm/test_follow.py",
+    "tests/e2e/test_demo_schema.py",
+    "tests/dlrm/test_ranks.py",
+    "tests/e2e/test_recipes.py",
+    "tests/etl/test_cluster.py",
     "tests/dlrm/test_elastic.py",
     "tests/dlrm/serving/test_serve.py",
-    "tests/etl/test_job.py",
+    "tests/dlrm/test_foreign_training.py",
+    "tests/e2e/test_distributed_checkpoint.py",
+    "tests/e2e/test_search_example.py",
     "tests/dlrm/test_guess_trains.py",
     "tests/dlrm/serving/test_serving.py",
+    "tests/dlrm/test_train.py",
+    "tests/ingest/test_histories.py",
+    "tests/dlrm/test_bucket.py",
+    "tests/dlrm/test_checkpoint_storm.py",
+    "tests/storm/test_storm.py",
+    "tests/etl/test_moments.py",
+    "tests/etl/local/test_engines.py",
+    "tests/etl/test_serving.py",
+    "tests/etl/test_large.py",
+    "tests/etl/test_lines.py",
+    "tests/etl/test_jobs.py",
+    "tests/etl/test_build.py",
+    "tests/etl/test_fuzz.py",
 )
 """The files that need most of the processors' time, dearest first, as measured on 27 November 2026. Processes take
-them first, so that quick files fill up the end."""
+them first, so that quick files fill up the end. Those of a Spark session are ordered by themselves."""
 # A library's own helpers that live as long as the process: each says whose they are.
 _FOREIGN_THREADS = (
     "ThreadPoolExecutor-pyarrow",
@@ -161,7 +163,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on a variable that the caller happens to have set. What starts Spark starts it quickly."""
+    """No test depends on a variable that the caller happens to have set. Java compiles quickly
+    rather than well what is short-lived."""
     for name in list(os.environ):
         if name not in _KEEP and not name.startswith(("PYTEST_", "COV_")):
             monkeypatch.delenv(name, raising=False)
