@@ -73,7 +73,7 @@ def measure(lane: str, path: str) -> dict[str, float]:
         loader = Loader(
             path,
             batch_size=BATCH,
-            read_ahead_epochs=EPOCHS + 1,
+            read_ahead_epochs=EPOCHS + 2,  # the workers must live at the last look
             roles={"label": "label", "dense": ["length", "words"], "sparse": "first"},
             transforms=[Transform("benchmarks.texts:parse_texts", reads=["query"], gives=GIVES)],
             knobs=knobs,
