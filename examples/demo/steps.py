@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
 _ENDS = (signal.SIGINT, signal.SIGTERM)
-_LEAVE_S = 60.0
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.
 ACTIVATED = {
@@ -81,18 +80,19 @@ def step(
 
 @contextmanager
 def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subprocess.Popen[str]]:
-    """Runs a command while the context lasts, then asks the processes that it started to end (SIGTERM), and waits."""
+    """Runs torchrun while the context lasts, then asks its ranks to end (SIGTERM), and waits."""
     words, running = _announced(title, command), []
     try:
         with _uninterrupted():
             running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
-        # The children are ended one by one, because torchrun itself would print a traceback.
-        for child in psutil.Process(running[0].pid).children():
-            with suppress(psutil.NoSuchProcess):
-                child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            running[0].wait(_LEAVE_S)
+        launcher = psutil.Process(running[0].pid)
+        ranks = launcher.children()
+        launcher.suspend()  # It would print a traceback: ranks end with 143.
+        for rank in ranks:
+            rank.terminate()
+        while any(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
+            time.sleep(0.05)
     finally:
         _end(running)
 

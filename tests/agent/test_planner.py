@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 
 import pytest
@@ -308,14 +307,12 @@ def test_workers_that_crowd_the_cores_become_fewer():
     assert min(counts[130:220]) <= 8 < max(counts)
 
 
-@pytest.mark.parametrize(("cpu", "switches"), [(0.6, 2), (0.05, 0)])
-def test_a_switch_to_processes_that_brings_nothing_is_tried_once_and_undone(cpu, switches):
-    """The lock is the store's, so processes wait as long. A stage that hardly computes is not even tried."""
+@pytest.mark.parametrize("cpu", [0.6, 0.05])
+def test_a_stage_that_holds_no_lock_of_the_interpreter_stays_in_threads(cpu):
+    """The lock is the store's, so processes would wait as long."""
     both = ("thread", "process")
     stage = SimStage(
         name="udf", cost_s=0.02, cpu=cpu, sigma=1.0, backends=both, process_start_s=0.5
     )
     seen = _course(Scenario(name="no lock", seconds=120, stages=(stage,)))
-    backends = [knobs.backend["udf"] for knobs, _ in seen]
-    assert backends[-1] == "thread"
-    assert sum(a != b for a, b in itertools.pairwise(backends)) == switches
+    assert {knobs.backend["udf"] for knobs, _ in seen} == {"thread"}

@@ -39,6 +39,6 @@ def test_its_cells_run_from_any_folder_and_show_what_the_agent_did(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count(" rows/s") >= 3
     assert "auto: " in done.stdout
-    assert "at decode=" in done.stdout
+    assert "at fetch=" in done.stdout
     (folder,) = tmp_path.glob("sluice-notebook-*")
     assert (folder / "run" / "report.html").is_file()
