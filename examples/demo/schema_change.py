@@ -10,13 +10,14 @@ the time. The second run keeps the knobs that the first one had at the change. O
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from examples.demo.steps import ROOT, StepFailed, begin, step, torchrun, under_way
 from sluice.agent.report import charts, tables
@@ -158,9 +159,7 @@ def _passed(duration_s: float) -> Callable[[Run], bool]:
     return lambda _: time.monotonic() >= until
 
 
-def _wait(
-    training: subprocess.Popen[str], folder: Path, what: str, there: Callable[[Run], bool]
-) -> None:
+def _wait(training: psutil.Popen, folder: Path, what: str, there: Callable[[Run], bool]) -> None:
     """Waits until `there` holds of the run's folder."""
     until = time.monotonic() + _LONGEST_S
     while not ((folder / "config.json").exists() and there(Run.read(folder))):

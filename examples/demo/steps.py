@@ -56,7 +56,7 @@ def step(
     as often as there are `hosts`, one of which says that line."""
     words = _announced(title, command, hosts)
     began = time.monotonic()
-    running: list[subprocess.Popen[str]] = []
+    running: list[psutil.Popen] = []
     last, (read, write) = "", os.pipe()
     try:
         with _uninterrupted():
@@ -79,16 +79,15 @@ def step(
 
 
 @contextmanager
-def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subprocess.Popen[str]]:
+def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[psutil.Popen]:
     """Runs torchrun while the context lasts, then asks its ranks to end (SIGTERM), and waits."""
     words, running = _announced(title, command), []
     try:
         with _uninterrupted():
             running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
-        launcher = psutil.Process(running[0].pid)
-        ranks = launcher.children()
-        launcher.suspend()  # It would print a traceback: ranks end with 143.
+        ranks = running[0].children()
+        running[0].suspend()  # It would print a traceback: ranks end with 143.
         for rank in ranks:
             rank.terminate()
         while any(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
@@ -124,10 +123,10 @@ def _announced(title: str, command: Sequence[str | os.PathLike[str]], hosts: int
     return words
 
 
-def _start(words: Sequence[str], output: int) -> subprocess.Popen[str]:
+def _start(words: Sequence[str], output: int) -> psutil.Popen:
     """Starts a command in a session of its own: an interrupt goes to all of its processes, and none outlives the
     demo."""
-    return subprocess.Popen(
+    return psutil.Popen(
         words, stdout=output, text=True, cwd=ROOT, env=ACTIVATED, start_new_session=True
     )
 
@@ -154,12 +153,12 @@ def _uninterrupted() -> Iterator[None]:
             answer(*came[0])
 
 
-def _end(running: Sequence[subprocess.Popen[str]]) -> None:
+def _end(running: Sequence[psutil.Popen]) -> None:
     for signum in (signal.SIGINT, signal.SIGKILL):
         until = time.monotonic() + 1.0
         for process in running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)
         for process in running:
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(psutil.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
