@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,12 +31,15 @@ from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew
 from tests.storm.threads import Names, Threading, Time
 
+_NO_PROBE = SimpleNamespace(enter=lambda _: None, leave=lambda _: None, held_s=0.0)
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
     "sluice.ingest.loader_input": {"RowGroupReader": store.MemoryGroups},
     "sluice.ingest.process.worker": {"Child": StormChild},
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
+    "sluice.ingest.progress": {"PROBE": _NO_PROBE},
     "sluice.ingest.pipeline": {
+        "PROBE": _NO_PROBE,
         "give_back": lambda: None,
         "WORKER_PROCESS_BYTES": 300,
         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
