@@ -317,10 +317,16 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     assert vacuum(store, keep=2, now=later).kept_versions == (3, 4)
 
 
-def test_vacuum_leaves_what_is_younger_than_a_day(table):
+def test_vacuum_leaves_files_and_files_of_jobs_that_are_younger_than_a_day(table):
     small_table(table.uri, rows=100, mode="overwrite", first=5000)
-    assert vacuum(TableStore(table.uri), keep=1, now=time.time() + DAY_S / 2).files == ()
-    assert vacuum(TableStore(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
+    young = Path(table.uri, "data", "20200101T000000-dead", "split=train", "a.parquet")
+    young.parent.mkdir(parents=True)
+    for path in filter(Path.is_file, Path(table.uri).rglob("*")):
+        os.utime(path, (0, 0))  # of jobs that began a moment ago
+    young.write_bytes(b"written a moment ago")
+    store, now = TableStore(table.uri), time.time()
+    assert vacuum(store, keep=1, now=now + DAY_S / 2).files == ()
+    assert len(vacuum(store, keep=1, now=now + 2 * DAY_S).files) > 1
 
 
 @pytest.mark.parametrize(
