@@ -256,17 +256,6 @@ def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
     assert len(report.page(_run(tmp_path / "run", *train))) < 60_000
 
 
-def test_no_share_is_above_all_there_is(tmp_path):
-    """Two clocks make a stall of 100.04 %; three times the prediction is no percentage."""
-    text = report.page(
-        Run.read(grown_run.write(tmp_path / "run", 60.0, looks=60, decisions=3, faults=2))
-    )
-    waiting = data_of(text, "")[0]["panels"][1]["series"]
-    assert max(value for one in waiting for value in one["value"]) <= 1
-    assert not [share for share in re.findall(r"([\d.]+) %", text) if float(share) > 100]
-    assert "2.7 times" in text
-
-
 @pytest.mark.parametrize(
     ("text", "value"), [("1 k", 999.7), ("1 M", 999_700.0), ("999", 999.4), ("18.5 k", 18_549.0)]
 )
