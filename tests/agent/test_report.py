@@ -14,7 +14,6 @@ from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run, RunError, RunFolder
-from tests.agent import grown_run
 from tests.agent.fake import FakePipeline, FakeStage, tune
 from tests.raises import assert_names, raises
 
