@@ -177,11 +177,6 @@ class BenchSession:
             self._write("event", {"kind": "end", **outcome})
         return outcome
 
-    @property
-    def stored_bytes(self) -> int:
-        """The bytes of the files that are loaded."""
-        return sum(file.bytes for file in self._table.files_of(self._options.split))
-
     def reported(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Writes the report after the run folder is closed, and returns the figures together with the report's."""
         if self._run is not None:
