@@ -86,8 +86,8 @@ def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[psutil.P
         with _uninterrupted():
             running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
-        ranks = running[0].children()
         running[0].suspend()  # It would print a traceback: ranks end with 143.
+        ranks = running[0].children()
         for rank in ranks:
             rank.terminate()
         while any(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
