@@ -13,8 +13,8 @@ from sluice.dlrm.training.signals import StopSignals
 
 
 @pytest.fixture(autouse=True)
-def no_grace(monkeypatch):
-    monkeypatch.setattr(signals, "_GRACE_S", 0.0)
+def little_grace(monkeypatch):
+    monkeypatch.setattr(signals, "_GRACE_S", 0.01)
 
 
 def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
@@ -38,8 +38,8 @@ def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_while_after_sigterm_a_wait_is_ended_and_then_a_run_that_is_not_saved(saved):
     waits, late = threading.Event(), threading.Event()
-    # The time to save is over first. So the end of the wait shows that it was looked at.
-    with StopSignals(dist.HashStore(), 0, preempt_s=-1.0, too_late=late.set) as watch:
+    # The time to save is over before the grace, so the wait shows that it was looked at.
+    with StopSignals(dist.HashStore(), 0, preempt_s=0.0, too_late=late.set) as watch:
         watch.end_wait = waits.set
         if saved:
             watch.saved.set()
