@@ -484,17 +484,16 @@ def _refuse_batches_of_batches() -> None:
 
 
 def _remote_reads(workers: str, given: LoaderInput) -> Asking:
-    """Connects to remote workers. Their code, `ingest/remote`, is optional, and only this function imports it."""
+    """Connects to remote workers. `ingest/remote` is optional: only this function imports it."""
     try:
-        make = import_module("sluice.ingest.remote.reads").remote_reads
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("sluice.ingest.remote"):
+        reads: Asking = import_module("sluice.ingest.remote.reads").remote_reads(workers, given)
+    except BaseException as error:
+        given.groups.close()
+        if not str(getattr(error, "name", "")).startswith("sluice.ingest.remote"):
             raise
         raise LoaderError(
-            f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
-            "repository has it"
+            f"workers={workers!r} needs ingest/remote, which this copy of Sluice lacks; the repository has it"
         ) from None
-    reads: Asking = make(workers, given)
     return reads
 
 

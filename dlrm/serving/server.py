@@ -22,7 +22,6 @@ from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.knobs import format_bytes
 
 if TYPE_CHECKING:
-    from sluice.dlrm.serving.http import HttpApp
     from sluice.dlrm.serving.scorer import Scorer
     from sluice.etl.table.pins import PinKeeper
 
@@ -30,8 +29,6 @@ Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
 """The longest time for which a large batch in another thread keeps the event loop waiting for the interpreter's
 lock."""
-_BACKLOG = 256
-"""How many connections may be accepted before a surplus connection is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +97,6 @@ class Server:
 
         quiet()
         torch.set_num_threads(options.threads)
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._options = options
         self._pins = pins
         self._say = say
@@ -124,14 +120,14 @@ class Server:
             if options.reload_every
             else None
         )
-        self._service: HttpApp = HttpApp(scorer, options.limits, background=reload)
+        self._service = HttpApp(scorer, options.limits, background=reload)
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
         """Answers requests until a signal ends it. Returns counts of the answers."""
         import uvicorn
 
         # Below this level, hostile requests could fill a log.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        logging.getLogger("uvicorn.error").setLevel("ERROR")
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._service,
@@ -142,16 +138,21 @@ class Server:
                 proxy_headers=False,
                 log_config=None,
                 access_log=False,
-                backlog=_BACKLOG,
+                backlog=256,  # further connections are closed
                 timeout_keep_alive=60,
                 timeout_graceful_shutdown=self._options.limits.drain,
                 server_header=False,
             )
         )
-        self._interrupted = asyncio.Event()
-        started_at = time.monotonic()
-        asyncio.run(self._run_until_stopped(listener))
-        if self._interrupted.is_set():
+        self._interrupted = False
+        began = time.monotonic()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        try:
+            asyncio.run(self._run_until_stopped(listener))
+        finally:
+            sys.setswitchinterval(before)
+        if self._interrupted:
             raise KeyboardInterrupt
         served = self._service.served
         return {
@@ -160,7 +161,7 @@ class Server:
             "rows": served.rows,
             "reloads": served.taken,
             "step": self._service.scorer.servable.meta.step,
-            "seconds": round(time.monotonic() - started_at, 1),
+            "seconds": round(time.monotonic() - began, 1),
         }
 
     def _load(self) -> Scorer:
@@ -193,8 +194,9 @@ class Server:
         """Reports that the server is ready, and handles signals from then on. Before, a signal ends the program."""
         while not self._server.started:
             await asyncio.sleep(0.01)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._stop_at_once)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+        loop.add_signal_handler(signal.SIGINT, self._stop_at_once)
         host, port = listener.getsockname()[:2]
         self._say(
             f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}"
@@ -205,7 +207,7 @@ class Server:
         self._server.should_exit = True
 
     def _stop_at_once(self) -> None:
-        self._interrupted.set()
+        self._interrupted = True
         self._server.config.timeout_graceful_shutdown = 1
         self._server.should_exit = True
 
@@ -221,15 +223,16 @@ def _tables_text(servable: Any, rows: int) -> str:
     )
     if tables.kind == "fp32" or not rows:
         return text
+    unknown = f"{text}; what that costs is unknown"
     split = next((s for s in ("test", "validation") if s in servable.table.splits), None)
     if split is None:
-        return f"{text}; what that costs is unknown: the table has no test split"
+        return f"{unknown}: the table has no test split"
     try:
         float32, narrow = compared(servable, split, rows)
     except OSError as error:
-        return f"{text}; what that costs is unknown: the {split} split cannot be read ({error})"
+        return f"{unknown}: the {split} split cannot be read ({error})"
     if float32.auc is None or narrow.auc is None:
-        return f"{text}; what that costs is unknown: the {split} split has labels of one kind"
+        return f"{unknown}: the {split} split has labels of one kind"
     return (
         f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
         f"{float32.rows:,} rows of {split}"
