@@ -29,7 +29,8 @@ demo-schema: setup  ## a table gets new columns while 2 ranks train: with the ag
 	@$(PY) -m examples.demo.schema_change --out demo-schema-out
 
 # Many tests wait for what they started, so fewer processes would leave the two cores idle. tests/conftest.py says which
-# files a process takes.
+# files a process takes. They start many programs, which share what one of them has compiled.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## the tests of the product, in four processes that share one queue; those of PYTEST_ARGS in one process
 	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4 $(WITHOUT_HOUSE))
 
