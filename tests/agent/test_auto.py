@@ -60,24 +60,24 @@ def _run(policy, seconds, pipeline=None, **more):
         looks.append(round(pipeline.now, 2))
         pipeline.advance(controller.wait_s)
     assert controller.frozen is None, controller.frozen
-    return pipeline, controller, events, looks
+    decisions = [event for event in events if event["kind"] == "decision"]
+    return pipeline, controller, decisions, looks
 
 
 def test_the_initial_setting_comes_a_quarter_of_a_second_after_the_first_look_and_only_once():
     opener = Says()
-    pipeline, _, events, looks = _run(Auto(opener), 12)
+    pipeline, _, decisions, looks = _run(Auto(opener), 12)
     assert looks[:7] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.25], (
         "quick ones until the initial setting is judged"
     )
     assert pipeline.applied[0].workers == GOOD
-    decision = next(e for e in events if e["kind"] == "decision")
     assert_names(
-        decision["reason"]["text"], "learned policy", "decode 1 → 24, bid 1 → 2", "planner"
+        decisions[0]["reason"]["text"], "learned policy", "decode 1 → 24, bid 1 → 2", "planner"
     )
     (given,) = opener.asked
     assert (given.begun.at, given.knobs.workers["decode"], given.process_bytes) == (0.0, 1, None)
     assert pipeline.knobs.workers["decode"] >= 24
-    assert not any("undone" in e["reason"]["text"] for e in events if e["kind"] == "decision")
+    assert not any("undone" in decision["reason"]["text"] for decision in decisions)
 
 
 def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
@@ -101,29 +101,27 @@ def test_a_reader_that_rests_does_not_prevent_an_initial_setting():
     stages = [STAGES[0], FakeStage(name="bid", cpu_s=0.001, wait_s=0.05), STAGES[2]]
     opener, pipeline = Says({"decode": 24, "bid": 12, "collate": 1}), ReadBefore(stages)
     pipeline.advance(1)
-    _, _, events, _ = _run(Auto(opener), 3, pipeline)
+    _, _, decisions, _ = _run(Auto(opener), 3, pipeline)
     assert len(opener.asked) == 1
     assert pipeline.applied[0].workers == {"decode": 1, "bid": 12, "collate": 1}, (
         "a stage at rest keeps its workers"
     )
-    decision = next(e for e in events if e["kind"] == "decision")
-    assert "initial setting" in decision["reason"]["text"]
+    assert "initial setting" in decisions[0]["reason"]["text"]
 
 
 def test_an_initial_setting_that_brings_less_than_the_planner_promised_is_replaced():
     planned, _, _, _ = _run(Planner(), 1.5)
-    pipeline, _, events, _ = _run(Auto(Says({"decode": 2, "bid": 8, "collate": 8})), 6)
+    pipeline, _, decisions, _ = _run(Auto(Says({"decode": 2, "bid": 8, "collate": 8})), 6)
     assert pipeline.applied[0].workers["bid"] == 8
     assert pipeline.applied[1].workers == planned.applied[0].workers
-    taken_back = [e for e in events if e["kind"] == "decision"][1]
-    assert taken_back["reason"]["details"]["kind"] == "own"
+    assert decisions[1]["reason"]["details"]["kind"] == "own"
 
 
 def test_an_initial_setting_that_promises_less_than_the_planners_own_is_not_tried():
     planned, _, _, _ = _run(Planner(), 1.5)
-    pipeline, _, events, _ = _run(Auto(Says(rows_per_s=1000.0)), 1.5)
+    pipeline, _, decisions, _ = _run(Auto(Says(rows_per_s=1000.0)), 1.5)
     assert pipeline.applied[0].workers == planned.applied[0].workers
-    assert_names(events[0]["reason"]["text"], "learned policy not used", "1,000 rows/s")
+    assert_names(decisions[0]["reason"]["text"], "learned policy not used", "1,000 rows/s")
 
 
 def test_the_learned_policy_is_not_used_where_the_trainer_does_not_wait():
@@ -157,17 +155,13 @@ def test_a_run_starts_where_an_earlier_one_settled_and_tries_an_initial_setting_
     settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
     for rate, tries in ((1e6, 1), (1.0, 0)):
         opener = Says({"decode": 40, "bid": 2, "collate": 1}, rows_per_s=rate)
-        pipeline, _, events, _ = _run(
+        pipeline, _, decisions, _ = _run(
             Auto(opener),
             90,
             FakePipeline(capped, workers=settled.knobs.workers),
             learned=first.learned(),
         )
-        opened = [
-            e
-            for e in events
-            if e["kind"] == "decision" and e["reason"]["details"].get("kind") == "opening"
-        ]
+        opened = [d for d in decisions if d["reason"]["details"].get("kind") == "opening"]
         assert len(opened) == tries
         assert not opened or opened[0]["before"]["workers"] == settled.knobs.workers
         assert pipeline.knobs.workers == settled.knobs.workers

@@ -389,10 +389,9 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
     if trial.planner_choice not in (None, trial.before):
         return _give_way(state, trial, recent)
     gain, settings = trial.gain(recent), state.settings
-    what = "initial setting" if trial.kind == "opening" else "last change"
     text = (
-        f"the {what} brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is undone: "
-        f"{moves(state.knobs, trial.before)}"
+        f"the {'initial setting' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the rows "
+        f"where {trial.hoped:.2f} were hoped for, so it is undone: {moves(state.knobs, trial.before)}"
     )
     # Only a failed growth or removal has a penalty. Other trials for more rows are experiments.
     if trial.rises and trial.kind != "grow":

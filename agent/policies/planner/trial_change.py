@@ -61,11 +61,13 @@ class TrialChange:
         settings = self.settings
         fed = recent.stall <= settings.fed_stall
         if self.planner_choice is not None:
-            # The planner's own choice follows soon if the initial setting does not reach its promise.
+            # The planner's own choice follows soon if the trainer waits and this setting does not bring what the choice
+            # promises. A trainer that is fed takes no more rows, whatever was promised.
             return (
                 None
                 if age < settings.initial_ticks
-                else recent.rows_per_s
+                else fed
+                or recent.rows_per_s
                 >= max(self.rows_per_s, settings.initial_share * self.planner_rows_per_s)
             )
         clear = (
