@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from sluice.common.program import run
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.ranks import Ranks, machine, world
@@ -163,7 +163,7 @@ def train_case(here: Ranks, name: str, folder: Path, *, steps: int, rows: int) -
 def compare(name: str, device: Mapping[str, Any], cpu: Mapping[str, Any], work: Path) -> dict:
     """Returns how far the device's losses and weights are from the CPUs', and whether that is within the tolerances."""
     case = CASES[name]
-    readers = [CheckpointReader(latest(work / side)[0]) for side in ("device", "cpu")]
+    readers = [Checkpoint(latest(work / side)[0]) for side in ("device", "cpu")]
     keys = [key for key in readers[0].sizes if key.startswith("model.")]
     one, other = (reader.tensors(keys) for reader in readers)
     losses = max(abs(a - b) / abs(b) for a, b in zip(device["losses"], cpu["losses"], strict=True))

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.dlrm.checkpoint.meta import CheckpointError, damage, latest
-from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, c
     assert "Input/output error" in str(error)
     path, meta = latest(tmp_path)[:2]
     assert meta.step == 1
-    assert damage(path) == []
+    check(path)
     assert os.listdir(tmp_path) != []
     save(3)
     assert latest(tmp_path)[1].step == 3

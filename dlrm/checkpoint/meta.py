@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.checksums import damaged_files
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.disk import CheckpointDisk, damaged_files
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from sluice.dlrm.ranks import Ranks
 
 LATEST = "LATEST"
 BEST = "BEST"
@@ -155,7 +157,7 @@ class CheckpointMeta:
     def write(self, folder: Path, sums: Mapping[str, int], files: CheckpointDisk) -> CheckpointMeta:
         """Makes a checkpoint's folder complete, then points LATEST to it. Returns what was written. Raises
         CheckpointError if another program changed LATEST meanwhile."""
-        number = 1 + max((one.number for one in complete_checkpoints(folder.parent)), default=0)
+        number = 1 + max(complete_checkpoints(folder.parent).values(), default=0)
         written = replace(self, sums=dict(sums), saved=number)
         files.write_atomically(folder / META, json.dumps(asdict(written), indent=1))
         files.sync_folder(folder.parent)  # before LATEST points there
@@ -169,26 +171,17 @@ class CheckpointMeta:
         return written
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
-    """The name of a complete checkpoint, and its number in the order of saving."""
-
-    number: int
-    """The number of its save; 0: unknown."""
-    name: str
-
-
-def complete_checkpoints(checkpoints: Path) -> list[CompleteCheckpoint]:
-    """Returns the complete checkpoints of a run, in the order of saving. One with an unreadable meta.json comes
-    first."""
-    found = []
+def complete_checkpoints(checkpoints: Path) -> dict[str, int]:
+    """Returns the names of a run's complete checkpoints, in the order of saving, each with the number of its save. 0:
+    its meta.json is unreadable."""
+    found = {}
     for path in checkpoints.glob(f"step-*/{META}"):
         try:
             number = json.loads(path.read_text()).get("saved", 0)
         except (OSError, ValueError, AttributeError, RecursionError):
             number = 0
-        found.append(CompleteCheckpoint(number if isinstance(number, int) else 0, path.parent.name))
-    return sorted(found, key=lambda one: (one.number, one.name))
+        found[path.parent.name] = number if isinstance(number, int) else 0
+    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
 
 
 def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:
@@ -216,22 +209,17 @@ def find_checkpoint(checkpoints: Path, *, take_best: bool) -> tuple[Path, Checkp
     return found[0], read(found[0])
 
 
-def check(path: Path) -> None:
-    """Raises CheckpointError if a file is not as it was written."""
-    raise_if_damaged(path, damage(path))
-
-
-def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
-    """Returns a text for each damaged file in this rank's part of a checkpoint. Together the ranks check all files."""
+def check(path: Path, world: Ranks | None = None) -> None:
+    """Raises CheckpointError if a file is not as it was written. The message names another checkpoint to use. With
+    several ranks, each reads a part of the files, and all raise the same error."""
     sums = read(path).sums
-    return damaged_files(path, sums, sorted(sums)[rank::ranks])
-
-
-def raise_if_damaged(path: Path, wrong: list[str]) -> None:
-    """Raises CheckpointError if `wrong` is not empty. The message names another checkpoint to use."""
+    rank, ranks = (world.rank, world.ranks) if world is not None else (0, 1)
+    wrong = damaged_files(path, sums, sorted(sums)[rank::ranks])
+    if world is not None:
+        wrong = [text for texts in world.gather_objects(wrong) for text in texts]
     if not wrong:
         return
-    others = [one.name for one in complete_checkpoints(path.parent) if one.name != path.name]
+    others = [name for name in complete_checkpoints(path.parent) if name != path.name]
     advice = (
         f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
         if others

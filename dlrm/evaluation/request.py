@@ -103,7 +103,7 @@ class EvaluationRequest:
 
         quiet()
         from sluice.dlrm import run_plan
-        from sluice.dlrm.checkpoint import save_load
+        from sluice.dlrm.checkpoint.checkpoint import Checkpoint
         from sluice.dlrm.evaluation.split import evaluate
         from sluice.dlrm.ranks import machine, world
         from sluice.dlrm.training import assemble, loaders
@@ -119,7 +119,7 @@ class EvaluationRequest:
             parts = assemble.parts_of(
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )
-            save_load.load(checkpoint, parts, members, optimisers=False)
+            Checkpoint(checkpoint).load(parts, members, optimisers=False)
             checker = BatchChecker.of(planned.layout, batches, self.split, config.missing)
             findings = evaluate(parts, batches, checker, members, slices=config.slices)
             return findings if members.first else None

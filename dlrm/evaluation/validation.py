@@ -26,7 +26,7 @@ from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.etl.table.table import FeatureTable
 
 if TYPE_CHECKING:
-    from sluice.dlrm.checkpoint.save_load import Checkpoints
+    from sluice.dlrm.checkpoint.saving import Checkpoints
     from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.telemetry.journal import Journal
     from sluice.dlrm.training.assemble import TrainingParts

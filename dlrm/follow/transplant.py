@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint, TensorPart, mean_row_states
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
 from sluice.dlrm.model.local_parts import local_parts
@@ -37,7 +37,7 @@ def transplant(
     """Fills fresh `parts`, which `after` describes, from the checkpoint in `path`, which `before` describes. Each rank
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
-    stored = CheckpointReader(path)
+    stored = Checkpoint(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
     model = parts.model.state_dict()
@@ -46,7 +46,7 @@ def transplant(
     columns = columns_of_tables(parts.layout)
     sizes = {table.name: table.rows for table in parts.layout.tables}
     config = Config.from_dict(after.config).model
-    boxes: list[TensorBox] = []
+    boxes: list[TensorPart] = []
     for key, value in (
         *_tensors_by_key("model", model),
         *_tensors_by_key("tables.state", tables["state"]),
@@ -95,11 +95,11 @@ def columns_of_tables(layout: TableLayout) -> dict[str, str]:
 
 
 def _rows(
-    stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int
-) -> Iterator[TensorBox]:
+    stored: Checkpoint, key: str, value: Any, rows: int, new_rows: int
+) -> Iterator[TensorPart]:
     """Yields this rank's part of the first `rows` rows of a table of `new_rows`, or of its optimiser's state."""
     if not value.dim():  # a count of steps
-        yield TensorBox(key, value)
+        yield TensorPart(key, value)
         return
     if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
         # The table is, or was, cut by columns.
@@ -112,7 +112,7 @@ def _rows(
     for first, part in local_parts(value):
         height = min(len(part), rows - first[0])
         if height > 0:
-            yield TensorBox(key, part[:height], first)
+            yield TensorPart(key, part[:height], first)
 
 
 def _fill_spread_table(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
@@ -135,7 +135,7 @@ def _fill_spread_table(old: Tensor, value: Any, rows: int, new_rows: int) -> Non
 
 
 def _fill_dense(
-    stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]
+    stored: Checkpoint, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]
 ) -> None:
     """Fills a dense layer's weight, or the optimiser's state of it."""
     name = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.evaluation.metrics import Quality, quality
 from sluice.dlrm.options import Config
 from sluice.dlrm.serving.served_model import Servable, ranker
@@ -22,7 +22,7 @@ def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Qualit
     trained = Config.from_dict(servable.meta.config)
     config = replace(trained, ranks=1, batch_size=_BATCH)
     wide, _ = ranker(
-        trained, servable.layout, len(servable.meta.dense), CheckpointReader(servable.path), "fp32"
+        trained, servable.layout, len(servable.meta.dense), Checkpoint(servable.path), "fp32"
     )
     measured: list[list[np.ndarray]] = []
     with (

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import (
     CheckpointError,
     CheckpointMeta,
@@ -19,7 +20,6 @@ from sluice.dlrm.checkpoint.meta import (
     find_checkpoint,
     read,
 )
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.options import Config, tables_of
@@ -103,7 +103,7 @@ class Servable:
         missing = MissingNumbers(dense) if config.missing == "mask" else None
         layout = TableLayout(config.model, tables_of(table.fields, config.model), missing)
         check(path)
-        model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
+        model, tables = ranker(config, layout, len(meta.dense), Checkpoint(path), kind)
         if read(path) != meta:
             raise CheckpointError(
                 f"checkpoint {path} was replaced by another one while it was loaded; load it again"
@@ -271,7 +271,7 @@ def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.O
 
 
 def ranker(
-    config: Config, layout: TableLayout, dense: int, weights: CheckpointReader, kind: str
+    config: Config, layout: TableLayout, dense: int, weights: Checkpoint, kind: str
 ) -> tuple[Ranker, NarrowTables]:
     """Makes the unsharded model with a checkpoint's weights."""
     with torch.random.fork_rng():

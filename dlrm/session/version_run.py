@@ -13,8 +13,9 @@ from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
-from sluice.dlrm.checkpoint import save_load
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite, check
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
@@ -150,7 +151,7 @@ class VersionRun:
 
     def _prepare_evaluation(self, stack: ExitStack) -> None:
         session = self._session
-        self._checkpoints = save_load.Checkpoints(
+        self._checkpoints = Checkpoints(
             self._run.folder / "checkpoints",
             self._parts,
             self._ranks,
@@ -187,7 +188,7 @@ class VersionRun:
             return
         if run.changes is not None and run.before is not None:
             journal.say(run.changes.text)
-            save_load.check(run.checkpoint, self._ranks)
+            check(run.checkpoint, self._ranks)
             transplant(
                 run.checkpoint,
                 self._parts,
@@ -197,7 +198,7 @@ class VersionRun:
             )
             loader.load_state_dict({**loader.state_dict(), "epoch": run.meta.epoch})
         else:
-            save_load.load(run.checkpoint, self._parts, self._ranks)
+            Checkpoint(run.checkpoint).load(self._parts, self._ranks)
             loader.load_state_dict(run.meta.loader)
             meta, config = run.meta, self._config
             if meta.epoch < config.epochs:

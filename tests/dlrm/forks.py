@@ -34,7 +34,7 @@ _LATE = (
     "sluice.dlrm.session.train",
     "sluice.dlrm.training.assemble",
     "sluice.dlrm.follow.transplant",
-    "sluice.dlrm.checkpoint.save_load",
+    "sluice.dlrm.checkpoint.saving",
     "sluice.dlrm.telemetry.journal",
     "sluice.dlrm.evaluation.validation",
     "sluice.dlrm.training.trainer",

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.checkpoint.save_load import Checkpoints, load
+from sluice.dlrm.checkpoint.saving import Checkpoints, load
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
@@ -213,7 +214,7 @@ def trained(
     feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved, meta = Checkpoints(folder, parts, here, keep=2, record=lambda _: None), META
     if resume is not None:
-        load(resume, parts, here)
+        Checkpoint(resume).load(parts, here)
         meta = replace(META, step=stop_at or 0)
         feed.position = {"epoch": 0, "step": stop_at}
         stop_at = None

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from sluice.dlrm.checkpoint.checkpoint import layout_of, pieces_of, write_pieces
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.layout import Index, TensorEntry, write
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointMeta
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -182,19 +182,9 @@ class Bomb:
 def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) -> None:
     """A checkpoint of these tensors, as one rank writes it."""
     path.mkdir(parents=True)
-    entries = [
-        TensorEntry(
-            key,
-            value.dtype,
-            tuple(value.shape),
-            (0,) * value.dim(),
-            tuple(value.shape),
-            value.detach,
-        )
-        for key, value in tensors.items()
-    ]
-    found = write(CheckpointDisk(), path, "rank-00000.safetensors", entries)
-    layout = Index.joined([found], {}).to_json().encode()
+    pieces = [piece for item in tensors.items() for piece in pieces_of(*item)]
+    found = write_pieces(CheckpointDisk(), path, "rank-00000.safetensors", pieces)
+    layout = layout_of([found], {})
     (path / LAYOUT).write_bytes(layout)
     meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
 

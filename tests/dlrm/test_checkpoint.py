@@ -13,9 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.checkpoint import (
+    Checkpoint,
+    TensorChunk,
+    TensorPart,
+    layout_of,
+    write_pieces,
+)
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.layout import Index, TensorChunk, TensorEntry, write
 from sluice.dlrm.checkpoint.meta import (
     LAYOUT,
     CheckpointError,
@@ -27,8 +32,7 @@ from sluice.dlrm.checkpoint.meta import (
     latest,
     mark_best,
 )
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.ranks import packed, unpacked
 from tests.dlrm.rig import written
 from tests.raises import assert_names, raises
@@ -107,7 +111,7 @@ def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.weights.tensor.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
-    assert CheckpointReader(path).tensors(["model.weight"])["model.weight"].tolist() == [1.0] * 3
+    assert Checkpoint(path).tensors(["model.weight"])["model.weight"].tolist() == [1.0] * 3
     assert meta.step == 1
     assert saved.lines[0]["path"] == path.name
 
@@ -142,8 +146,7 @@ def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
     assert [
-        CheckpointReader(p).tensors(["model.weight"])["model.weight"][0].item()
-        for p in (first, again)
+        Checkpoint(p).tensors(["model.weight"])["model.weight"][0].item() for p in (first, again)
     ] == [1.0, 2.0]
 
 
@@ -190,16 +193,16 @@ def test_another_program_that_writes_into_the_run_folder_is_noticed(saved):
 
 
 def test_elements_that_no_rank_holds_are_missed_when_saved_and_when_read(saved):
-    entry = TensorEntry("t", torch.float32, (4,), (0,), (2,), lambda: torch.zeros(2))
-    part = write(CheckpointDisk(), saved.folder, PART, [entry])
+    piece = TensorPart("t", torch.zeros(2), (0,), (4,))
+    part = write_pieces(CheckpointDisk(), saved.folder, PART, [piece])
     with raises(ValueError, "t has 4 elements", "hold 2"):
-        Index.joined([part], {})
+        layout_of([part], {})
     path = _with_steps(saved, 1)
     layout = json.loads((path / LAYOUT).read_text())
     layout["tensors"]["model.weight"]["chunks"] = []
     (path / LAYOUT).write_text(json.dumps(layout))
     with raises(CheckpointError, "holds 0 of 3 elements of model.weight"):
-        CheckpointReader(path).tensors(["model.weight"])
+        Checkpoint(path).tensors(["model.weight"])
 
 
 @pytest.mark.parametrize("file", ["../part", "..", ""])
@@ -240,13 +243,13 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is
     path, _ = latest(saved.folder)
     assert path.name == "step-000000004"
     with raises(NotFinite, "step-000000004", "model.weight (2 of 3)", "step-000000002", "LATEST"):
-        CheckpointReader(path).tensors(["model.weight"])
+        Checkpoint(path).tensors(["model.weight"])
     for step in (1, 2):
         shutil.rmtree(saved.folder / f"step-{step:09d}")
     with pytest.raises(
         NotFinite, match="no other checkpoint of this run is finite: begin another run"
     ):
-        CheckpointReader(path).tensors(["model.weight"])
+        Checkpoint(path).tensors(["model.weight"])
 
 
 def test_a_written_file_is_on_the_disk(tmp_path, monkeypatch):
@@ -312,8 +315,8 @@ def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(
     whole = (path / PART).read_bytes()
     for look in (
         check,
-        lambda p: save_load.check(p, Alone()),
-        lambda p: save_load.check(p, Second()),
+        lambda p: check(p, Alone()),
+        lambda p: check(p, Second()),
     ):
         (path / PART).write_bytes(whole)
         look(path)

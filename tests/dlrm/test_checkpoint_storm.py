@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import (
     CheckpointError,
@@ -25,9 +26,8 @@ from sluice.dlrm.checkpoint.meta import (
     latest,
     mark_best,
 )
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from tests.dlrm.rig import META
 from tests.dlrm.test_checkpoint import Alone
 
@@ -194,9 +194,7 @@ def storm(seed: int, folder: Path, kind: type[Disk] = Disk) -> int:
     for number in range(1, 6):
         disk = kind(root, dies_at=chance.randint(1, 120))
         checkpoints = root / "checkpoints"
-        if chance.random() < 0.3 and (
-            names := [one.name for one in complete_checkpoints(checkpoints)]
-        ):
+        if chance.random() < 0.3 and (names := list(complete_checkpoints(checkpoints))):
             # Somebody goes back to an older one; what came after it stays.
             back = chance.choice(names)
             (checkpoints / "LATEST").write_text(back + "\n")
@@ -222,10 +220,10 @@ def found(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
     try:
         path, meta = latest(checkpoints)
         check(path)
-        values = CheckpointReader(path).tensors(["model.weight"])["model.weight"].tolist()
+        values = Checkpoint(path).tensors(["model.weight"])["model.weight"].tolist()
         good = best(checkpoints)
         for one in {
-            *(checkpoints / other.name for other in complete_checkpoints(checkpoints)),
+            *(checkpoints / other for other in complete_checkpoints(checkpoints)),
             *(good or ())[:1],
         }:
             check(one)

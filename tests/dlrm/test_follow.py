@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.small_table import small_table
 from sluice.dlrm import run_plan
-from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
@@ -212,7 +212,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                 parts.model(*parts.layout.features(batch)).square().sum().backward()
                 parts.dense.step()
         meta = CheckpointMeta.of(first, config.to_dict())
-        saved = save_load.Checkpoints(tmp_path, parts, here, keep=1, record=lambda _: None)
+        saved = Checkpoints(tmp_path, parts, here, keep=1, record=lambda _: None)
         saved.save(replace(meta, step=1))
         saved.close()
         after_config, after = made(second)
@@ -291,7 +291,7 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
     )
     old = {weights: torch.rand(3, 4), states: torch.rand(3)}
     written(old, tmp_path / "checkpoints" / "step-000000001", META)
-    stored = CheckpointReader(latest(tmp_path / "checkpoints")[0])
+    stored = Checkpoint(latest(tmp_path / "checkpoints")[0])
     for key, grown in ((weights, torch.zeros(5, 4)), (states, torch.zeros(5))):
         stored.read(transplant._rows(stored, key, grown, 3, 5))
         assert torch.equal(grown[:3], old[key])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import complete_checkpoints, latest
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL, last_json
@@ -51,9 +51,9 @@ def make_extreme(table: Path, row: int) -> str:
 
 def finite(run: Path) -> list[int]:
     """The steps of a run's checkpoints, each of which is finite."""
-    names = [one.name for one in complete_checkpoints(run / "checkpoints")]
+    names = list(complete_checkpoints(run / "checkpoints"))
     for name in names:
-        reader = CheckpointReader(run / "checkpoints" / name)
+        reader = Checkpoint(run / "checkpoints" / name)
         reader.tensors(reader.sizes)
     return [int(name.removeprefix("step-")) for name in names]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import ast
 import json
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from tests.dlrm.rig import ROOT
 from tests.raises import raises
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_pickles_is_refused(tmp_path):
     META.write(path, {}, CheckpointDisk())
     (path / ".metadata").write_bytes(b"a pickle, as torch.distributed.checkpoint leaves it")
     with raises(CheckpointError, "step-000000007", "layout.json", "FileNotFoundError"):
-        CheckpointReader(latest(path.parent)[0])
+        Checkpoint(latest(path.parent)[0]).tower()
 
 
 def test_a_checkpoint_that_does_not_say_which_rows_the_run_has_seen_is_refused(tmp_path):

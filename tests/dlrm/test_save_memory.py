@@ -10,8 +10,8 @@ import torch
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest
-from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from tests.dlrm.test_checkpoint import META, PART, Alone
 from tests.raises import raises
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.options import MODELS, Config, ModelConfig, Table
 from sluice.dlrm.ranks import machine, world
@@ -56,7 +56,7 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             saved.close()
             narrow = TableLayout(model, columns)
             alone, tables = ranker(
-                config, narrow, len(DENSE), CheckpointReader(latest(saved.folder)[0]), "fp32"
+                config, narrow, len(DENSE), Checkpoint(latest(saved.folder)[0]), "fp32"
             )
             one = bagged(batch(9, 64), 9)
             with torch.no_grad():

@@ -21,9 +21,8 @@ import pytest
 import torch
 
 from sluice.dlrm import run_plan
-from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
@@ -115,7 +114,7 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
     with world() as here:
         now = run_plan.plan_run(config, wide.table, machine(1, 1))
         parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
-        save_load.load(wide.path, parts, here, optimisers=False)
+        Checkpoint(wide.path).load(parts, here, optimisers=False)
         for split in ("train", "validation"):
             with (
                 loaders.evaluation(config, wide.table, split, rank=0, local_ranks=1) as batches,
@@ -612,7 +611,7 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
 
 def spoilt(path: Path, change) -> None:
     """A newer checkpoint, as another program might write it: the one in `path` with other weights."""
-    reader = CheckpointReader(path)
+    reader = Checkpoint(path)
     tensors = reader.tensors(reader.sizes)
     change(tensors)
     meta = latest(path.parent)[1]

@@ -1,31 +1,34 @@
-"""Saves and loads checkpoints: weights, optimiser states, and a `CheckpointMeta` with the loader's position.
+"""Saves a run's checkpoints: weights, optimiser states, and a `CheckpointMeta` with the loader's position.
 
 All ranks save together. Training continues meanwhile if the host's memory holds a copy. Each checkpoint has its own
-folder, which is complete once it holds meta.json. LATEST names the last saved one. Loading cuts the tables for the
-present number of ranks and sharding. A checkpoint has no pickles.
+folder, which is complete once it holds meta.json. LATEST names the last saved one.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
-from sluice.dlrm.checkpoint import layout
-from sluice.dlrm.checkpoint.checksums import damaged_files
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.finite import describe_tensors, not_finite
-from sluice.dlrm.checkpoint.host_pieces import CudaHostLane, HostPieces
-from sluice.dlrm.checkpoint.layout import Index, TensorEntry
+from sluice.dlrm.checkpoint.checkpoint import (
+    TensorPart,
+    describe_tensors,
+    layout_of,
+    leaves,
+    not_finite,
+    pieces_of,
+    state_of,
+    write_pieces,
+)
+from sluice.dlrm.checkpoint.disk import CheckpointDisk, damaged_files
 from sluice.dlrm.checkpoint.meta import (
     BEST,
     LATEST,
@@ -35,13 +38,10 @@ from sluice.dlrm.checkpoint.meta import (
     CheckpointMeta,
     NotFinite,
     complete_checkpoints,
-    damage,
-    raise_if_damaged,
     read_pointer,
 )
-from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, mean_row_states
-from sluice.dlrm.checkpoint.save_memory import SaveMemory
-from sluice.dlrm.model.local_parts import is_sharded, local_parts
+from sluice.dlrm.checkpoint.save_memory import CudaHostLane, HostPieces, SaveMemory
+from sluice.dlrm.model.local_parts import is_sharded
 from sluice.dlrm.ranks import Ranks
 from sluice.ingest.machine import Machine
 
@@ -82,7 +82,7 @@ class Checkpoints:
     def memory(self) -> SaveMemory:
         """Returns what the next checkpoint needs of this host's memory. All ranks call it. Raises CheckpointError if
         there is too little on a host."""
-        _, mine = self._own_entries(_state(self._parts))
+        _, mine = self._own_pieces(state_of(self._parts))
         return self._memory_for(mine)
 
     def save(self, meta: CheckpointMeta) -> None:
@@ -90,7 +90,7 @@ class Checkpoints:
         host's memory has no room for a copy, the state itself is written in pieces before this returns."""
         self.wait()
         started_at = time.perf_counter()
-        values, mine = self._own_entries(_state(self._parts))
+        values, mine = self._own_pieces(state_of(self._parts))
         memory = self._memory_for(mine)
         name_or_error: tuple[str | None, str | None] = (None, None)
         if self._world.first:
@@ -104,7 +104,7 @@ class Checkpoints:
         self.path = path = self.folder / name
         host = HostPieces(memory.piece_bytes, self._lane)
         if memory.copies:
-            mine = [replace(one, value=host.copy(one.value()).detach) for one in mine]
+            mine = [replace(piece, tensor=host.copy(piece.tensor)) for piece in mine]
         held_s = time.perf_counter() - started_at
 
         def write() -> None:
@@ -146,7 +146,7 @@ class Checkpoints:
         """Makes an empty folder for a checkpoint of this step. Complete checkpoints of the same step stay, because BEST
         or LATEST may name one."""
         self.files.make(self.folder)
-        taken = {one.name for one in complete_checkpoints(self.folder)}
+        taken = complete_checkpoints(self.folder)
         name = f"step-{step:09d}"
         number = 1
         while name in taken:
@@ -158,38 +158,35 @@ class Checkpoints:
         self.files.make(path)
         return path
 
-    def _own_entries(self, state: dict[str, Any]) -> tuple[dict[str, Any], list[TensorEntry]]:
+    def _own_pieces(self, state: dict[str, Any]) -> tuple[dict[str, Any], list[TensorPart]]:
         """Returns the values of a state that are not tensors, and the tensors that this rank writes."""
-        leaves = [(key, value) for key, value, _ in _leaves(state)]
-        unsharded = {
-            key: value.nbytes
-            for key, value in leaves
-            if _is_tensor(value) and not is_sharded(value)
-        }
+        values = {key: value for key, value, _ in leaves(state)}
+        tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+        unsharded = {key: value.nbytes for key, value in tensors.items() if not is_sharded(value)}
         # Of the ranks that hold a tensor in full, one writes it. The bytes are spread evenly. All ranks decide alike.
         load: dict[int, int] = {}
         holders: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
-        for rank, tensors in enumerate(self._world.gather_objects(unsharded)):
+        for rank, held in enumerate(self._world.gather_objects(unsharded)):
             load[rank] = 0
-            sizes |= tensors
-            for key in tensors:
+            sizes |= held
+            for key in held:
                 holders.setdefault(key, []).append(rank)
         owners = {}
         for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
             owners[key] = min(holders[key], key=lambda rank: (load[rank], rank))
             load[owners[key]] += sizes[key]
         mine = [
-            entry
-            for key, value in leaves
-            if _is_tensor(value) and owners.get(key, self._world.rank) == self._world.rank
-            for entry in _entries(key, value)
+            piece
+            for key, value in tensors.items()
+            if owners.get(key, self._world.rank) == self._world.rank
+            for piece in pieces_of(key, value)
         ]
-        return {key: deepcopy(value) for key, value in leaves if not _is_tensor(value)}, mine
+        return {k: deepcopy(v) for k, v in values.items() if k not in tensors}, mine
 
-    def _memory_for(self, mine: Sequence[TensorEntry]) -> SaveMemory:
-        """Returns what these entries and those of the other ranks of this host need."""
-        own = self._world.host, self._memory_free(), sum(entry.bytes for entry in mine)
+    def _memory_for(self, mine: Sequence[TensorPart]) -> SaveMemory:
+        """Returns what these pieces and those of the other ranks of this host need."""
+        own = self._world.host, self._memory_free(), sum(piece.tensor.nbytes for piece in mine)
         hosts: dict[int, list[tuple[int, int]]] = {}
         for host, free, size in self._world.gather_objects(own):
             hosts.setdefault(host, []).append((free, size))
@@ -208,14 +205,13 @@ class Checkpoints:
         self,
         path: Path,
         values: dict[str, Any],
-        mine: Sequence[TensorEntry],
+        mine: Sequence[TensorPart],
         meta: CheckpointMeta,
         host: HostPieces,
     ) -> None:
         """Writes the checkpoint on all ranks together. An error on one rank stops all. Raises NotFinite on every rank,
         before any file is written, if a rank holds NaN or infinity."""
-        found = not_finite((entry.key, entry.value()) for entry in mine)
-        ranks = self._world.gather_objects(found, self._world.saving)
+        ranks = self._world.gather_objects(not_finite(mine), self._world.saving)
         if wrong := [text for texts in ranks for text in texts]:
             with suppress(OSError):
                 if self._world.first:
@@ -227,7 +223,7 @@ class Checkpoints:
         file = f"rank-{self._world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
-            found = layout.write(self.files, path, file, mine, host)
+            found = write_pieces(self.files, path, file, mine, host)
             _verify_checksums(path, {file: found["sum"]})
             return found
 
@@ -246,7 +242,7 @@ class Checkpoints:
         values: dict[str, Any],
         meta: CheckpointMeta,
     ) -> None:
-        described = Index.joined(written, values).to_json().encode()
+        described = layout_of(written, values)
         self.files.write(path / LAYOUT, [described])
         sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
         _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
@@ -273,24 +269,19 @@ class Checkpoints:
 
     def _needed(self) -> set[str]:
         """Returns the checkpoints that LATEST and BEST name."""
-        found = set()
-        for name in (LATEST, BEST):
-            if (self.folder / name).exists():
-                found.add(read_pointer(self.folder / name)[0])
-        return found
+        return {
+            read_pointer(self.folder / name)[0]
+            for name in (LATEST, BEST)
+            if (self.folder / name).exists()
+        }
 
     def _remove_old(self) -> None:
         """Removes old and half-written checkpoints, after the last one is complete."""
         try:
-            complete = [one.name for one in complete_checkpoints(self.folder)]
-            needed = self._needed()
-            old = [
-                name
-                for name in complete[: max(0, len(complete) - self._keep)]
-                if name not in needed
-            ]
+            complete = list(complete_checkpoints(self.folder))
+            old = {*complete[: max(0, len(complete) - self._keep)]} - self._needed()
             half_written = {path.name for path in self.folder.glob("step-*")} - {*complete}
-            for name in (*old, *sorted(half_written)):
+            for name in sorted(old | half_written):
                 self.files.clear(self.folder / name, META)
         except (OSError, CheckpointError) as error:
             self._record(
@@ -299,93 +290,6 @@ class Checkpoints:
                     "text": f"old checkpoints could not be removed: {_first_line(error)}",
                 }
             )
-
-
-def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = True) -> None:
-    """Fills the model and the optimisers from a checkpoint. Every rank calls it."""
-    check(path, world)
-    if optimisers:
-        parts.dense.init_state()  # otherwise Adam makes its state at the first step
-        parts.dense.zero_grad()
-    state = _state(parts) if optimisers else {"model": parts.model.state_dict()}
-    wrong = None
-    try:
-        _fill(CheckpointReader(path), state)
-    except CheckpointError as error:
-        wrong = str(error)
-    for text in world.gather_objects(wrong):
-        if text is not None:
-            raise CheckpointError(text)
-    parts.model.load_state_dict(state["model"])
-    if optimisers:
-        parts.table_states.load_state_dict(state["tables"])
-        parts.dense.load_state_dict(state["dense"])
-
-
-def check(path: Path, world: Ranks) -> None:
-    """Raises CheckpointError on every rank if a file is damaged. Each rank reads a part of the files."""
-    wrong = world.gather_objects(damage(path, rank=world.rank, ranks=world.ranks))
-    raise_if_damaged(path, [text for texts in wrong for text in texts])
-
-
-def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
-    """Fills a state with the saved tensors and the other saved values."""
-    table_rows = {
-        f"tables.state.{table}.{key}": state["model"][table].size(0)
-        for table, values in state.get("tables", {}).get("state", {}).items()
-        for key in values
-    }
-    pieces = []
-    for key, value, put in _leaves(state):
-        if not _is_tensor(value):
-            if key not in stored.values:
-                raise CheckpointError(f"checkpoint {stored.path} holds no {key}")
-            put(tuple(stored.values[key]) if isinstance(value, tuple) else stored.values[key])
-            continue
-        size = tuple(value.size())
-        saved = stored.sizes.get(key, ())
-        if size == saved or key not in stored.sizes:
-            pieces += [TensorBox(key, entry.value(), entry.first) for entry in _entries(key, value)]
-        elif len(saved) == len(size) == 1 and key in table_rows and not saved[0] % table_rows[key]:
-            # The table was cut by columns in another way. Each part of the columns gets the state of the full row.
-            states = mean_row_states(stored.tensors([key])[key], table_rows[key])
-            for entry in _entries(key, value):
-                first = entry.first[0] % len(states)
-                entry.value().copy_(states[first : first + entry.size[0]])
-        else:
-            raise CheckpointError(
-                f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed"
-            )
-    stored.read(pieces)
-
-
-def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
-    """Yields the pieces of a tensor that this rank holds."""
-    for first, part in local_parts(value):
-        yield TensorEntry(
-            key, part.dtype, tuple(value.size()), first, tuple(part.shape), part.detach
-        )
-
-
-def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Yields each value of a state: its key in a checkpoint, the value, and a function that replaces it."""
-    for key, value in list(values.items()) if isinstance(values, dict) else enumerate(values):
-        if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_tensor, value))):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value, partial(values.__setitem__, key)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _state(parts: TrainingParts) -> dict[str, Any]:
-    return {
-        "model": parts.model.state_dict(),
-        "tables": parts.table_states.state_dict(),
-        "dense": parts.dense.state_dict(),
-    }
 
 
 def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:
