@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sluice.dlrm.model.flops import LayerCost
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
-from sluice.dlrm.model.towers import cost_of
+from sluice.dlrm.model.towers import TowerCost, cost_of
 from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
@@ -30,7 +29,7 @@ class RunPlan:
 
     layout: TableLayout
     placement: ModelPlacement
-    count: LayerCost
+    count: TowerCost
     """Parameters and operations of the dense layers."""
     state_bytes: int
     """The bytes of the tables' optimiser's state, on all ranks together."""
@@ -82,7 +81,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         dense=len(dense),
         columns=len(layout.compressor.columns),
         history=layout.history.longest if layout.history else 0,
-    )["total"]
+    )
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = traffic_of(placement, layout, whole.parameters, config)

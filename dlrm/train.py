@@ -33,6 +33,7 @@ from sluice.dlrm.liveness.rank_exit import (
     tell_torchrun,
 )
 from sluice.dlrm.step_threads import wait_briefly
+from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.ingest.machine import Machine
 
 _FIRST_SPEAKS_S = 10.0
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     end_with_torchrun(ending)
     try:
         given = start_options.parse(argv, __doc__)
+        quiet()
         wait_briefly(os.environ, Machine().cores())
         with without_collections():
             from sluice.dlrm.session.run import open_run
@@ -58,9 +60,6 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                 ranks_per_host=given.get("ranks_per_host"),
                 say=say,
             )
-        from sluice.dlrm.telemetry.silence_warnings import quiet
-
-        quiet()
         from sluice.dlrm.session.train import train
 
         in_touch = True  # from here on ranks tell each other what they met

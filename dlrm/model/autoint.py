@@ -7,8 +7,6 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost, LayerCosts
 from sluice.dlrm.model.interactions import NamedLabels, Names
 from sluice.dlrm.model.towers import Dnn
 from sluice.dlrm.options import ModelConfig
@@ -57,20 +55,6 @@ class AutoInt(Dnn):
         fields = torch.cat([dense.unsqueeze(2) * self.vectors, pooled], 1)
         interactions: Tensor = self.found(self.attention(fields).flatten(1))
         return logits + interactions.squeeze(1)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        fields, after = dense + columns, config.attention_heads * config.width
-        layers = LayerCost()
-        for n in range(config.attention_layers):
-            weights = 4 * (after if n else config.width) * after
-            layers += LayerCost(weights, 2 * weights * fields + 4 * fields * fields * after)
-        return {
-            **Dnn.cost(config, dense=dense, columns=columns, history=history),
-            "interaction": LayerCost(dense * config.width)
-            + layers
-            + flops.linear(fields * after, 1, bias=False),
-        }
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

@@ -9,10 +9,8 @@ from math import comb
 import torch
 from torch import Tensor
 
-from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCosts
 from sluice.dlrm.model.interactions import Dots, NamedLabels, Names, mlp
-from sluice.dlrm.model.towers import Tower, over_cost, vector_labels
+from sluice.dlrm.model.towers import Tower, vector_labels
 from sluice.dlrm.options import ModelConfig
 
 
@@ -30,13 +28,6 @@ class Pnn(Tower):
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), self.dots(pooled)], 1))
         return logits.squeeze(1)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        return {
-            "interaction": flops.dots(columns, config.width),
-            "over": over_cost(config, dense + columns * config.width + comb(columns, 2)),
-        }
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

@@ -2,7 +2,7 @@
 sample.
 
 A tower is a class that derives from `Tower`, and a line in `MODELS` of `sluice.dlrm.options`. The class says which
-inputs it takes, what it costs, and which features its weights belong to.
+inputs it takes, and which features its weights belong to.
 
 `build(ModelConfig(…), dense=D, columns=F)` makes a tower. Its `inputs` are some of these, in this order:
 
@@ -19,16 +19,16 @@ All return logits [B].
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
 from math import comb
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost, LayerCosts
 from sluice.dlrm.model.interactions import (
     CrossLayers,
     Dots,
@@ -52,11 +52,6 @@ class Tower(nn.Module):
     inputs: ClassVar[tuple[str, ...]] = ("dense", "pooled")
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        """Returns the cost of each part: its parameters, and its operations for one sample."""
-        raise NotImplementedError
-
-    @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         """Returns the labels of each parameter that depends on the features."""
         raise NotImplementedError
@@ -76,25 +71,37 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
     return tower_of(config.kind)(config, dense, columns)
 
 
-def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> LayerCosts:
-    """Returns the cost of each part of a tower, and of all as `total`. Embedding tables do not count."""
-    parts = tower_of(config.kind).cost(config, dense=dense, columns=columns, history=history)
-    return {**parts, "total": sum(parts.values(), LayerCost())}
+@dataclass(frozen=True, slots=True)
+class TowerCost:
+    """The parameters of a tower, and the operations of its forward pass for one sample."""
+
+    parameters: int
+    flops: int
+    """The multiplications and additions of matrix products, as torch counts them: two for each weight that a sample
+    uses. Biases, activations, and sums over single elements do not count. The backward pass takes about twice as
+    many."""
+
+
+def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> TowerCost:
+    """Counts a tower's cost on tensors without memory. `history` is the number of items of a history."""
+    width = config.width
+    shapes = {
+        "dense": (1, dense),
+        "pooled": (1, columns, width),
+        "wide": (1, columns, WIDE),
+        "history": (1, history, width),
+        "lengths": (1,),
+        "target": (1, width),
+    }
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tower = build(config, dense=dense, columns=columns)
+        tower(*(torch.zeros(shapes[name]) for name in tower.inputs))
+    return TowerCost(sum(p.numel() for p in tower.parameters()), counter.get_total_flops())
 
 
 def vector_labels(config: ModelConfig, *names: str) -> list[Hashable]:
     """Returns the labels of these columns' vectors, one after the other."""
     return [(name, i) for name in names for i in range(config.width)]
-
-
-def _bottom(config: ModelConfig, dense: int) -> LayerCost:
-    """Returns the cost of the layers that make the dense features' vector."""
-    return flops.mlp([dense, *config.dense_layers, config.width])
-
-
-def over_cost(config: ModelConfig, entering: int) -> LayerCost:
-    """Returns the cost of the last layers, with so many inputs."""
-    return flops.mlp([entering, *config.over_layers, 1])
 
 
 class Dlrm(Tower):
@@ -116,14 +123,6 @@ class Dlrm(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        return {
-            "dense": _bottom(config, dense),
-            "interaction": flops.dots(columns + 1, config.width),
-            "over": over_cost(config, config.width + comb(columns + 1, 2)),
-        }
-
-    @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations([_TOWER, *columns], 2)]
         return {
@@ -139,15 +138,8 @@ class Dcn(Tower):
         super().__init__()
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
-        self.cross: nn.Module
-        if not config.cross_rank:
-            self.cross = CrossLayers(width, config.cross_layers)
-        elif config.cross_experts == 1:
-            self.cross = LowRankCross(width, config.cross_layers, config.cross_rank)
-        else:
-            self.cross = MixtureCross(
-                width, config.cross_layers, config.cross_rank, config.cross_experts
-            )
+        kind, sizes = self._cross(config)
+        self.cross = kind(width, *sizes)
         self.over = mlp([width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -155,34 +147,24 @@ class Dcn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        width = config.width * (columns + 1)
-        return {
-            "dense": _bottom(config, dense),
-            "interaction": flops.cross(
-                width, config.cross_layers, config.cross_rank, config.cross_experts
-            ),
-            "over": over_cost(config, width),
-        }
-
-    @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         wide = vector_labels(config, _TOWER, *columns)
-        cross: type[CrossLayers | LowRankCross | MixtureCross]
-        if not config.cross_rank:
-            cross = CrossLayers
-        elif config.cross_experts == 1:
-            cross = LowRankCross
-        else:
-            cross = MixtureCross
+        cross = Dcn._cross(config)[0].labels(wide, config.cross_layers)
         return {
             "dense.0.weight": (None, dense),
             "over.0.weight": (None, wide),
-            **{
-                f"cross.{name}": labels
-                for name, labels in cross.labels(wide, config.cross_layers).items()
-            },
+            **{f"cross.{name}": labels for name, labels in cross.items()},
         }
+
+    @staticmethod
+    def _cross(config: ModelConfig) -> tuple[Any, tuple[int, ...]]:
+        """Returns the class of the cross layers, and their sizes."""
+        layers, rank, experts = config.cross_layers, config.cross_rank, config.cross_experts
+        if not rank:
+            return CrossLayers, (layers,)
+        if experts == 1:
+            return LowRankCross, (layers, rank)
+        return MixtureCross, (layers, rank, experts)
 
 
 class Dnn(Tower):
@@ -195,10 +177,6 @@ class Dnn(Tower):
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
         return logits.squeeze(1)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        return {"over": over_cost(config, dense + columns * config.width)}
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
@@ -221,13 +199,6 @@ class WideDeep(Tower):
         return (deep + linear).squeeze(1) + wide.mean(2).sum(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        return {
-            "wide": flops.linear(dense, 1, bias=False),
-            "over": over_cost(config, dense + columns * config.width),
-        }
-
-    @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         return {
             "linear.weight": (None, dense),
@@ -241,14 +212,6 @@ class DeepFm(WideDeep):
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
         logits: Tensor = super().forward(dense, pooled, wide)
         return logits + second_order(pooled)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        return {
-            **WideDeep.cost(config, dense=dense, columns=columns, history=history),
-            # A factorisation machine in its linear form.
-            "interaction": LayerCost(0, 4 * columns * config.width),
-        }
 
 
 class Dien(Tower):
@@ -275,17 +238,6 @@ class Dien(Tower):
         interest = self.interests(history, lengths, target)
         logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), target, interest], 1))
         return logits.squeeze(1)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        width = config.width
-        # Two GRUs and the attention, over a history of so many items.
-        gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * history)
-        match = LayerCost(width * width, 2 * width * width + 2 * width * history)
-        return {
-            "interaction": gru + gru + match,
-            "over": over_cost(config, dense + (columns + 2) * config.width),
-        }
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

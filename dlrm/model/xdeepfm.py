@@ -9,8 +9,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.model import flops
-from sluice.dlrm.model.flops import LayerCost, LayerCosts
 from sluice.dlrm.model.interactions import NamedLabels, Names
 from sluice.dlrm.model.towers import WideDeep
 from sluice.dlrm.options import ModelConfig
@@ -54,17 +52,6 @@ class XDeepFm(WideDeep):
         logits: Tensor = super().forward(dense, pooled, wide)
         interactions: Tensor = self.found(self.cin(pooled))
         return logits + interactions.squeeze(1)
-
-    @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> LayerCosts:
-        kernels = sum(
-            before * columns * after for before, after in pairwise([columns, *config.cin_layers])
-        )
-        return {
-            **WideDeep.cost(config, dense=dense, columns=columns, history=history),
-            "interaction": LayerCost(kernels, 2 * kernels * config.width)
-            + flops.linear(sum(config.cin_layers), 1, bias=False),
-        }
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
