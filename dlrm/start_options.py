@@ -74,6 +74,12 @@ class StartOptions:
         above=0,
     )
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run continues in its run folder. torchrun restarts all ranks after one of them died, and they
+        continue from the newest checkpoint."""
+        return self.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
 
 def parse(argv: list[str], description: str | None = None) -> Given:
     """Reads a command line. Only options that were given are in the result."""

@@ -158,7 +158,7 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, c
     def save(step: int, *strike: str) -> None:
         if strike:
             fail_from_now_on(*strike)  # the thread that writes is started by the first save
-        checkpoints = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lambda _: None)
+        checkpoints = Checkpoints(tmp_path, parts, Alone(), keep=2)
         try:
             checkpoints.save(replace(META, step=step))
             checkpoints.wait()

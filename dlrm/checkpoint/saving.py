@@ -60,12 +60,13 @@ class Checkpoints:
         world: Ranks,
         *,
         keep: int,
-        record: Callable[[dict[str, Any]], None],
+        record: Callable[[dict[str, Any]], None] = lambda _: None,
         files: CheckpointDisk | None = None,
         lane: CudaHostLane | None = None,
         memory_free: Callable[[], int] | None = None,
     ) -> None:
-        """`lane` is the way from the ranks' device. `memory_free` returns the free bytes of this host."""
+        """`record` takes events. `lane` is the way from the ranks' device. `memory_free` returns this host's free
+        bytes."""
         self.folder = folder
         self._parts = parts
         self._world = world

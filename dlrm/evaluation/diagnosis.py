@@ -36,9 +36,6 @@ class Evidence:
     """Predicted over observed positives."""
     ne: float | None = None
     """The logloss over that of always predicting the mean rate. Far above 1: certain and wrong."""
-    train_ne: float | None = None
-    """`ne` on the last training batches. Well below 1 with an AUC of 0.5: the model learned, but not what is
-    wanted."""
     spread: float | None = None
     """Standard deviation of the logits. 0: every row gets the same prediction."""
     largest_dense: tuple[str, float] | None = None
@@ -166,9 +163,7 @@ def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
 def _causes(evidence: Evidence) -> list[str]:
     """Returns the causes that the evidence points at, the surest first."""
     causes = []
-    if not all(
-        math.isfinite(x) for x in (evidence.ne, evidence.train_ne, evidence.spread) if x is not None
-    ):
+    if not all(math.isfinite(x) for x in (evidence.ne, evidence.spread) if x is not None):
         causes.append(
             "predictions are no longer numbers: lower the learning rate, and fill missing dense features"
         )
@@ -193,10 +188,5 @@ def _causes(evidence: Evidence) -> list[str]:
         causes.append(
             f"the model is certain and wrong (NE {evidence.ne:.2f}): the learning rate"
             f"{'' if evidence.lr is None else f' of {evidence.lr:g}'} is too large"
-        )
-    if evidence.train_ne is not None and evidence.train_ne < 0.95:
-        causes.append(
-            f"training rows are learned (NE {evidence.train_ne:.2f}) but these are not: their ids or labels "
-            "were made in another way, or belong to another version"
         )
     return causes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint, TensorPart, mean_row_states
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, read
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
 from sluice.dlrm.model.local_parts import local_parts
@@ -30,14 +30,13 @@ def transplant(
     path: Path,
     parts: TrainingParts,
     *,
-    before: CheckpointMeta,
     after: CheckpointMeta,
     changes: TableDiff,
 ) -> None:
-    """Fills fresh `parts`, which `after` describes, from the checkpoint in `path`, which `before` describes. Each rank
+    """Fills fresh `parts`, which `after` describes, from the checkpoint in `path`, of a version before. Each rank
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
-    stored = Checkpoint(path)
+    stored, before = Checkpoint(path), read(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
     model = parts.model.state_dict()

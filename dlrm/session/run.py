@@ -41,12 +41,8 @@ class TrainingRun:
     """The progress of the run: none, or that of `checkpoint`."""
     checkpoint: Path | None = None
     """The folder that holds its weights. None: it has not begun."""
-    go_on: bool
-    """Whether the run continues in an existing run folder."""
-    before: CheckpointMeta | None = None
-    """The checkpoint's meta, if `meta` is on a newer version of the table."""
     changes: TableDiff | None = None
-    """The differences between the table of `before` and that of `meta`."""
+    """The differences between the checkpoint's table and that of `meta`, if `meta` is on a newer version."""
     seen: str = ""
     """A warning about test rows that were trained on, if that was accepted."""
     chosen: str = ""
@@ -61,8 +57,6 @@ def open_run(given: Given, version: int | None = None) -> TrainingRun:
     """Returns where the run starts: at its beginning, or at its newest checkpoint. `version`: on this version of the
     table, which another rank has chosen."""
     options = make(StartOptions, given)
-    # torchrun restarts all ranks after one of them died. They continue from the newest checkpoint.
-    go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     saved = (options.run / "checkpoints" / LATEST).exists()
     if options.resume and not saved and "data" not in given:
         raise CheckpointError(
@@ -73,13 +67,13 @@ def open_run(given: Given, version: int | None = None) -> TrainingRun:
     permission = make(CodeOptions, given).permission_with(
         given.get("transforms", ()), request.functions.values()
     )
-    if go_on and saved:
+    if options.goes_on and saved:
         return _resume(given, options, permission, version)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
     if version is not None:
         given = {**given, "version": version}
-    return _start_new(given, options, permission, go_on=go_on)
+    return _start_new(given, options, permission)
 
 
 def _resume(
@@ -114,18 +108,11 @@ def _resume(
         table=versions.view(table, config.follow),
         meta=meta,
         checkpoint=path,
-        go_on=True,
         seen=versions.seen_in(table, meta, options.split_moved),
     )
 
 
-def _start_new(
-    given: Given,
-    options: StartOptions,
-    permission: Permission,
-    *,
-    go_on: bool,
-) -> TrainingRun:
+def _start_new(given: Given, options: StartOptions, permission: Permission) -> TrainingRun:
     """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
     first_version = 0 if given.get("follow") == "parts" else None
     table = open_table(
@@ -152,7 +139,6 @@ def _start_new(
         config=config,
         table=versions.view(table, config.follow),
         meta=CheckpointMeta.of(table, config.to_dict()),
-        go_on=go_on,
         chosen=describe_defaults(rows, given),
     )
 
@@ -196,8 +182,6 @@ def follow(
         table=versions.view(after, new_config.follow),
         meta=meta.following(after, new_config.to_dict()),
         checkpoint=checkpoint,
-        go_on=True,
-        before=meta,
         changes=changes,
         seen=seen,
     )

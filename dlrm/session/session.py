@@ -86,7 +86,7 @@ class TrainingSession:
 
         if self._journal is None and self.ranks.first:
             record = {"kind": "train", **self.run.config.to_dict()}
-            folder = RunFolder.create(self.run.folder, record, resume=self.run.go_on)
+            folder = RunFolder.create(self.run.folder, record, resume=self.run.options.goes_on)
             self._journal = self._stack.enter_context(written_journal(folder, self.endpoint))
         elif self._journal is None:
             self._journal = Journal(self.endpoint)

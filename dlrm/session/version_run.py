@@ -14,7 +14,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite, check
+from sluice.dlrm.checkpoint.meta import NotFinite, check
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
@@ -23,11 +23,11 @@ from sluice.dlrm.ranks import machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.session.session import TrainingSession
+from sluice.dlrm.session.trainer import Trainer, TrainingOutcome
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.input_checks import BatchChecker, check_files
 from sluice.dlrm.training.profiler import traced
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
-from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
 from sluice.ingest.knobs import Knobs
 
 
@@ -186,16 +186,10 @@ class VersionRun:
             journal.warn(run.meta.step, run.seen)
         if run.checkpoint is None:
             return
-        if run.changes is not None and run.before is not None:
+        if run.changes is not None:
             journal.say(run.changes.text)
             check(run.checkpoint, self._ranks)
-            transplant(
-                run.checkpoint,
-                self._parts,
-                before=run.before,
-                after=run.meta,
-                changes=run.changes,
-            )
+            transplant(run.checkpoint, self._parts, after=run.meta, changes=run.changes)
             loader.load_state_dict({**loader.state_dict(), "epoch": run.meta.epoch})
         else:
             Checkpoint(run.checkpoint).load(self._parts, self._ranks)
@@ -235,58 +229,31 @@ class VersionRun:
             ) as controller,
             traced(config.profile if self._ranks.first else 0, self._run.folder) as tick,
         ):
-
-            def evaluate(meta: CheckpointMeta) -> bool:
-                with self._session.activity.apart("evaluated"), loader.resting():
-                    return self._validator.evaluate_and_check(meta)
-
-            def has_new_version(meta: CheckpointMeta) -> bool:
-                version = versions.next_version(config, meta) if self._ranks.first else None
-                return self._ranks.gather_objects(version)[0] is not None
-
             trainer = Trainer(
                 config=config,
                 world=self._ranks,
                 parts=self._parts,
                 checker=BatchChecker.of(self._planned.layout, loader, "train", config.missing),
-                save=lambda meta: self._save(meta, controller),
-                observe=journal.metric,
-                evaluate=evaluate,
+                feed=loader,
                 synced_batches=self._batches,
+                checkpoints=self._checkpoints,
+                validator=self._validator,
+                journal=journal,
+                tuning=lambda: {
+                    "knobs": loader.knobs.to_dict(),
+                    "agent": assemble.agent_of(controller, self._knob_memory),
+                },
                 tick=tick,
-                table_changed=has_new_version,
                 hosts=self._ranks.gather_objects(platform.node()),
-                warn=journal.warn,
             )
             try:
                 self._session.signals.saved.clear()
-                outcome = trainer.train(loader, self._run.meta)
+                outcome = trainer.train(self._run.meta)
                 self._checkpoints.wait()
                 self._session.signals.saved.set()
             except NotFinite as error:  # on all ranks
                 raise trainer.guard.error(str(error)) from None
         return outcome, controller
-
-    def _save(self, meta: CheckpointMeta, controller: Controller | None) -> None:
-        loader = self._loader
-        with self._session.activity.apart("saved a checkpoint"), loader.resting():
-            self._checkpoints.save(
-                replace(
-                    meta,
-                    knobs=loader.knobs.to_dict(),
-                    agent=assemble.agent_of(controller, self._knob_memory),
-                )
-            )
-        if not meta.loader["step"]:
-            self._journal.event(
-                {
-                    "kind": "epoch",
-                    "epoch": meta.epoch,
-                    "step": meta.step,
-                    "rows": meta.rows,
-                    "order_hash": loader.order_hash,
-                }
-            )
 
     def _evaluate_at_end(self, outcome: TrainingOutcome) -> dict[str, Any]:
         """Evaluates the model on its test split, unless the run was asked to stop. Returns the metrics of the run."""

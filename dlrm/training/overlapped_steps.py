@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.finite_guard import FiniteGuard
-    from sluice.dlrm.training.steps import TrainingStep
+    from sluice.dlrm.training.synced_batches import TrainingStep
     from sluice.ingest.batch import Batch
 
 

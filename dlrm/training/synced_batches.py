@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,30 @@ from torch.profiler import record_function
 
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.ranks import Ranks
-from sluice.dlrm.training.steps import TrainingStep
 from sluice.ingest.errors import LoaderError
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.finite_guard import FiniteGuard
     from sluice.ingest.batch import Batch
     from sluice.ingest.loader import BatchLoader
+
+
+@dataclass(slots=True)
+class TrainingStep:
+    """One rank's part of a batch, and what was made of it."""
+
+    batch: Batch
+    wait_s: float
+    """Seconds spent in the loader's raw `next()`."""
+    position: dict[str, Any]
+    """The loader's position after this batch."""
+    rows: int
+    """The number of rows over all ranks, without padding."""
+    others_s: float = 0.0
+    """Seconds that this rank waited for the others, once it had its part."""
+    loss: torch.Tensor | None = None
+    """This rank's loss. The mean over all ranks is the loss of the batch. None: the step was not made, or all ranks
+    skipped the batch, because its loss was not finite. Its rows do not count."""
 
 
 class Stopped(Exception):
@@ -43,7 +60,7 @@ class SyncedBatches:
         self._world = world
         self._asked_to_stop = asked_to_stop
         self._clock = clock
-        self._activity = activity or Activity()
+        self.activity = activity or Activity()
         self._lock = threading.Lock()
         self._waiting_on: BatchLoader | None = None
         self.stopped = False
@@ -64,11 +81,11 @@ class SyncedBatches:
 
         try:
             for number in count(1):
-                self._activity.fetches(number, read_progress)
+                self.activity.fetches(number, read_progress)
                 asked_at = self._clock()
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait_s = self._clock() - asked_at
-                self._activity.meets(number)
+                self.activity.meets(number)
                 met_at = self._clock()
                 self.stopped, rows, failed = self._agree(
                     batch, guard is not None and guard.has_failed()
@@ -78,10 +95,10 @@ class SyncedBatches:
                     guard.end()
                 if batch is None or self.stopped:
                     return
-                self._activity.steps(number)
+                self.activity.steps(number)
                 yield TrainingStep(clear_padding(batch), wait_s, feed.state_dict(), rows, others_s)
         finally:
-            self._activity.rests()
+            self.activity.rests()
 
     def all_of(self, feed: BatchLoader) -> Iterator[Batch]:
         """Yields all batches of the feed. Raises Stopped if the ranks were asked to stop, because the result would be

@@ -37,7 +37,7 @@ _LATE = (
     "sluice.dlrm.checkpoint.saving",
     "sluice.dlrm.telemetry.journal",
     "sluice.dlrm.evaluation.validation",
-    "sluice.dlrm.training.trainer",
+    "sluice.dlrm.session.trainer",
     "sluice.agent.report.page",
     "tensorboardX",
     "torch.distributed.optim",

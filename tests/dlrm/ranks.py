@@ -10,24 +10,25 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.checkpoint.saving import Checkpoints, load
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.ranks import Ranks, machine, world
+from sluice.dlrm.session.trainer import Trainer
 from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import Trainer
 from sluice.ingest.errors import LoaderError
 from tests.dlrm.rig import (
     DENSE,
@@ -190,11 +191,27 @@ def twin(
 
 
 def trainer_of(
-    here: Ranks, config: Config, parts: TrainingParts, saved: Checkpoints, **more
+    here: Ranks,
+    config: Config,
+    parts: TrainingParts,
+    saved: Checkpoints,
+    feed: FakeFeed,
+    *,
+    observe=lambda _: None,
+    evaluate=lambda _: False,
+    **more,
 ) -> Trainer:
-    checker = BatchChecker(SIZES, DENSE, "fake")
-    more = {"synced_batches": SyncedBatches(here), **more}
-    return Trainer(config=config, world=here, parts=parts, checker=checker, save=saved.save, **more)
+    return Trainer(
+        config=config,
+        world=here,
+        parts=parts,
+        feed=feed,
+        checker=BatchChecker(SIZES, DENSE, "fake"),
+        checkpoints=saved,
+        validator=SimpleNamespace(evaluate_and_check=evaluate),
+        journal=SimpleNamespace(metric=observe, event=lambda _: None, warn=lambda *_: None),
+        **{"synced_batches": SyncedBatches(here), **more},
+    )
 
 
 def trained(
@@ -212,7 +229,7 @@ def trained(
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
     feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
-    saved, meta = Checkpoints(folder, parts, here, keep=2, record=lambda _: None), META
+    saved, meta = Checkpoints(folder, parts, here, keep=2), META
     if resume is not None:
         Checkpoint(resume).load(parts, here)
         meta = replace(META, step=stop_at or 0)
@@ -232,6 +249,7 @@ def trained(
         config,
         parts,
         saved,
+        feed,
         evaluate=judge if config.evals > 1 else lambda _: False,
         ahead=ahead,
         observe=lambda m: losses.append(m["loss"]),
@@ -241,7 +259,7 @@ def trained(
         ),
     )
     try:
-        outcome = trainer.train(feed, meta)
+        outcome = trainer.train(meta)
         saved.wait()
     finally:
         saved.close()
@@ -307,17 +325,18 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     loss = loss_of(alone(*parts.layout.features(real)), real.label, real.weight)
     loss.backward()
     lines: list[dict] = []
-    saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
+    saved = Checkpoints(folder, parts, here, keep=1)
     trainer = trainer_of(
         here,
         config,
         parts,
         saved,
+        PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True),
         observe=lines.append,
         ahead=ahead,
     )
     begun = replace(META, step=1, rows=ROWS)
-    outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
+    outcome = trainer.train(begun)
     saved.close()
     after = whole_weights(parts.model, here)
     moved = {k: before[k] - after[k] for k in before}
@@ -355,13 +374,14 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     """The rank that waits for its batch is asked to stop; the others have theirs."""
     config, parts = build(here, "auto")
     feed, asked, losses = StallingFeed(here), threading.Event(), []
-    saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
+    saved = Checkpoints(folder, parts, here, keep=2)
     synced_batches = SyncedBatches(here, asked.is_set)
     trainer = trainer_of(
         here,
         config,
         parts,
         saved,
+        feed,
         observe=lambda m: losses.append(m["loss"]),
         synced_batches=synced_batches,
     )
@@ -374,7 +394,7 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     asking = threading.Thread(target=ask)
     if here.first:
         asking.start()
-    outcome = trainer.train(feed, META)
+    outcome = trainer.train(META)
     saved.wait()
     saved.close()
     if here.first:
@@ -588,7 +608,7 @@ def recut(here: Ranks, folder: Path) -> dict:
         weights, kept, quality = torch.load(saved / "whole.pt", weights_only=True)
         for how in KINDS:
             _, parts = build(here, how)
-            load(next(saved.glob("step-*")), parts, here)
+            Checkpoint(next(saved.glob("step-*"))).load(parts, here)
             now, differ = whole_weights(parts.model, here), []
             differ += [k for k in weights if not torch.equal(weights[k], now[k])]
             for key, value in states(parts, here).items():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ class FakeFeed:
     rank: int = 0
     ranks: int = 1
     bags: bool = False
+    order_hash = ""
+    resting = nullcontext
     position: dict[str, Any] = field(default_factory=lambda: {"epoch": 0, "step": 0})
 
     def __len__(self) -> int:

@@ -172,7 +172,7 @@ def life(
         table_states=nothing,
         dense=nothing,
     )
-    saved = Checkpoints(checkpoints, parts, Alone(), keep=2, record=lambda _: None, files=disk)  # type: ignore[arg-type]
+    saved = Checkpoints(checkpoints, parts, Alone(), keep=2, files=disk)  # type: ignore[arg-type]
     try:
         for number in range(step + 1, step + 1 + chance.randint(1, 4)):
             weight.fill_(number)

@@ -93,7 +93,6 @@ def saved_by(folder, lane, free: int, *, on_device: bool = True, disk=None):
         parts,
         Alone(),
         keep=2,
-        record=lambda _: None,
         files=disk or Disk(),
         lane=lane,
         memory_free=lambda: free,
@@ -156,9 +155,7 @@ class TwoHosts(Alone):
 def test_every_rank_knows_of_a_host_without_room(tmp_path):
     nothing = SimpleNamespace(state_dict=dict)
     parts = SimpleNamespace(model=nothing, table_states=nothing, dense=nothing)
-    checkpoints = Checkpoints(
-        tmp_path, parts, TwoHosts(), keep=1, record=lambda _: None, memory_free=lambda: 2**30
-    )
+    checkpoints = Checkpoints(tmp_path, parts, TwoHosts(), keep=1, memory_free=lambda: 2**30)
     with raises(CheckpointError, "0 B are free"):
         checkpoints.save(META)
     checkpoints.close()

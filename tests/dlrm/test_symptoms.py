@@ -47,7 +47,6 @@ def test_few_rows_are_no_proof_of_learning():
         ({"largest_dense": ("I3", 65535.0)}, ["'I3'", 65535]),
         ({"spread": 0.0, "lr": 1e-6}, ["the same", "1e-06", "too small"]),
         ({"ne": 4.2, "lr": 15.0}, ["NE 4.20", "15 is too large"]),
-        ({"train_ne": 0.8}, ["training rows are learned"]),
         ({}, ["a tenth and ten times"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +13,10 @@ import torch
 
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import packed, unpacked
+from sluice.dlrm.session.trainer import Trainer, late_rank, slow_rank
 from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import Trainer, late_rank, slow_rank
 from tests.dlrm.rig import DENSE, META, SIZES, batch
 from tests.raises import raises
 
@@ -47,6 +48,9 @@ class SlowFeed:
             self.epoch += step + 1 == self._steps
             self.step = (step + 1) % self._steps
             yield batch(step, ROWS)
+
+    order_hash = ""
+    resting = nullcontext
 
     def state_dict(self):
         return {"epoch": self.epoch, "step": self.step}
@@ -136,10 +140,11 @@ def run(
         config=config,
         world=here,
         parts=None,
+        feed=SlowFeed(clock, steps),
         checker=BatchChecker(SIZES, DENSE, "fake"),
-        save=save,
-        evaluate=evaluate,
-        observe=lines.append,
+        checkpoints=SimpleNamespace(save=save),
+        validator=SimpleNamespace(evaluate_and_check=evaluate),
+        journal=SimpleNamespace(metric=lines.append, event=lambda _: None, warn=lambda *_: None),
         clock=clock,
         own_clock=lambda: clock.own,
         hosts=["host0", "host1"],
@@ -150,7 +155,7 @@ def run(
     )
     trainer.loss = loss
     meta = replace(META, **(begun or {}))
-    return trainer.train(SlowFeed(clock, steps), meta), lines, done
+    return trainer.train(meta), lines, done
 
 
 def test_the_stall_is_the_wait_in_next_alone():

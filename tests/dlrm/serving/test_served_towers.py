@@ -50,7 +50,7 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             parts = parts_of(
                 config, layout, len(DENSE), placed(config, layout.tables, machine(1, 1)), here
             )
-            saved = Checkpoints(tmp_path / str(number), parts, here, keep=1, record=lambda _: None)
+            saved = Checkpoints(tmp_path / str(number), parts, here, keep=1)
             saved.save(META)
             saved.wait()
             saved.close()

@@ -1,7 +1,9 @@
 """The training loop, from an epoch's first batch to its evaluation: `Trainer`.
 
 `train` repeats `_train_epoch`, which shows the order of things: a step (`_step`), its figures (`_count`), a line of the
-log (`_report`), a checkpoint (`_save`), an evaluation (`_evaluate`). `sluice.dlrm.session.version_run` makes the parts.
+log (`_report`), a checkpoint (`_save`), an evaluation (`_evaluate`). The parts that it calls have names:
+`synced_batches`, `checker`, `guard`, `parts` (model and optimisers), `checkpoints`, `validator` and `journal`.
+`sluice.dlrm.session.version_run` makes them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.follow import versions
 from sluice.dlrm.model.ranker import first_bias, loss_of
 from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.options import Config
@@ -23,12 +26,14 @@ from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
-from sluice.dlrm.training.steps import TrainingStep
-from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.dlrm.training.synced_batches import SyncedBatches, TrainingStep
 from sluice.ingest.gpu import staging_for
 from sluice.ingest.machine import Machine, core_wait_s
 
 if TYPE_CHECKING:
+    from sluice.dlrm.checkpoint.saving import Checkpoints
+    from sluice.dlrm.evaluation.validation import Validator
+    from sluice.dlrm.telemetry.journal import Journal
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.overlapped_steps import OverlappedSteps
     from sluice.ingest.batch import Batch
@@ -106,34 +111,32 @@ class TrainingOutcome:
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains a sharded model on a feed. Ranks communicate before each step, in the step, and every `log_every` steps to
-    sum their counters.
-
-    `save(meta)` writes a checkpoint. `evaluate(meta)` returns whether the model is good enough to stop. `tick()` is
-    called after each step. `table_changed(meta)` is asked after each epoch. It returns whether training ends here,
-    because the table has a newer version. `warn(step, text)` reports a skipped batch. `ahead`: whether steps overlap
-    (`sluice.dlrm.training.overlapped_steps`). The default is to overlap them on a GPU."""
+    """Trains a sharded model on a loader's batches, the `feed`. Ranks communicate before each step, in the step, and
+    every `log_every` steps to sum their counters."""
 
     config: Config
     world: Ranks
     parts: TrainingParts
+    feed: BatchLoader
     checker: BatchChecker
-    save: Callable[[CheckpointMeta], None]
-    observe: Callable[[dict[str, Any]], None]
     synced_batches: SyncedBatches
-    evaluate: Callable[[CheckpointMeta], bool] = lambda _: False
+    checkpoints: Checkpoints
+    validator: Validator
+    journal: Journal
+    tuning: Callable[[], dict[str, Any]] = dict
+    """Returns the agent's fields of a checkpoint's meta."""
     memory_used: Callable[[], int] = field(default_factory=lambda: Machine().memory_used)
     tick: Callable[[], None] = lambda: None
-    warn: Callable[[int, str], None] = lambda *_: None
-    table_changed: Callable[[CheckpointMeta], bool] = lambda _: False
+    """Called after each step."""
     hosts: Sequence[str] = ()
     """The name of each rank's host."""
     ahead: bool | None = None
+    """Whether steps overlap (`sluice.dlrm.training.overlapped_steps`). None: on a GPU."""
     clock: Callable[[], float] = time.perf_counter
     own_clock: Callable[[], float] = lambda: time.thread_time() + core_wait_s()
 
     def __post_init__(self) -> None:
-        self.guard = FiniteGuard(self.config, self.world, self.checker, self.warn)
+        self.guard = FiniteGuard(self.config, self.world, self.checker, self.journal.warn)
         self._has_first_bias = False
         self._staging = staging_for(self.world.device)
         self._overlapped_steps: OverlappedSteps | None = None
@@ -145,17 +148,17 @@ class Trainer:
                 self.parts, self.world, self.guard, self._update
             )
 
-    def train(self, feed: BatchLoader, meta: CheckpointMeta) -> TrainingOutcome:
+    def train(self, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
         self._outcome = outcome = TrainingOutcome(meta, saved_at=meta.step)
         while outcome.meta.epoch < self.config.epochs and not outcome.is_over:
-            self._train_epoch(feed)
+            self._train_epoch()
         return outcome
 
-    def _train_epoch(self, feed: BatchLoader) -> None:
+    def _train_epoch(self) -> None:
         """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough. Reports, saves
         and evaluates on the way, and at the end of the epoch."""
-        config, outcome = self.config, self._outcome
+        config, feed, outcome = self.config, self.feed, self._outcome
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
         # A model that has trained keeps its bias.
@@ -187,7 +190,7 @@ class Trainer:
                 self._save(step.position if outcome.stopped else feed.state_dict())
         if not outcome.stopped:
             self._evaluate()
-            outcome.table_changed = not outcome.good_enough and self.table_changed(outcome.meta)
+            outcome.table_changed = not outcome.good_enough and self._has_new_version()
 
     def _steps(self, batches: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
         """Makes one step after the other, one for each batch. On a GPU they overlap."""
@@ -275,7 +278,7 @@ class Trainer:
         # Without rows, all batches were skipped.
         if not rows:
             return
-        self.observe(
+        self.journal.metric(
             {
                 "kind": "train",
                 "step": outcome.meta.step,
@@ -292,15 +295,36 @@ class Trainer:
         """Writes a checkpoint with the position of the next batch. The epoch of that batch is the number of finished
         epochs."""
         outcome = self._outcome
-        outcome.meta = replace(outcome.meta, loader=position, epoch=position["epoch"])
-        outcome.saved_at = outcome.meta.step
-        self.save(outcome.meta)
+        outcome.meta = meta = replace(outcome.meta, loader=position, epoch=position["epoch"])
+        outcome.saved_at = meta.step
+        with self.synced_batches.activity.apart("saved a checkpoint"), self.feed.resting():
+            self.checkpoints.save(replace(meta, **self.tuning()))
+        if not position["step"]:
+            self.journal.event(
+                {
+                    "kind": "epoch",
+                    "epoch": meta.epoch,
+                    "step": meta.step,
+                    "rows": meta.rows,
+                    "order_hash": self.feed.order_hash,
+                }
+            )
 
     def _evaluate(self) -> None:
         if self._overlapped_steps is not None:
             self._overlapped_steps.pause()
-        self._outcome.good_enough = self.evaluate(self._outcome.meta)
-        self._outcome.stopped = self.synced_batches.stopped
+        outcome = self._outcome
+        with self.synced_batches.activity.apart("evaluated"), self.feed.resting():
+            outcome.good_enough = self.validator.evaluate_and_check(outcome.meta)
+        outcome.stopped = self.synced_batches.stopped
+
+    def _has_new_version(self) -> bool:
+        """Whether training ends here, because the table has a newer version. The first rank decides for all."""
+        if not self.config.follow:
+            return False
+        first = self.world.first
+        version = versions.next_version(self.config, self._outcome.meta) if first else None
+        return self.world.gather_objects(version)[0] is not None
 
 
 def late_rank(seconds: Sequence[Sequence[float]], hosts: Sequence[str]) -> dict[str, Any]:
