@@ -10,20 +10,135 @@ last line of standard output is one JSON object: auc, ne, logloss, calibration, 
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.common.settings import parse
-from sluice.dlrm.evaluation.request import EvaluationRequest
+from sluice.common.settings import parse, setting
 from sluice.dlrm.liveness.rank_exit import RankExit, end_with_torchrun, tell_torchrun
+from sluice.etl.spec.code_options import CodeOptions
+
+if TYPE_CHECKING:
+    from sluice.dlrm.evaluation.split import Findings
+    from sluice.dlrm.options import Config
+    from sluice.etl.table.table import FeatureTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """Which checkpoint is evaluated, and on which rows."""
+
+    title = "what"
+    run: Path = setting(
+        help="run folder of dlrm.train", flags=("--run-dir", "--run"), metavar="DIR"
+    )
+    best: bool = setting(
+        False, "evaluate the checkpoint with the best validation AUC, not the newest"
+    )
+    data: str = setting("", "feature table (default: the run's)", metavar="TABLE")
+    version: int | None = setting(
+        None, "version of the table (default: the newest; without --data, the run's)"
+    )
+    split: str = setting("test", "split of the table", metavar="NAME")
+    batch_size: int = setting(16384, "rows of a global batch", least=1)
+    slices: tuple[str, ...] = setting(
+        (), "figures also for the most frequent ids of these columns", metavar="COLUMN,…"
+    )
+    split_moved: str = setting(
+        "refuse",
+        "what to do if the split holds rows that the run has trained on",
+        choices=("refuse", "accept"),
+    )
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def answer(self) -> dict[str, Any] | None:
+        """Returns the figures on the first rank, and None on the others."""
+        from sluice.dlrm.checkpoint.meta import find_checkpoint
+        from sluice.dlrm.follow.versions import seen_in
+        from sluice.dlrm.foreign_table import open_table
+        from sluice.dlrm.options import Config
+        from sluice.etl.table.split_rows import TRAIN
+
+        path, meta = find_checkpoint(self.run / "checkpoints", take_best=self.best)
+        trained = Config.from_dict(meta.config)
+        table = trained.changed_table(
+            open_table(
+                self.data or trained.data,
+                self.version if self.data or self.version is not None else trained.version,
+                spec=trained.spec,
+                allow_code=self.code.permission,
+                transforms=trained.transforms,
+            )
+        )
+        meta.check(table, same_version=False)
+        # Raises an error with the table's splits if this one is unknown.
+        table.files_of(self.split)
+        if self.split != TRAIN and (
+            seen := seen_in(table, meta, self.split_moved, split=self.split)
+        ):
+            say(f"warning: {seen}")
+        config = replace(
+            trained,
+            data=table.uri,
+            version=table.version,
+            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+            batch_size=self.batch_size,
+            sharding="auto",
+            slices=self.slices,
+        )
+        findings = self._evaluate(config, table, path)
+        if findings is None:
+            return None
+        if findings.undefined is not None:
+            say(f"warning: {findings.undefined}")
+        say(f"{self.split}: {findings.quality}")
+        return {
+            **findings.quality.to_dict(),
+            "split": self.split,
+            "step": meta.step,
+            "version": table.version,
+            "checkpoint": str(path),
+            "slices": {
+                name: {i: q.to_dict() for i, q in ids.items()}
+                for name, ids in findings.slices.items()
+            },
+        }
+
+    def _evaluate(self, config: Config, table: FeatureTable, checkpoint: Path) -> Findings | None:
+        """Evaluates on all ranks. Returns the findings on the first one."""
+        from sluice.dlrm.telemetry.silence_warnings import quiet
+
+        quiet()
+        from sluice.dlrm import run_plan
+        from sluice.dlrm.checkpoint.checkpoint import Checkpoint
+        from sluice.dlrm.evaluation.split import evaluate
+        from sluice.dlrm.ranks import machine, world
+        from sluice.dlrm.training import assemble, loaders
+        from sluice.dlrm.training.input_checks import BatchChecker
+
+        with (
+            world() as members,
+            loaders.evaluation(
+                config, table, self.split, rank=members.rank, local_ranks=members.local_ranks
+            ) as batches,
+        ):
+            planned = run_plan.plan_run(config, table, machine(members.ranks, members.local_ranks))
+            parts = assemble.parts_of(
+                config, planned.layout, len(batches.dense_names), planned.placement, members
+            )
+            Checkpoint(checkpoint).load(parts, members, optimisers=False)
+            checker = BatchChecker.of(planned.layout, batches, self.split, config.missing)
+            findings = evaluate(parts, batches, checker, members, slices=config.slices)
+            return findings if members.first else None
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     request = parse(EvaluationRequest, argv, "sluice evaluate", description=__doc__)
     end_with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
     try:
-        return request.answer(say)
+        return request.answer()
     except UsageError as error:
         tell_torchrun(str(error))
         raise

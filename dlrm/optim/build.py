@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from sluice.dlrm.optim.copied_tables import EPS, CopiedTables
-from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
-from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
 
 _TABLES = {
@@ -67,34 +64,3 @@ def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
         dense_parameters(model),
         lambda params: kind(params, lr=config.dense_lr, weight_decay=config.dense_decay),
     )
-
-
-class LearningRates:
-    """Sets all optimisers' learning rates by their schedules."""
-
-    def __init__(
-        self,
-        model: Any,
-        copied: CopiedTables,
-        dense: KeyedOptimizerWrapper,
-        config: OptimConfig,
-        *,
-        steps_per_epoch: int,
-        in_torch: Sequence[TorchTables],
-    ) -> None:
-        self._in_torch = in_torch
-        schedule = RateSchedule.read(config.schedule)
-        self._all = (
-            Scheduled(model.fused_optimizer, schedule, steps_per_epoch=steps_per_epoch, fused=True),
-            Scheduled(copied, schedule, steps_per_epoch=steps_per_epoch),
-            Scheduled(
-                dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch
-            ),
-        )
-
-    def set_step(self, step: int) -> None:
-        """Sets the rates of step number `step`. Call it before the forward pass. The run's first step is 0."""
-        for one in self._all:
-            one.set_step(step)
-        for tables in self._in_torch:
-            tables.step = step

@@ -1,15 +1,19 @@
-"""Computes a learning rate from the step: `RateSchedule`. `Scheduled` sets it in an optimiser.
+"""Computes a learning rate from the step: `RateSchedule`. `LearningRates` sets it in the optimisers.
 
 The rate depends only on the step, so a resumed run has the right rate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.number_checks import is_number
 from sluice.dlrm.options import ConfigError
 from sluice.ingest.knobs import nearest
+
+if TYPE_CHECKING:
+    from sluice.dlrm.optim.torch_tables import TorchTables
 
 UNITS = ("step", "epoch")
 
@@ -96,39 +100,27 @@ class RateSchedule:
         return float(self.floor + (1 - self.floor) * left**self.power)
 
 
-class HasGroups(Protocol):
-    """The interface of torch's Optimizer, TorchRec's KeyedOptimizer, and their wrappers."""
-
-    @property
-    def param_groups(self) -> Any: ...
-    def step(self, closure: Any = None) -> Any: ...
-
-
-class Scheduled:
-    """An optimiser whose rates follow a schedule: call `set_step(step)` before each forward pass.
-
-    `fused` marks an optimiser that updates tables in the backward pass (`model.fused_optimizer`). Its `step` only
-    passes the new rate to the kernel."""
+class LearningRates:
+    """Sets the rates of optimisers by their schedules."""
 
     def __init__(
-        self,
-        optimiser: HasGroups,
-        schedule: RateSchedule,
-        *,
-        steps_per_epoch: int,
-        fused: bool = False,
+        self, scheduled: Sequence[tuple[Any, RateSchedule]], in_torch: Sequence[TorchTables] = ()
     ) -> None:
-        self._optimiser = optimiser
-        self._schedule = schedule.in_steps(steps_per_epoch)
-        self._fused = fused
-        # Read now, because a checkpoint that is loaded later replaces the rates by those of its step.
-        self._base = [float(group["lr"]) for group in optimiser.param_groups]
+        """The first optimiser updates tables within the backward pass (`model.fused_optimizer`). `in_torch` are tables
+        that round at random, by the step."""
+        # The rates are read now, because a checkpoint that is loaded later replaces them by those of its step.
+        self._scheduled = [
+            (optimiser, schedule, [float(group["lr"]) for group in optimiser.param_groups])
+            for optimiser, schedule in scheduled
+        ]
+        self._in_torch = in_torch
 
-    def set_step(self, step: int) -> float:
-        """Sets the rates for this step. Returns the first group's rate, or 0 on a rank without parameters."""
-        factor = self._schedule.factor(step)
-        for group, base in zip(self._optimiser.param_groups, self._base, strict=True):
-            group["lr"] = base * factor
-        if self._fused:
-            self._optimiser.step()
-        return self._base[0] * factor if self._base else 0.0
+    def set_step(self, step: int) -> None:
+        """Sets the rates of step number `step`. Call it before the forward pass. The run's first step is 0."""
+        for optimiser, schedule, rates in self._scheduled:
+            factor = schedule.factor(step)
+            for group, base in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = base * factor
+        self._scheduled[0][0].step()  # only passes the new rate to the kernel
+        for tables in self._in_torch:
+            tables.step = step

@@ -19,13 +19,13 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import (
-    LearningRates,
     copied_tables,
     dense_optimiser,
     dense_parameters,
     fused_optimiser,
 )
 from sluice.dlrm.optim.copied_tables import CopiedTables
+from sluice.dlrm.optim.schedule import LearningRates, RateSchedule
 from sluice.dlrm.optim.torch_tables import replace_tables
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
@@ -77,6 +77,10 @@ def parts_of(
     first_weights(model, config.seed, layout.compressor.starts)
     in_torch = replace_tables(model, config.seed)
     copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)
+    rates, dense_rates = (
+        RateSchedule.read(text).in_steps(steps_per_epoch)
+        for text in (config.optim.schedule, config.optim.dense_schedule)
+    )
     return TrainingParts(
         layout,
         model,
@@ -84,7 +88,7 @@ def parts_of(
         dense,
         dense_parameters(model),
         LearningRates(
-            model, copied, dense, config.optim, steps_per_epoch=steps_per_epoch, in_torch=in_torch
+            [(model.fused_optimizer, rates), (copied, rates), (dense, dense_rates)], in_torch
         ),
     )
 

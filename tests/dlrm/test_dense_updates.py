@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sluice.dlrm.optim.clip import clip
-from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
+from sluice.dlrm.optim.schedule import LearningRates, RateSchedule
 from sluice.dlrm.options import ConfigError
 from tests.raises import raises
 
@@ -70,10 +70,10 @@ def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
             {"params": [nn.Parameter(torch.ones(1))]},
         ]
         optimiser = torch.optim.SGD(groups, lr=0.2)
-        return optimiser, Scheduled(optimiser, RateSchedule(warmup=4), steps_per_epoch=1)
+        return optimiser, LearningRates([(optimiser, RateSchedule(warmup=4))])
 
-    optimiser, scheduled = made()
-    assert scheduled.set_step(0) == pytest.approx(0.1)
+    optimiser, rates = made()
+    rates.set_step(0)
     assert [g["lr"] for g in optimiser.param_groups] == pytest.approx([0.1, 0.05])
     other, resumed = made()
     other.load_state_dict(optimiser.state_dict())
