@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.dlrm.evaluation.split import Findings
 
 NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
 FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
@@ -21,33 +24,6 @@ FIRST_EPOCH = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What is known about a model when it is judged. None: not measured."""
-
-    step: int
-    rows: int
-    """Rows of the evaluation."""
-    positives: int
-    """Rows of the evaluation with label 1."""
-    auc: float | None
-    """0.5: no better than chance. Less: the order is turned round. None: the evaluation had one class only."""
-    calibration: float | None = None
-    """Predicted over observed positives."""
-    ne: float | None = None
-    """The logloss over that of always predicting the mean rate. Far above 1: certain and wrong."""
-    spread: float | None = None
-    """Standard deviation of the logits. 0: every row gets the same prediction."""
-    largest_dense: tuple[str, float] | None = None
-    """The dense column with the largest absolute value, and that value."""
-    constant: tuple[str, ...] = ()
-    """Sparse columns that had a single id in all evaluated rows."""
-    columns: int = 0
-    """The number of sparse columns."""
-    lr: float | None = None
-    """The tables' learning rate at this step."""
-
-
 def chance(rows: int, positives: int) -> float:
     """Returns how far from 0.5 an AUC of pure chance is found once in some 30,000 evaluations: four standard errors."""
     negatives = rows - positives
@@ -56,31 +32,30 @@ def chance(rows: int, positives: int) -> float:
     return 4 * math.sqrt((rows + 1) / (12 * positives * negatives))
 
 
-def stuck(evidence: Evidence, *, after: int) -> str | None:
-    """Returns the text of a warning if the model ranks no better than chance at step `after` or later, else None."""
-    if evidence.step < after:
+def stuck(findings: Findings, *, step: int, lr: float, after: int) -> str | None:
+    """Returns the text of a warning if the model ranks no better than chance at step `after` or later, else None. `lr`
+    is the tables' learning rate."""
+    if step < after:
         return None
-    if evidence.auc is None:
+    auc, rows, positives = findings.quality.auc, findings.quality.rows, findings.positives
+    if auc is None:
         return (
-            f"step {evidence.step}: all {evidence.rows} rows evaluated have label {int(evidence.positives > 0)}, "
+            f"step {step}: all {rows} rows evaluated have label {int(positives > 0)}, "
             "so nothing can be ranked; look at the label's column and at how the split was made"
         )
-    margin = max(NEAR, chance(evidence.rows, evidence.positives))
-    if evidence.auc > 0.5 + margin:
+    margin = max(NEAR, chance(rows, positives))
+    if auc > 0.5 + margin:
         return None
-    if evidence.auc < 0.5 - margin:
+    if auc < 0.5 - margin:
         return (
-            f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is below chance: labels turned "
+            f"step {step}: AUC {auc:.4f} on {rows} rows is below chance: labels turned "
             "round, or a split whose labels mean something else"
         )
-    causes = _causes(evidence) or [
+    causes = _causes(findings, lr) or [
         "a learning rate that is too small or too large: try a tenth and ten times of it",
         "labels that do not belong to their rows: look at a few rows with `sluice show`",
     ]
-    return (
-        f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is no better than chance. "
-        f"Likely: {'; '.join(causes)}"
-    )
+    return f"step {step}: AUC {auc:.4f} on {rows} rows is no better than chance. Likely: {'; '.join(causes)}"
 
 
 def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> str | None:
@@ -102,34 +77,32 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
     )
 
 
-def bad_predictions(evidence: Evidence, steps_per_epoch: int) -> list[str]:
+def bad_predictions(findings: Findings, *, step: int, lr: float, steps_per_epoch: int) -> list[str]:
     """Returns warnings about the predictions of a trained model: if they are worse than the mean rate, or predict far
     more or far fewer positives than there are."""
     warnings = []
+    ne, calibration = findings.quality.ne, findings.quality.calibration
     few = ""
-    if evidence.step < FEW_STEPS:
-        few = f"{evidence.step} steps are too few: take a smaller --batch-size, or more --epochs"
-    if evidence.ne is not None and not evidence.ne <= 1:
+    if step < FEW_STEPS:
+        few = f"{step} steps are too few: take a smaller --batch-size, or more --epochs"
+    if ne is not None and not ne <= 1:
         cause = (
             "training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
             "--dense-lr, or the best checkpoint (`sluice evaluate --best`)"
-            if evidence.step > steps_per_epoch
+            if step > steps_per_epoch
             else FIRST_EPOCH
         )
         warnings.append(
-            f"NE {evidence.ne:.3f} on validation is above 1: always predicting the mean rate would be "
-            f"better. Likely: {few or '; '.join(_causes(evidence)) or cause}"
+            f"NE {ne:.3f} on validation is above 1: always predicting the mean rate would be "
+            f"better. Likely: {few or '; '.join(_causes(findings, lr)) or cause}"
         )
-    if (
-        evidence.calibration is not None
-        and not CALIBRATED[0] <= evidence.calibration <= CALIBRATED[1]
-    ):
+    if calibration is not None and not CALIBRATED[0] <= calibration <= CALIBRATED[1]:
         other_rate = (
             "positives are rarer or more frequent there than in training, as where negatives are sampled in "
             "training alone, or days differ; else a learning rate that is too large"
         )
         warnings.append(
-            f"{evidence.calibration:.2f} times as many positives are predicted on validation as there are. "
+            f"{calibration:.2f} times as many positives are predicted on validation as there are. "
             f"Likely: {few or other_rate}"
         )
     return warnings
@@ -160,33 +133,32 @@ def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
     )
 
 
-def _causes(evidence: Evidence) -> list[str]:
-    """Returns the causes that the evidence points at, the surest first."""
+def _causes(findings: Findings, lr: float) -> list[str]:
+    """Returns the causes that the findings point at, the surest first."""
     causes = []
-    if not all(math.isfinite(x) for x in (evidence.ne, evidence.spread) if x is not None):
+    ne, constant = findings.quality.ne, findings.constant
+    if not all(math.isfinite(x) for x in (ne, findings.spread) if x is not None):
         causes.append(
             "predictions are no longer numbers: lower the learning rate, and fill missing dense features"
         )
-    if evidence.columns and len(evidence.constant) * 2 >= evidence.columns:
+    if findings.columns and len(constant) * 2 >= findings.columns:
         causes.append(
-            f"{len(evidence.constant)} of {evidence.columns} sparse columns have one id in all rows "
-            f"({', '.join(evidence.constant[:3])}{' …' if len(evidence.constant) > 3 else ''}): the "
+            f"{len(constant)} of {findings.columns} sparse columns have one id in all rows "
+            f"({', '.join(constant[:3])}{' …' if len(constant) > 3 else ''}): the "
             "vocabulary does not fit the data"
         )
-    if evidence.largest_dense is not None and evidence.largest_dense[1] > 1000:
+    if findings.largest_dense is not None and findings.largest_dense[1] > 1000:
         causes.append(
-            f"dense column {evidence.largest_dense[0]!r} reaches {evidence.largest_dense[1]:g}: "
+            f"dense column {findings.largest_dense[0]!r} reaches {findings.largest_dense[1]:g}: "
             'scale it in the feature spec (op "log")'
         )
-    if evidence.spread is not None and evidence.spread < 1e-3:
+    if findings.spread < 1e-3:
         causes.append(
-            f"all predictions are the same (logits differ by {evidence.spread:.1g}): the last layers' ReLUs "
-            f"are dead, or the learning rate{'' if evidence.lr is None else f' of {evidence.lr:g}'} is "
-            "too small"
+            f"all predictions are the same (logits differ by {findings.spread:.1g}): the last layers' ReLUs "
+            f"are dead, or the learning rate of {lr:g} is too small"
         )
-    if evidence.ne is not None and evidence.ne > 1.5:
+    if ne is not None and ne > 1.5:
         causes.append(
-            f"the model is certain and wrong (NE {evidence.ne:.2f}): the learning rate"
-            f"{'' if evidence.lr is None else f' of {evidence.lr:g}'} is too large"
+            f"the model is certain and wrong (NE {ne:.2f}): the learning rate of {lr:g} is too large"
         )
     return causes

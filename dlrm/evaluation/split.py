@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from sluice.dlrm.evaluation.diagnosis import Evidence
 from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
 from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.ranks import Ranks
@@ -41,6 +40,8 @@ class Findings:
     """Standard deviation of the logits."""
     largest_dense: tuple[str, float] | None
     """The dense column with the largest absolute value, and that value; None without dense columns."""
+    columns: int
+    """The number of sparse columns."""
     constant: tuple[str, ...]
     """Sparse columns with one id in all rows."""
 
@@ -54,21 +55,6 @@ class Findings:
             return found
         column, value = self.largest_dense
         return f"{found}; the largest input is {value:g} in {column!r}"
-
-    def evidence(self, step: int, columns: int, lr: float) -> Evidence:
-        return Evidence(
-            step=step,
-            rows=self.quality.rows,
-            positives=self.positives,
-            auc=self.quality.auc,
-            ne=self.quality.ne,
-            calibration=self.quality.calibration,
-            spread=self.spread,
-            largest_dense=self.largest_dense,
-            constant=self.constant,
-            columns=columns,
-            lr=lr,
-        )
 
 
 @torch.no_grad()
@@ -115,7 +101,6 @@ def evaluate(
         raise ValueError("an evaluation over no rows")
     counted = counter.result(world)
     ranges.merge(world)
-    count, total, squares = ranges.logits.tolist()
     largest_dense = None
     if len(ranges.largest):
         top = int(ranges.largest.argmax())
@@ -124,8 +109,9 @@ def evaluate(
         quality=counted.quality,
         slices=dict(zip(slices, counted.slices, strict=True)),
         positives=counted.positives,
-        spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
+        spread=ranges.spread,
         largest_dense=largest_dense,
+        columns=len(names),
         constant=tuple(
             name
             for name, low, high in zip(names, ranges.low, ranges.high, strict=True)
@@ -143,6 +129,11 @@ class _Ranges:
         self.high = torch.full((sparse,), -1)
         self.logits = torch.zeros(3, dtype=torch.float64)
         """Count, sum, and sum of squares."""
+
+    @property
+    def spread(self) -> float:
+        count, total, squares = self.logits.tolist()
+        return float(max(0.0, squares / count - (total / count) ** 2) ** 0.5)
 
     def add(self, logits: Any, dense: Any, ids: Sequence[Any]) -> None:
         self.logits += torch.tensor(

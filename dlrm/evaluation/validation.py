@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
 from sluice.dlrm.evaluation.diagnosis import (
-    Evidence,
     bad_predictions,
     chance,
     falling,
@@ -50,8 +49,8 @@ class Validator:
     def __post_init__(self) -> None:
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
-        self._newest: Evidence | None = None
-        """The evidence of the newest evaluation of the validation split."""
+        self._newest: Findings | None = None
+        """Those of the newest evaluation of the validation split."""
         self._singles: Mapping[str, float] | None = None
         """Column → AUC of this column alone. It is None until a split other than training is evaluated."""
         self._fallen_from = -1.0
@@ -109,16 +108,16 @@ class Validator:
         self.on_evaluation()
         if findings.undefined is not None:
             return False
-        columns = len(self.parts.layout.columns)
-        self._newest = evidence = findings.evidence(meta.step, columns, self.config.optim.lr)
-        if warning := stuck(evidence, after=self.config.stuck_after):
+        self._newest = findings
+        lr, after = self.config.optim.lr, self.config.stuck_after
+        if warning := stuck(findings, step=meta.step, lr=lr, after=after):
             self.journal.warn(meta.step, warning)
         auc = findings.quality.auc
         if auc is None:
             return False
         self._aucs[meta.step] = auc
         highest = max(self._aucs.values())
-        noise = chance(evidence.rows, evidence.positives) / 4  # a standard error
+        noise = chance(findings.quality.rows, findings.positives) / 4  # a standard error
         if highest != self._fallen_from and (
             warning := falling(self._aucs, self.steps_per_epoch, noise)
         ):
@@ -140,5 +139,10 @@ class Validator:
     def conclude(self, meta: CheckpointMeta) -> None:
         """Warns if the trained model's predictions on the validation split are biased."""
         if self._newest is not None:
-            for text in bad_predictions(self._newest, self.steps_per_epoch):
+            for text in bad_predictions(
+                self._newest,
+                step=meta.step,
+                lr=self.config.optim.lr,
+                steps_per_epoch=self.steps_per_epoch,
+            ):
                 self.journal.warn(meta.step, text)

@@ -44,9 +44,10 @@ class FiniteGuard:
         self.lengths: Mapping[str, Tensor] = {}
         """The lengths of the gradients of the step that is being made, as `clip` returns them."""
         self._watched: deque[
-            tuple[int, tuple[int, int], Sequence[str], Tensor, Callable[[], bool]]
+            tuple[int, tuple[int, int], Sequence[str | None], Tensor, Callable[[], bool]]
         ] = deque()
-        """Step, batch, what its numbers are, the numbers, and whether they have arrived."""
+        """Step, batch, the layers of its gradients ("": all, None: the loss), the numbers, and whether they have
+        arrived."""
         self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 
@@ -54,14 +55,9 @@ class FiniteGuard:
         """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
         loss = torch.zeros(()) if loss is None else loss
         numbers = torch.stack([*self.lengths.values(), loss])
-        names = [
-            f"the length of the gradient of {name!r}" if name else "the gradients' length"
-            for name in self.lengths
-        ]
+        names = [*self.lengths, None]
         self.lengths = {}
-        self._watched.append(
-            (step, (batch.epoch, batch.step), [*names, "the loss"], *fetch(numbers))
-        )
+        self._watched.append((step, (batch.epoch, batch.step), names, *fetch(numbers)))
 
     def has_failed(self) -> bool:
         """Whether a number that has arrived on this rank is not finite."""
@@ -69,7 +65,13 @@ class FiniteGuard:
             step, batch, names, numbers, _ = self._watched.popleft()
             for name, number in zip(names, numbers.tolist(), strict=True):
                 if self._failed is None and not math.isfinite(number):
-                    self._failed = step, batch, f"{name} is {number} at step {step}"
+                    length = (
+                        f"the length of the gradient of {name!r}"
+                        if name
+                        else "the gradients' length"
+                    )
+                    what = "the loss" if name is None else length
+                    self._failed = step, batch, f"{what} is {number} at step {step}"
         return self._failed is not None
 
     def end(self) -> None:
