@@ -20,7 +20,7 @@ from sluice.dlrm.options import (
     tables_of,
 )
 from sluice.dlrm.sharding.apply import asked, describe
-from sluice.dlrm.sharding.machine import read
+from sluice.dlrm.sharding.machine import TrainingMachine, read
 from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import (
     DTYPES,
@@ -190,23 +190,26 @@ def main(argv: list[str]) -> dict[str, Any]:
             print(json.dumps(result), flush=True)  # The error follows, but the figures are useful.
         raise chosen
     say(describe(chosen, found, machine))
-    seconds = chosen.step_time(machine, args.batch_size)
-    say(
-        f"forward pass of a global batch of {args.batch_size:,} on the slowest rank: reading "
-        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms with the machine's figures"
-    )
-    each = _each_rank(args, given, chosen)
-    return {**result, **seconds, "each_rank": each, **_in_detail(chosen, found)}
+    costs = _costs(args, given, chosen, machine)
+    return {**result, **costs, **_in_detail(chosen, found)}
 
 
-def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> dict[str, Any]:
-    """Says and returns what the busiest rank holds, reads and sends."""
+def _costs(
+    args: PlanOptions, given: PlanInput, placed: ModelPlacement, machine: TrainingMachine
+) -> dict[str, Any]:
+    """Says and returns how long a step's forward pass takes, and what the busiest rank holds, reads and sends."""
     from sluice.ingest.row_order import default_streams
 
     batch = args.batch_size
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)
     traffic = step_traffic(placed, given.tables, batch=batch, wire=args.wire)
+    read_s = placed.most_reads * batch / machine.memory_bandwidth
+    exchange_s = machine.send_seconds(traffic.pooled)
+    say(
+        f"forward pass of a global batch of {batch:,} on the slowest rank: reading "
+        f"{read_s * 1e3:.3g} ms, exchange {exchange_s * 1e3:.3g} ms with the machine's figures"
+    )
     holds = placed.most_bytes
     vector_bytes = round(placed.most_reads * batch)
     row_bytes = round(rows * given.sample_bytes)
@@ -216,15 +219,15 @@ def _each_rank(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> d
         f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows{stored} and {gb(vector_bytes)} of vectors a step; "
         f"sends {gb(traffic.total)} a step, without the dense layers' gradients"
     )
-    found = {
+    if given.samples:
+        say(f"an epoch of {given.samples:,} rows: {steps:,} steps")
+    each_rank = {
         "holds_bytes": holds,
         "reads_a_step": {"vector_bytes": vector_bytes, "rows": rows, "row_bytes": row_bytes},
         "sends_a_step": traffic.total,
         "steps": steps,
     }
-    if given.samples:
-        say(f"an epoch of {given.samples:,} rows: {steps:,} steps")
-    return found
+    return {"read_s": read_s, "exchange_s": exchange_s, "each_rank": each_rank}
 
 
 def _in_detail(placed: ModelPlacement, tables: Sequence[Table]) -> dict[str, Any]:

@@ -194,7 +194,6 @@ class _Loads:
         """Returns a part with what it costs; `lookups` are those that fall on its rows."""
         total = self._storage.total(rows, width)
         device, host = shard_sizes.split(total, self.kernel(t))
-        # Sums are made, and sent, in float32.
         return TableShard(
             rank=rank,
             rows=rows,
@@ -202,7 +201,6 @@ class _Loads:
             bytes=device,
             host_bytes=host,
             reads=self._read(lookups, width),
-            sends=4 * width if rows else 0,
         )
 
     def _read(self, lookups: float, width: int) -> float:
@@ -260,7 +258,7 @@ class _Loads:
         if kind == "row":
             return self._cut_rows(t, range(ranks))
         if kind == "data":
-            copy = replace(self.part(t, 0, t.rows, t.width, t.lookups / ranks), sends=0)
+            copy = self.part(t, 0, t.rows, t.width, t.lookups / ranks)
             return [replace(copy, rank=r) for r in range(ranks)]
         if kind == "table_row":
             each = self._machine.ranks_per_host

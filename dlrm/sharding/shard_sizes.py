@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.sharding.machine import TrainingMachine
 
 # Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's. `uvm_caching` keeps a
 # fifth of the rows, those in use, in the memory of the processor that reads them: FBGEMM's usual share.
@@ -77,9 +76,6 @@ class TableShard:
     """The same in its host's memory, read through the accelerator."""
     reads: float
     """Bytes read for one sample."""
-    sends: int
-    """Bytes of its pooled vector: a whole one, a run of its columns, or, for some of the rows, a partial sum of full
-    width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,16 +131,6 @@ class ModelPlacement:
             _uneven([self.bytes_on(r) for r in range(self.ranks)]),
             _uneven([self.reads_on(r) for r in range(self.ranks)]),
         )
-
-    def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
-        """Returns the slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
-        vectors."""
-        sent = [sum(part.sends for part in self.parts_on(r)) for r in range(self.ranks)]
-        away = batch * (self.ranks - 1) / self.ranks
-        return {
-            "read_s": self.most_reads * batch / machine.memory_bandwidth,
-            "exchange_s": machine.send_seconds(max(sent) * away),
-        }
 
 
 def _uneven(loads: Sequence[float]) -> float:

@@ -13,6 +13,8 @@ from sluice.dlrm.sharding.shard_sizes import ModelPlacement
 class StepTraffic:
     """The bytes that the busiest rank sends for a batch, forwards and backwards."""
 
+    pooled: float
+    """The pooled vectors that it sends, forwards."""
     all_to_all: float
     """Ids to where their tables are, pooled vectors back, and their gradients the same way as the ids."""
     all_reduce: float
@@ -36,7 +38,7 @@ def step_traffic(
     table, if it is not 1."""
     ranks = placement.ranks
     if ranks == 1:
-        return StepTraffic(all_to_all=0.0, all_reduce=0.0)
+        return StepTraffic(pooled=0.0, all_to_all=0.0, all_reduce=0.0)
     mine, away = batch / ranks, batch * (ranks - 1) / ranks
     element = 2 if wire == "fp16" else 4
     pooled = [0.0] * ranks
@@ -57,6 +59,7 @@ def step_traffic(
             sum(mine * count * part.width * element for part in holders) * (ranks - 1) / ranks
         )
     return StepTraffic(
+        pooled=max(pooled),
         all_to_all=max(pooled) + gradients + ids,
         all_reduce=2 * dense_parameters * 4 * (ranks - 1) / ranks,
     )
