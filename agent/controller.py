@@ -267,6 +267,8 @@ class Controller:
         after = rates(_first_with_own_rate(window), window[-1])
         if after is None:
             return
+        if predicted and after.demand_rows_per_s:
+            predicted = min(predicted, after.demand_rows_per_s)  # the trainer takes no more
         # A decision right after the start has no earlier rate to compare with.
         self._record(
             {

@@ -331,15 +331,17 @@ def sentences(run: Run) -> list[str]:
             f"{count(figures.rows_per_s_settled)} rows/s in {last_third}) after {many}."
         )
     else:
+        if not figures.changes_settling:
+            knobs = "; the knobs were not changed"
+            if part.of("decision"):
+                knobs += " before the first fault"
+        elif {one.result for one in changes(part)[: figures.changes_settling]} <= _NOT_COMPARED:
+            knobs = f", after {many}"
+        else:
+            knobs = f"; {many} brought no measurable gain"
         parts.append(
             f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
-            f"trainer's time spent waiting for input in {last_third}"
-            + (
-                f"; {_gain(part, figures.changes_settling, many)}."
-                if figures.changes_settling
-                else "; the knobs were not changed"
-                + (" before the first fault." if part.of("decision") else ".")
-            )
+            f"trainer's time spent waiting for input in {last_third}{knobs}."
         )
     parts = [f"{headline(figures)} {parts[0]}".strip()]
     if figures.stall_last is not None:
@@ -363,13 +365,6 @@ def _bottleneck(stall: float) -> str:
     if stall <= SMALL_STALL:
         return f"the trainer was the bottleneck: it waited for input {percent(stall)} of its time."
     return f"the input was the bottleneck: the trainer waited {percent(stall)} of its time."
-
-
-def _gain(run: Run, settling: int, many: str) -> str:
-    """Returns what is known of the gain of the first `settling` changes, none of which was faster."""
-    if {one.result for one in changes(run)[:settling]} <= _NOT_COMPARED:
-        return f"the gain of {many} was not measured"
-    return f"{many} brought no measurable gain"
 
 
 def _late_rank(run: Run) -> list[str]:

@@ -116,7 +116,7 @@ def _effect(at):
 @pytest.mark.parametrize(
     ("effect", "gain"),
     [
-        ([_effect(21.0)], "the gain of one change was not measured"),
+        ([_effect(21.0)], "before the first fault of the run, after one change."),
         ([{**_effect(10.0), "rows_per_s_after": 101.0}], "one change brought no measurable gain"),
     ],
     ids=["measured after a fault", "no more rows"],
