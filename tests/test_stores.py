@@ -115,12 +115,18 @@ def test_a_store_that_nothing_opens_is_named_with_what_to_install(monkeypatch):
     ],
 )
 def test_messages_show_no_keys_of_a_uri(uri, shown, capsys):
-    """Errors, the lines of programs, and their last line."""
+    """Errors, the lines of programs, their last line, and the traceback of an unexpected error."""
     assert str(StoreError(f"{uri}: wrong")).startswith(shown)
     say(f"{uri}: wrong")
-    with pytest.raises(SystemExit):
-        run(lambda _: {"data": uri}, argv=[])
+
+    def fail(argv):
+        raise OSError(*argv)
+
+    for main in (lambda argv: {"data": argv[0]}, fail):
+        with pytest.raises(SystemExit):
+            run(main, argv=[uri])
     out, err = capsys.readouterr()
+    assert f"\nOSError: {shown}" in err
     assert json.loads(out)["data"].startswith(shown)
     assert err.startswith(shown)
     assert "SECRET" not in out + err

@@ -82,7 +82,7 @@ def clearly() -> Iterator[None]:
         if error.errno == errno.ENOSPC:
             words = "the disk is full: make room for output and TMPDIR "
         elif error.errno in (errno.EROFS, errno.EACCES):
-            words = "a folder cannot be written: the output, or TMPDIR "
+            words = "see that this user may read the input, and write to the output and TMPDIR "
         elif error.errno == errno.EIO:
             words = "a disk does not work: that of the input, the output or TMPDIR "
         else:

@@ -10,14 +10,16 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState
 
 
 def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]:
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
-    known = _find_ways(job.before) if job.before and not learning else {}
+    known = {}
+    if job.before and not learning:
+        stored = job.before.stored
+        known = {key: MAPPED if key in stored else "broadcast" for key in job.before.tables}
     about: dict[str, Any] = {
         "engine": engine,
         "mode": job.mode,
@@ -70,10 +72,6 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         f"{', '.join(spec.table.split)}; rows lie {_order(spec)}"
     )
     return lines, about
-
-
-def _find_ways(state: FittedState) -> dict[str, str]:
-    return {key: MAPPED if key in state.stored else "broadcast" for key in state.tables}
 
 
 def _known_by(spec: Spec) -> str:

@@ -13,7 +13,7 @@ _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
     (
         r"Read-only file system|Permission denied",
-        "a folder cannot be written: the output, or spark.local.dir",
+        "see that this user may read the input, and write to the output and spark.local.dir",
     ),
     (
         r"OutOfMemoryError: (Java heap space|GC overhead)",

@@ -423,9 +423,7 @@ def operator(raw: Any, path: str) -> tuple[Operator, bool]:
         raise SpecError(f"{path}.{error}") from None
 
 
-@cache
-def _hints(kind: type[Operator]) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:

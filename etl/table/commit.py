@@ -10,7 +10,7 @@ import datetime
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from sluice.common.errors import RunFailure
 from sluice.etl.schema import Field
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
 from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
+from sluice.etl.table.pins import folders_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
@@ -33,7 +34,8 @@ MODES = ("create", "append", "overwrite")
 
 
 class CommitConflict(RunFailure):
-    """Another job published first, and nothing of this job is visible. The message says what to do."""
+    """Another job published first, or a vacuum took files of this job. Nothing of this job is visible. The message
+    says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,14 @@ class Base:
     def permit_append(self, stored: pa.Schema, uri: str) -> None:
         """Refuses to append rows with other columns than the version has."""
         have, want = (
-            {f.name: _describe_column(f) for f in schema or ()} for schema in (self.schema, stored)
+            {
+                f.name: {
+                    "type": str(f.type),
+                    **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}")),
+                }
+                for f in schema or ()
+            }
+            for schema in (self.schema, stored)
         )
         other = next((name for name in {**want, **have} if have.get(name) != want.get(name)), None)
         if other is None:
@@ -116,6 +125,7 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
             base.permit_append(stored, store.uri)
         record = replace(record, version=base.next)
         store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
+        _refuse_lost_files(store, record)
         try:
             _commit(store, base, record, stored)
             return base.next
@@ -138,15 +148,27 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
             base = now
 
 
+def _refuse_lost_files(store: TableStore, record: JobRecord) -> None:
+    """Raises CommitConflict if files of the job are gone. A vacuum takes them if the job has run for a day, or if a
+    host's clock says so."""
+    needs = {f.path for f in record.files}
+    if record.state:
+        needs.add(f"_sluice/state/{record.state}/state.json")
+    if lost := needs.difference(*map(store.files, folders_of(needs))):
+        raise CommitConflict(
+            f"{store.url(min(lost))}: this file of the job is gone, so nothing of the job is visible; a vacuum takes "
+            "files of jobs that began more than a day ago; see that the clocks of all hosts are right, and run it again"
+        )
+
+
 def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema) -> None:
     """Makes one Delta commit on a version. Raises delta-rs's errors."""
     schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
     now_ms = int(time.time() * 1000)
-    added = [
+    added: list[Any] = [
         AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
         for f in record.files
     ]
-    actions: list[AddAction | RemoveAction] = [*added]
     properties = CommitProperties(
         custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0
     )
@@ -164,7 +186,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
         )
     else:
         DeltaTable(**store.delta, version=base.version).create_write_transaction(
-            actions,
+            added,
             "append" if record.mode == "append" else "overwrite",
             schema,
             partition_by=folders,
@@ -202,7 +224,3 @@ def _has_same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
         return False
     mine, theirs = record.identity, table.record.identity
     return mine is theirs or (mine is not None and theirs is not None and mine.is_same(theirs))
-
-
-def _describe_column(f: pa.Field) -> Mapping[str, Any]:
-    return {"type": str(f.type), **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}"))}

@@ -140,8 +140,6 @@ def _rebatch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield rest
 
 
-__all__ = ["FileBackedState", "FittedState", "Packed", "StateError"]
-
 Packed = dict[str, bytes | FileBackedState]
 """A state in the form that is sent to workers. They read tables in files themselves."""
 

@@ -327,16 +327,12 @@ def _record(store: TableStore, job: str) -> JobRecord:
         raise Unreadable(f"{store.url(path)}: {first_line(error)}") from None
 
 
-def _type_name(kind: pa.DataType) -> str:
-    return f"list<{kind.value_type}>" if pa.types.is_list(kind) else str(kind)
-
-
 def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
     return Field(
         name=f.name,
         role=about["role"],
-        type=_type_name(f.type),
+        type=f"list<{f.type.value_type}>" if pa.types.is_list(f.type) else str(f.type),
         layout=about["layout"],
         width=about["width"],
         online=tuple(about["online"]),

@@ -138,6 +138,11 @@ def _run(
                 "run it again"
             )
             _leave(FAILED)
+        if isinstance(error, PermissionError) and error.filename:
+            say(
+                f"error: {error.filename}: {error.strerror}; let this user read and write it, or choose another"
+            )
+            _leave(USAGE)
         say(traceback.format_exc().rstrip())
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)

@@ -16,6 +16,7 @@ def batches(names: list[str], count: int = 9, rows: int = 700) -> list[pa.Record
     for number in range(count):
         keys = {
             "_first": draw.integers(0, 3, rows).astype(float),
+            "_then": draw.integers(0, 3, rows),
             "_row": draw.integers(-9, 9, rows),
             "_key": draw.integers(-(2**62), 2**62, rows)
             if len(names) < 3
@@ -36,13 +37,15 @@ def sorted_by(budget: int, given: list[pa.RecordBatch], rows: int) -> list[pa.Ta
     return found
 
 
-@pytest.mark.parametrize("names", [["_key"], ["_first", "_key"], ["_first", "_row", "_key"]])
+@pytest.mark.parametrize(
+    "names", [["_key"], ["_first", "_key"], ["_first", "_then", "_row", "_key"]]
+)
 @pytest.mark.parametrize("rows", [64, 1000, 6300, 9999])
 def test_runs_on_the_disk_make_the_same_pieces_as_memory(names, rows, monkeypatch):
     monkeypatch.setattr(sorted_rows, "_PART_BYTES", 5000)
     given = batches(names)
     whole = pa.Table.from_batches(given).drop_columns("text").to_pylist()
-    order = ["_first", "_key", "_row"]
+    order = ["_first", "_then", "_key", "_row"]
     want = sorted(whole, key=lambda row: [row[name] for name in order if name in row])
     for budget in (1 << 30, 100_000, 0):
         pieces = sorted_by(budget, given, rows)

@@ -211,6 +211,7 @@ def record_of(table, job, mode, state=None):
         for f in table.record.files
     )
     shutil.copytree(Path(table.uri, "data", table.record.job), Path(table.uri, "data", job))
+    TableStore(table.uri).write_json(f"_sluice/state/{state}/state.json", {})
     return dataclasses.replace(
         table.record, mode=mode, job=job, files=files, parent=parent, state=state or parent
     )
@@ -225,6 +226,7 @@ def record_of(table, job, mode, state=None):
             (("append", "more"), ("append", "other")),
             1,
         ),  # two updates could give one id to two values
+        ((("append", "more"), ("append", "more")), 1),  # counts of equal rows would be in it once
         ((("overwrite", "more"), ("append", None)), None),
         ((("overwrite", "more"), ("overwrite", "other")), 1),
     ],
@@ -259,6 +261,17 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     assert len({f.path for f in now.files}) == len(now.files)
 
 
+@pytest.mark.parametrize("lost", ["data/20200101T000000-dead", "_sluice/state/more"])
+def test_a_job_of_which_a_vacuum_has_taken_files_publishes_nothing(table, lost):
+    """It takes them if the job has run for more than a day, or for a clock that is as wrong."""
+    store = TableStore(table.uri)
+    record = record_of(table, "20200101T000000-dead", "append", "more")
+    shutil.rmtree(store.path(lost))
+    with raises(CommitConflict, lost, "vacuum"):
+        publish(store, Base.read(store), record, table.fields)
+    assert FeatureTable.open(table.uri).version == 0
+
+
 def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(table, monkeypatch):
     from sluice.etl.table import commit
 
@@ -269,7 +282,9 @@ def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(tabl
         raise commit.CommitFailedError("the answer was lost")
 
     monkeypatch.setattr(commit, "_commit", lands_and_fails)
-    assert publish(store, base, record_of(table, "lost", "append"), table.fields) == 1
+    # The clock was set back, so this job's name comes before the other's.
+    assert publish(store, base, record_of(table, "0lost", "append"), table.fields) == 1
+    assert FeatureTable.open(table.uri).files[: len(table.files)] == table.files
 
 
 DAY_S = 86_400.0
@@ -305,6 +320,8 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     done = vacuum(store, keep=2, now=later)
     assert (done.files, done.kept_versions, done.pinned) == (tried.files, (1, 3, 4), (1,))
     assert before - all_files(table) == set(done.files)
+    are_records = [path.startswith("_sluice/jobs/") for path in done.files]
+    assert are_records == sorted(are_records), "a killed vacuum leaves no file without its record"
     assert not orphan.parent.exists()
     assert {*tails} & all_files(table) == {tails[0]}
     for version in (1, 3, 4):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.frozen.compare import LEFT_OUT, differences
-from tests.frozen.digest import key_paths
 
 REFERENCE = Path(__file__).parent / "reference.json"
 
@@ -60,23 +59,3 @@ def test_bytes_are_compared_where_the_same_libraries_have_made_them(numpy, found
     before = {"files": {"bytes": "a", "values": "b"}, "made with": {"numpy": "2"}}
     after = {"files": {"bytes": "x", "values": "b"}, "made with": {"numpy": numpy}}
     assert len(differences(before, after)) == found
-
-
-def test_the_paths_of_keys_leave_out_what_hangs_on_chance():
-    line = {
-        "kind": "loader",
-        "began": True,
-        "stages": {"read": {"busy": 1}},
-        "plan": [{"name": "a"}, {"rows": 1}],
-        "bins": {"octave 3": 1, "-7": 2},
-        "held_back": {"memory": 3},
-    }
-    assert key_paths([line]) == [
-        "bins.*",
-        "bins.octave *",
-        "held_back",
-        "kind",
-        "plan[].name",
-        "plan[].rows",
-        "stages.read.busy",
-    ]

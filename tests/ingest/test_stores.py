@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.stores import Place
+from sluice.etl.table.store import TableStore
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
@@ -128,18 +129,20 @@ def test_a_third_of_s3_requests_refused(bucket, status):
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_heads_lists_and_openings_outlast_a_store_that_refuses_five_times(
+def test_heads_lists_openings_and_small_files_outlast_a_store_that_refuses_five_times(
     bucket, monkeypatch, status
 ):
-    files, path = Place.of("s3://data/table?" + bucket.query).files()
-    for ask in (
-        lambda: files.get_file_info(f"{path}/part-0.parquet").size,
-        lambda: max(one.size or 0 for one in files.get_file_info(pafs.FileSelector(path))),
-        lambda: files.open_input_file(f"{path}/part-0.parquet").size(),
+    place = "s3://data/table?" + bucket.query
+    files, path = Place.of(place).files()
+    for method, ask in (
+        ("HEAD", lambda: files.get_file_info(f"{path}/part-0.parquet").size),
+        ("GET", lambda: max(one.size or 0 for one in files.get_file_info(pafs.FileSelector(path)))),
+        ("HEAD", lambda: files.open_input_file(f"{path}/part-0.parquet").size()),
+        ("GET", lambda: len(TableStore(place).read("part-0.parquet"))),
     ):
         refused = itertools.chain([0] * 5, itertools.repeat(1))
         monkeypatch.setattr(bucket, "_chance", SimpleNamespace(random=partial(next, refused)))
-        bucket.refuse(0.5, status)
+        bucket.refuse(0.5, status, method)
         assert ask() > 1000
         assert bucket.refused == 5
 

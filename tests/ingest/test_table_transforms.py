@@ -136,6 +136,7 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     table = FeatureTable.open(made, allow_code=(MODULE,), transforms=(f"{MODULE}:doubled:I1>I1",))
     once, twice = epoch(FeatureTable.open(made, allow_code=(MODULE,)))[0], epoch(table)[0]
     np.testing.assert_allclose(twice["I1"], np.array(once["I1"]) * 2)
+    assert twice["ratio"] == once["ratio"], "the spec's own come first"
     assert table.fingerprint.layout != FeatureTable.open(made).fingerprint.layout
     numbers = {"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}
     pq.write_table(pa.table(numbers), tmp_path / "a.parquet")
