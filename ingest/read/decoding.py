@@ -48,7 +48,7 @@ class ColumnChunk:
         """The bytes of the column in memory, decoded or as it is stored."""
         decoded = self.values * self.width or max(self.plain, self.expected)
         decoded += self.begins + self.values // 8
-        return decoded if self.levels else max(decoded, self.stored + self.stored // 64)
+        return decoded if self.begins else max(decoded, self.plain * 65 // 64)
 
     @property
     def extra_bytes(self) -> int:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.read.pages import ChunkBytes, StoredColumns
+from sluice.ingest.read.pages import StoredColumns, StoredRows
 
 _RANGES_AT_ONCE = 2  # ranges of a row group that each reader fetches at the same time
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
@@ -103,12 +103,14 @@ class LocalFile(OpenFile):
             raise
         self._columns: StoredColumns | None = None
 
-    def fetch(self, group: int, columns: Sequence[str], buffers: Buffers) -> ChunkBytes | None:
-        """Reads the stored bytes of those columns of a row group that may stay stored. None: there are none."""
+    def fetch(
+        self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers
+    ) -> StoredRows | None:
+        """Reads those columns of a row group that may stay stored. None: there are none."""
         if self._columns is None:
             size = os.fstat(self.descriptor).st_size
             self._columns = StoredColumns(self.metadata, self.schema, size)
-        return self._columns.fetch(self.descriptor, group, columns, buffers)
+        return self._columns.fetch(self.descriptor, group, portions, buffers)
 
     def status(self) -> os.stat_result:
         """Returns the status of the open file, even if another file has replaced it at the path."""

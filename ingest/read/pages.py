@@ -2,24 +2,27 @@
 are still pages.
 
 Most of the time of a row goes into decoding. Arrow decodes a column into memory, and the move to batches reads it from
-there again. A column that stays stored is unpacked in the core's cache, at the moment of the move
+there again. A column that stays stored is decoded in the core's cache, at the moment of the move
 (`sluice.ingest.stages.scatter_kernel`).
 
-A column of a row group stays stored if no value may be missing and each value has 4 or 8 bytes. Its pages must be
-plain, or indices into a dictionary, uncompressed or in LZ4. Arrow decodes all other columns. It also decodes a
-column whose pages this module does not understand, and raises the error if such a page is damaged.
+A column of a row group stays stored if no value is missing and each value has 4 or 8 bytes. Its pages must be plain, or
+indices into a dictionary. They may be compressed by Snappy, Zstandard or LZ4, and are unpacked here. Arrow decodes
+all other columns, and those whose pages this module does not understand.
 
-Every number that a file gives is checked here before anything is read through it. `page_table` leaves out a column with
-a page that lies outside its chunk, or whose sizes contradict each other. The indices of a dictionary, and the content
-of LZ4, are checked when they are unpacked.
+Every number that a file gives is checked here before anything is read through it. `page_heads` leaves out a column with
+a page that lies outside its chunk, or whose sizes contradict each other. That no value is missing is what the footer
+says, and what each page says: its definition levels. The indices of a dictionary are checked when they are looked up.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,10 +36,10 @@ from sluice.ingest.plain.footer_chunks import footer_bytes
 from sluice.ingest.stages.scatter_kernel import (
     DICTIONARY,
     INDICES,
-    LZ4,
     PAGE,
     READ_BEYOND,
     VALUES,
+    bytes_at,
     compiled,
     unpack_column,
 )
@@ -50,28 +53,48 @@ _TYPES = {
     ("DOUBLE", pa.float64()): np.float64,
 }
 """The types of columns that may stay stored: Parquet's and Arrow's, and the type of a stored value."""
-_UNCOMPRESSED, _LZ4_RAW = 0, 7  # codecs in parquet.thrift
-_ENCODINGS = (
-    1 << 0 | 1 << 2 | 1 << 3 | 1 << 8
-)  # plain, both names of a dictionary's indices, levels
+_SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
+_ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
 _ROW_GROUPS, _CHUNKS, _META_DATA, _FILE_PATH = 4, 1, 3, 1  # fields of a footer
 _ENCODING_LIST, _CODEC, _COUNT, _SIZE, _DATA, _DICTIONARY_AT = 2, 4, 5, 7, 9, 11
+_STATISTICS, _NULLS = 12, 3
 _CHUNK = _ROW_GROUPS << 6 | _CHUNKS
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood
 _LEAST_STEP = 12  # bits of the least difference between the lengths of two buffers
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
 
 
+def _c_function(library: str, name: str, result: Any, *arguments: Any) -> Any:
+    """Returns a function of a library of the system, or None if this machine lacks it."""
+    for suffix in (".so.1", ".dylib"):
+        try:
+            function = getattr(ctypes.CDLL(f"lib{library}{suffix}"), name)
+        except OSError:
+            continue
+        function.restype, function.argtypes = result, arguments
+        return function
+    return None
+
+
+_snappy = pa.Codec("snappy")
+# Arrow's codecs do not say how many bytes they have unpacked. Those of Snappy begin with their number.
+_address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_lz4 = _c_function("lz4", "LZ4_decompress_safe", _int, _address, _address, _int, _int)
+_zstd = _c_function("zstd", "ZSTD_decompress", _size, _address, _size, _address, _size)
+
+
 @compiled
-def thrift_numbers(raw: Any, at: Any, end: Any, numbers: Any) -> Any:
-    """Parses one struct of Thrift's compact protocol at `raw[at:end]`. Writes a pair for each number in it: the path of
-    its field, with 6 bits a level, and its value. A text counts as its length, a struct as 0.
+def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
+    """Parses one struct of Thrift's compact protocol in the bytes from `at` to `end` after an address. Writes a pair
+    for each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a
+    struct as 0, and a bool as 0 or 1.
 
     Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
     `numbers` has too little room."""
+    raw = bytes_at(address)
     # By depth: how many elements of a list are left, or -1 for a struct; their type; the path; the last field.
-    stack = np.zeros((32, 4), np.int64)
-    stack[0, 0] = -1
+    stack = np.empty((32, 4), np.int64)
+    stack[0, 0], stack[0, 2], stack[0, 3] = -1, 0, 0
     count = depth = 0
     while depth >= 0:
         if stack[depth, 0] == 0:
@@ -98,9 +121,7 @@ def thrift_numbers(raw: Any, at: Any, end: Any, numbers: Any) -> Any:
             if not 0 <= field < 64:
                 return -1, at
             path = stack[depth, 2] << 6 | field
-        if 1 <= kind <= 2:
-            continue
-        value = np.int64(0)
+        value = np.int64(kind == 1)
         if 9 <= kind <= 10:
             size, element, at = _list_head(raw, at, end)
             depth += 1
@@ -109,7 +130,7 @@ def thrift_numbers(raw: Any, at: Any, end: Any, numbers: Any) -> Any:
         if kind == 12:
             depth += 1
             stack[depth, 0], stack[depth, 2], stack[depth, 3] = -1, path, 0
-        else:
+        elif kind > 2:
             value, at = _value(raw, at, end, kind)
         if at > end or count == len(numbers):
             return -1, at
@@ -162,74 +183,61 @@ def _varint(raw: Any, at: Any, end: Any) -> Any:
 
 
 @compiled
-def page_table(raw: Any, chunks: Any, rows: Any, pages: Any, checksums: Any, counts: Any) -> None:  # noqa: PLR0917
-    """Reads the heads of all pages. `chunks` has for each column: where its chunk begins and ends in `raw`, the bytes
-    of a value, and whether pages are in LZ4. Fills `pages`, with addresses from the start of `raw`, `checksums` (-1:
-    none), and the number of pages of each column: -1 if the chunk has anything that is not understood."""
-    numbers = np.empty((_MOST_NUMBERS, 2), np.int64)
+def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
+    """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends after
+    `address`, the bytes of a value, the highest definition level, and the codec. Writes a row of `heads` for each page:
+
+    the column, where its bytes begin, their number, their number without compression, its rows, its form, the bytes of
+    its levels (-1: they are among the compressed ones), whether it is compressed, and its checksum (-1: none).
+
+    Returns how many pages there are. A column of which anything is not understood has none."""
+    numbers, head = np.empty((_MOST_NUMBERS, 2), np.int64), np.empty(128, np.int64)
+    count = 0
     for c in range(len(chunks)):
-        at, end, width, packed = chunks[c]
-        counts[c] = -1
-        left = rows
-        distinct = np.int64(0)
-        n = 0
-        while at < end and n < pages.shape[1]:
-            head, at = thrift_numbers(raw, at, end, numbers)
-            page = pages[c, n]
-            kind = unpacked = size = values = encoding = checksum = np.int64(-1)
-            for k in range(head):
+        at, end, width, optional, codec = chunks[c]
+        left, n = rows, count
+        has_dictionary = False
+        while at < end and n - count < len(heads) // len(chunks):
+            size, at = thrift_numbers(address, at, end, numbers)
+            for k in range(len(head)):
+                head[k] = -1
+            for k in range(size):
                 path, value = numbers[k]
-                if path == 1:
-                    kind = value
-                elif path == 2:
-                    unpacked = value
-                elif path == 3:
-                    size = value
-                elif path == 4:
-                    checksum = value & 0xFFFFFFFF
-                elif path == (5 << 6 | 1) or path == (7 << 6 | 1):
-                    values = value
-                elif path == (5 << 6 | 2) or path == (7 << 6 | 2):
-                    encoding = value
-            plain = values * width == unpacked
-            if head < 0 or not 0 < size <= end - at or not 0 <= values <= rows:
+                if path < 64:
+                    head[path] = value & 0xFFFFFFFF if path == 4 else value
+                elif path >> 6 == (5 if head[1] == 0 else 5 + head[1]):
+                    head[64 | (path & 63)] = value
+            kind, unpacked, stored, checksum = head[1], head[2], head[3], head[4]
+            values, encoding, levels = head[65], head[66], -np.int64(optional)
+            if kind == 3:
+                encoding, levels = head[68], head[69]
+                if head[70] > 0 or levels < optional:  # levels of lists, or none
+                    break
+            elif kind == 0 and optional and head[67] != 3:
+                break  # levels in another encoding
+            packed = codec > 0 and not (kind == 3 and head[71] == 0)
+            if size < 0 or not 0 < stored <= end - at or not 0 <= values <= rows:
                 break
-            if not packed and size != unpacked:
+            if levels >= min(stored, unpacked) or not 0 < unpacked <= 9 * values + 128:
                 break
-            if kind == 2 and n == 0 and plain and encoding in (0, 2):
-                page.form, page.rows = DICTIONARY, 0
-                distinct = values
-            elif kind == 0 and encoding == 0 and plain:
-                page.form, page.rows = VALUES, values
-            elif (
-                kind == 0
-                and encoding in (2, 8)
-                and distinct > 0
-                and 0 < unpacked <= 8 * values + 64
-            ):
-                page.form, page.rows = INDICES, values
+            if not packed and stored != unpacked:
+                break
+            if kind == 2 and n == count and encoding in (0, 2) and values * width == unpacked:
+                form, has_dictionary = DICTIONARY, values > 0
+                values = levels = np.int64(0)
+            elif kind in (0, 3) and (encoding == 0 or (has_dictionary and encoding in (2, 8))):
+                form = INDICES if encoding else VALUES
             else:
                 break
-            page.address, page.size, page.unpacked, page.packed = at, size, unpacked, packed
-            checksums[c, n] = checksum
-            left -= page.rows
-            at += size
+            page = c, at, stored, unpacked, values, form, levels, np.int64(packed), checksum
+            for k in range(len(page)):
+                heads[n, k] = page[k]
+            left -= values
+            at += stored
             n += 1
         if at == end and left == 0:
-            counts[c] = n
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkBytes:
-    """The stored bytes of some column chunks of a row group."""
-
-    fields: tuple[pa.Field, ...]
-    """The columns, as Arrow would decode them."""
-    rows: int
-    data: npt.NDArray[np.uint8]
-    """All bytes, and `READ_BEYOND` more."""
-    chunks: npt.NDArray[np.int64]
-    """For each column, what `page_table` takes."""
+            count = n
+    return count
 
 
 class StoredColumns:
@@ -240,77 +248,72 @@ class StoredColumns:
         self._rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
         times = Counter(leaf.path for leaf in leaves)
-        self._leaves: dict[str, int] = {}
-        self._fields: dict[str, pa.Field] = {}
-        widths = np.zeros(len(leaves), np.int64)
+        self._leaves: dict[str, tuple[int, pa.Field]] = {}
+        """By name: which leaf it is, and the column as Arrow would decode it."""
+        widths, levels = np.zeros((2, len(leaves)), np.int64)
         for number, leaf in enumerate(leaves):
             field = schema.get_field_index(leaf.path)
             kind = None if field < 0 else _TYPES.get((leaf.physical_type, schema.types[field]))
-            if kind is not None and times[leaf.path] == 1 and not leaf.max_definition_level:
-                self._leaves[leaf.path] = number
-                self._fields[leaf.path] = schema.field(field)
+            levels[number] = leaf.max_definition_level
+            if (
+                kind is not None
+                and times[leaf.path] == 1
+                and levels[number] <= 1
+                and not leaf.max_repetition_level
+            ):
+                self._leaves[leaf.path] = number, schema.field(field)
                 widths[number] = np.dtype(kind).itemsize
         if not self._leaves:
             return
         chunk = _chunk_numbers(metadata)
-        at, before, length = chunk[_DATA], chunk[_DICTIONARY_AT], chunk[_SIZE]
+        at, before, length, codec = (
+            chunk[field] for field in (_DATA, _DICTIONARY_AT, _SIZE, _CODEC)
+        )
         at = np.where((before > 0) & (before < at), before, at)
-        is_lz4 = chunk[_CODEC] == _LZ4_RAW
-        self._chunks = np.stack([at, at + length, np.broadcast_to(widths, at.shape), is_lz4], -1)
-        """By row group and leaf: where the chunk begins and ends, the bytes of a value, and whether it is in LZ4."""
+        ends = at + length
+        everywhere = (np.broadcast_to(one, at.shape) for one in (widths, levels))
+        self._chunks = np.stack([at, ends, *everywhere, codec], -1)
+        """By row group and leaf: what `page_heads` takes."""
+        codecs = [0, _SNAPPY, *[_ZSTD] * bool(_zstd), *[_LZ4_RAW] * bool(_lz4)]
         self._may_stay = (
-            ((chunk[_CODEC] == _UNCOMPRESSED) | (is_lz4 & (LZ4 > 0)))
+            np.isin(codec, codecs)
             & (chunk[_ENCODING_LIST] & ~_ENCODINGS == 0)
             & (chunk[_COUNT] == np.array(self._rows).reshape(-1, 1))
+            & ((levels == 0) | (chunk[0] == 0))
             & (length > 0)
-            & (at >= len(b"PAR1"))
+            & (at >= 4)
             & (length <= size)
             & (at <= size - length)
         )
 
     def fetch(
-        self, descriptor: int, group: int, columns: Sequence[str], buffers: Buffers
-    ) -> ChunkBytes | None:
-        """Reads the chunks of those columns that may stay stored, usually in one call. None: there are none."""
-        names = [
-            name
-            for name in columns
-            if name in self._leaves and self._may_stay[group, self._leaves[name]]
-        ]
-        if not names:
-            return None
-        chunks = self._chunks[group, [self._leaves[name] for name in names]]
-        # The chunks in the order of the file, joined to ranges [begin, end, the place of byte 0 in `data`].
-        ranges: list[list[int]] = []
-        taken = 0
-        for begin, end in sorted(chunks[:, :2].tolist()):
-            if ranges and begin <= ranges[-1][1]:
-                taken += max(0, end - ranges[-1][1])
-                ranges[-1][1] = max(end, ranges[-1][1])
-            else:
-                ranges.append([begin, end, taken - begin])
-                taken += end - begin
-        size = taken + READ_BEYOND
-        step = 1 << max(
-            _LEAST_STEP, size.bit_length() - 7
-        )  # arrays of few lengths can be used again
-        data = buffers.take((-(-size // step) * step,), np.uint8)
-        for begin, end, shift in ranges:
-            _read_fully(descriptor, data[begin + shift : end + shift], begin)
-        begins = [begin for begin, _, _ in ranges]
-        number = np.searchsorted(begins, chunks[:, 0], "right") - 1
-        chunks[:, :2] += np.array([shift for _, _, shift in ranges])[number, None]
-        fields = tuple(self._fields[name] for name in names)
-        return ChunkBytes(fields, self._rows[group], data, chunks)
+        self,
+        descriptor: int,
+        group: int,
+        portions: Sequence[Sequence[str]],
+        buffers: Buffers,
+    ) -> StoredRows | None:
+        """Reads those columns of a row group that may stay stored, one portion after the other. None: there are none.
+        Raises DamagedPage if a page differs from its checksum, or cannot be unpacked."""
+        rows = StoredRows(self._rows[group])
+        for columns in portions:
+            wanted = [self._leaves[name] for name in columns if name in self._leaves]
+            wanted = [leaf for leaf in wanted if self._may_stay[group, leaf[0]]]
+            if wanted:
+                numbers, fields = zip(*wanted, strict=True)
+                chunks = self._chunks[group, list(numbers)]
+                rows.add(fields, chunks, _read_chunks(descriptor, chunks, buffers))
+        return rows if rows.stored else None
 
 
 def _chunk_numbers(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
-    """Returns the numbers in a footer that describe column chunks, by field, row group and leaf. All are 0 if the
-    footer is not understood."""
+    """Returns the numbers in a footer that describe column chunks, by field, row group and leaf. Field 0 is the number
+    of values that are missing, or -1. All are 0 if the footer is not understood."""
     raw = np.frombuffer(footer_bytes(metadata), np.uint8)
     numbers = np.empty((len(raw), 2), np.int64)
     length = int(raw[-8:-4].view(np.uint32)[0])
-    count, _ = thrift_numbers(raw, len(raw) - 8 - length, len(raw) - 8, numbers)
+    end = len(raw) - 8
+    count, _ = thrift_numbers(np.uint64(raw.ctypes.data), end - length, end, numbers)
     paths, values = numbers[: max(count, 0)].T
     starts = np.flatnonzero(paths == _CHUNK)
     shape = metadata.num_row_groups, metadata.num_columns
@@ -318,14 +321,43 @@ def _chunk_numbers(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
     if len(starts) != found.shape[1]:
         return found.reshape(64, *shape)
     chunk = np.searchsorted(starts, np.arange(len(paths)), "right") - 1
-    inside = paths >> 6 == (_CHUNK << 6 | _META_DATA)
+    about = _CHUNK << 6 | _META_DATA
+    inside = paths >> 6 == about
     found[paths[inside] & 63, chunk[inside]] = values[inside]
-    encodings = paths == ((_CHUNK << 6 | _META_DATA) << 6 | _ENCODING_LIST)
+    nulls = paths == ((about << 6 | _STATISTICS) << 6 | _NULLS)
+    found[0] = -1
+    found[0, chunk[nulls]] = values[nulls]
+    encodings = paths == (about << 6 | _ENCODING_LIST)
     found[_ENCODING_LIST] = 0
     bits = np.left_shift(1, np.clip(values[encodings], 0, 62))
     np.bitwise_or.at(found[_ENCODING_LIST], chunk[encodings], bits)
     found[_SIZE, chunk[paths == (_CHUNK << 6 | _FILE_PATH)]] = 0  # its values are in another file
     return found.reshape(64, *shape)
+
+
+def _read_chunks(
+    descriptor: int, chunks: npt.NDArray[np.int64], buffers: Buffers
+) -> npt.NDArray[np.uint8]:
+    """Reads chunks of columns, usually in one call. Changes where `chunks` begin and end to places in the result, of
+    which `READ_BEYOND` bytes more may be read."""
+    runs: list[list[int]] = []
+    size = 0
+    for n in np.argsort(chunks[:, 0]).tolist():
+        begin, end = chunks[n, :2].tolist()
+        if runs and begin == runs[-1][1]:
+            runs[-1][1] = end
+        else:
+            runs.append([begin, end])
+        chunks[n, :2] += size - begin
+        size += end - begin
+    size += READ_BEYOND
+    step = 1 << max(_LEAST_STEP, size.bit_length() - 7)  # arrays of few lengths can be used again
+    data = buffers.take((-(-size // step) * step,), np.uint8)
+    done = 0
+    for begin, end in runs:
+        _read_fully(descriptor, data[done : done + end - begin], begin)
+        done += end - begin
+    return data
 
 
 def _read_fully(descriptor: int, into: npt.NDArray[np.uint8], at: int) -> None:
@@ -339,78 +371,151 @@ def _read_fully(descriptor: int, into: npt.NDArray[np.uint8], at: int) -> None:
         done += count
 
 
+@lru_cache(64)
+def _no_value_is_missing(levels: bytes, rows: int) -> bool:
+    """Whether the definition levels of a page say so. They are runs that repeat a level, or have a bit for each row."""
+    at = 0
+    while rows > 0:
+        head, at = _number(levels, at)
+        is_packed = head & 1
+        part = levels[at : at + (head >> 1 if is_packed else 1)]
+        there = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")[:rows].all()
+        if head < 2 or not part or not (there if is_packed else part == b"\x01"):
+            return False
+        at += len(part)
+        rows -= 8 * len(part) if is_packed else head >> 1
+    return True
+
+
+def _number(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Returns a number whose bytes have seven bits each, and where it ends. -1: it has no end."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + 5]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    return -1, at
+
+
+def _unpack(codec: int, packed: memoryview, address: int, size: int) -> pa.Buffer:
+    """Returns the unpacked bytes of a page that lies at `address`, and `READ_BEYOND` more. Raises ValueError or OSError
+    if they are not `size` bytes."""
+    if codec == _SNAPPY:
+        if _number(packed, 0)[0] != size:
+            raise ValueError("cannot be unpacked")
+        return _snappy.decompress(packed, size + READ_BEYOND)
+    room = pa.allocate_buffer(size + READ_BEYOND)
+    if codec == _LZ4_RAW:
+        done = _lz4(address, room.address, len(packed), size)
+    else:
+        done = _zstd(room.address, size, address, len(packed))
+    if done != size:
+        raise ValueError("cannot be unpacked")
+    return room
+
+
+def _page(
+    data: memoryview, address: int, head: Sequence[int], chunk: Sequence[int], memory: list[Any]
+) -> tuple[int, int, int, int] | None:
+    """Returns a page in the form of `PAGE`, without compression and levels. `data` lies at `address`, and `head` comes
+    from `page_heads`. What is unpacked is added to `memory`. None: a value is missing, or sizes contradict each
+    other. Raises ValueError or OSError for a damaged page."""
+    _, at, stored, size, rows, form, before, packed, checksum = head
+    _, _, width, optional, codec = chunk
+    if checksum >= 0 and crc32(data[at : at + stored]) != checksum:
+        raise ValueError("differs from its checksum (CRC-32)")
+    begin = at + max(before, 0)
+    levels, values = data[at:begin], data[begin : at + stored]
+    address += begin
+    if packed:
+        room = _unpack(codec, values, address, size - len(levels))
+        memory.append(room)
+        address, values = room.address, memoryview(room).cast("B")[:-READ_BEYOND]
+    if before < 0:
+        end = 4 + int.from_bytes(values[:4], "little")
+        levels, values = values[4:end], values[end:]
+        address += end
+    if optional and form != DICTIONARY and not _no_value_is_missing(bytes(levels), rows):
+        return None
+    if not values or (form == VALUES and len(values) != rows * width):
+        return None
+    return address, len(values), rows, form
+
+
 class StoredRows:
-    """A row group of which some columns are stored pages. Arrow has decoded the `others`."""
+    """A row group of which some columns are stored pages. Arrow decodes the `others`."""
 
-    __slots__ = (
-        "_data",
-        "nbytes",
-        "num_rows",
-        "others",
-        "pages",
-        "replacement",
-        "schema",
-        "stored",
-    )
-
-    def __init__(
-        self,
-        fetched: ChunkBytes,
-        columns: Sequence[str],
-        read_others: Callable[[Collection[str]], pa.Table],
-    ):
-        """`read_others` lets Arrow decode all `columns` except those that it is given. Raises DamagedPage if a page
-        differs from its checksum."""
-        self.num_rows = fetched.rows
-        self._data = fetched.data
-        shape = len(fetched.fields), 8 + fetched.rows // _PAGE_ROWS
-        pages = np.zeros(shape, PAGE)
-        checksums, counts = np.empty(shape, np.int64), np.empty(shape[0], np.int64)
-        page_table(fetched.data, fetched.chunks, fetched.rows, pages, checksums, counts)
-        kept = np.flatnonzero(counts > 0)
-        fields = {fetched.fields[n].name: fetched.fields[n] for n in kept}
-        self.stored = tuple(fields)
-        self.pages = np.ascontiguousarray(pages[kept, : max(0, *counts)])
-        """The pages of each stored column. Pages beyond its last one have no rows."""
-        self._verify(checksums[kept])
-        self.pages["address"] += np.uint64(self._data.ctypes.data)
-        all_stored = len(self.stored) == len(columns)
-        self.others = pa.table({}) if all_stored else read_others(self.stored)
-        fields |= {field.name: field for field in self.others.schema}
-        self.schema = pa.schema([fields[name] for name in columns])
-        self.nbytes = self._data.nbytes + int(self.others.get_total_buffer_size())
+    def __init__(self, rows: int):
+        self.num_rows = rows
+        self.nbytes = 0
+        self.stored: tuple[str, ...] = ()
+        self._pages: dict[pa.Field, list[tuple[int, int, int, int]]] = {}
+        self._memory: list[Any] = []
+        """The arrays and buffers in which the pages are."""
         self.replacement: Callable[[DamagedPage], pa.Table]
-        """Returns rows to take instead of these, because a page cannot be unpacked, or raises."""
+        """Returns rows to take instead of these, because a page is damaged, or raises."""
 
-    def _verify(self, checksums: npt.NDArray[np.int64]) -> None:
-        data = self._data.data
-        begins, sizes = self.pages["address"], self.pages["size"]
-        columns, numbers = np.nonzero((sizes > 0) & (checksums[:, : sizes.shape[1]] >= 0))
-        at = columns, numbers
-        ends = begins[at] + sizes[at].astype(np.uint64)
-        places = zip(begins[at].tolist(), ends.tolist(), checksums[at].tolist(), strict=True)
-        for page, (begin, end, checksum) in enumerate(places):
-            if crc32(data[begin:end]) != checksum:
-                raise DamagedPage(
-                    f"column {self.stored[columns[page]]!r}: page {numbers[page]} differs from its checksum "
-                    "(CRC-32). The file is damaged; write it again"
-                )
+    def add(
+        self,
+        fields: Sequence[pa.Field],
+        chunks: npt.NDArray[np.int64],
+        data: npt.NDArray[np.uint8],
+    ) -> None:
+        """Adds columns whose chunks are in `data`, except those of which anything is not understood. Raises DamagedPage
+        if a page differs from its checksum, or cannot be unpacked."""
+        heads = np.empty((len(chunks) * (8 + self.num_rows // _PAGE_ROWS), 9), np.int64)
+        address = data.ctypes.data
+        count = page_heads(np.uint64(address), chunks, self.num_rows, heads)
+        has_unpacked = False
+        for number, group in itertools.groupby(heads[:count].tolist(), operator.itemgetter(0)):
+            field, chunk = fields[number], chunks[number].tolist()
+            memory: list[Any] = []
+            pages: list[tuple[int, int, int, int]] = []
+            for head in group:
+                try:
+                    page = _page(data.data, address, head, chunk, memory)
+                except (ValueError, OSError) as error:
+                    raise DamagedPage(
+                        f"column {field.name!r}: page {len(pages)} {error}. The file is damaged; write it again"
+                    ) from None
+                if page is None:
+                    break
+                pages.append(page)
+            else:
+                has_unpacked |= len(memory) < len(pages)
+                self.stored += (field.name,)
+                self._pages[field] = pages
+                self._memory += memory
+                self.nbytes += sum(room.size for room in memory)
+        if has_unpacked:
+            self._memory.append(data)
+            self.nbytes += data.nbytes
+
+    def complete(self, columns: Sequence[str], others: pa.Table) -> None:
+        """Sets the columns that Arrow has decoded, and the order of all columns."""
+        self.others = others
+        fields = {field.name: field for field in (*self._pages, *others.schema)}
+        self.schema = pa.schema([fields[name] for name in columns])
+        self.nbytes += others.get_total_buffer_size()
+        pages = np.zeros((len(self._pages), max(map(len, self._pages.values())), 4), np.int64)
+        for column, found in zip(pages, self._pages.values(), strict=True):
+            column[: len(found)] = found
+        self.pages = pages.view(PAGE)[..., 0]
+        """The pages of each stored column. Pages beyond its last one have no rows."""
 
     def column(self, name: str, start: int, stop: int) -> pa.ChunkedArray:
         """Returns some rows of a column as Arrow's reader decodes it. Raises DamagedPage."""
         if name not in self.stored:
             return self.others.column(name).slice(start, stop - start)
         kind = self.schema.field(name).type
-        words = np.empty(stop - start, np.int32 if kind == pa.int8() else kind.to_pandas_dtype())
+        dtype = kind.to_pandas_dtype()
+        words = np.empty(stop - start, np.int32 if kind == pa.int8() else dtype)
         if not unpack_column(self.pages[self.stored.index(name)], start, stop, words):
             raise DamagedPage(name)
         # A column of int8 has 4 bytes a value, of which Arrow takes the lowest.
-        return pa.chunked_array([pa.array(words.astype(kind.to_pandas_dtype(), copy=False))])
+        return pa.chunked_array([pa.array(words.astype(dtype, copy=False))])
 
 
 def load_compiled() -> None:
-    """Loads the compiled functions of this module by calling each once with its types."""
-    nothing = np.zeros((1, 2), np.int64)
-    raw = nothing.view(np.uint8).reshape(-1)
-    thrift_numbers(raw, 0, 1, nothing)
-    page_table(raw, np.zeros((0, 4), np.int64), 0, np.zeros((0, 1), PAGE), nothing, nothing[0])
+    """Loads the compiled functions of this module."""
+    page_heads(np.uint64(0), np.zeros((0, 5), np.int64), 0, np.zeros((0, 9), np.int64))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -428,14 +428,12 @@ class RowGroupReader:
             if columns is None and self.in_pages and isinstance(file, LocalFile):
                 if self._buffers.idle_bytes() > _IDLE_BYTES:
                     self._buffers.trim()
-                names = [name for name in self.columns if name not in self._ids]
-                if fetched := file.fetch(group, names, self._buffers):
-
-                    def read_others(stored: Collection[str]) -> pa.Table:
-                        others = [[n for n in some if n not in stored] for some in portions]
-                        return self._table(file, number, group, others)
-
-                    return StoredRows(fetched, self.columns, read_others)
+                wanted = [[n for n in some if n not in self._ids] for some in portions]
+                if rows := file.fetch(group, wanted, self._buffers):
+                    lacking = ([n for n in some if n not in rows.stored] for some in portions)
+                    others = self._table(file, number, group, [*filter(None, lacking)])
+                    rows.complete(self.columns, others)
+                    return rows
             return self._table(file, number, group, portions)
 
     def _earlier_groups(self, number: int, group: int) -> Iterator[tuple[str, pa.Table]]:

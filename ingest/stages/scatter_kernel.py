@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from llvmlite import ir
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -32,14 +32,12 @@ VALUES, INDICES, DICTIONARY = range(3)
 PAGE = np.dtype(
     [
         ("address", np.uint64),
-        ("size", np.int64),  # bytes as stored
-        ("unpacked", np.int64),  # bytes without compression
+        ("size", np.int64),
         ("rows", np.int64),  # 0: a dictionary, or no page
         ("form", np.int64),  # one of the three above
-        ("packed", np.int64),  # whether it is compressed by LZ4
     ]
 )
-"""Describes a page of a column. A column in Arrow's memory counts as one page of values."""
+"""Describes a page of a column in memory. A column in Arrow's memory counts as one page of values, without a size."""
 READ_BEYOND = 8  # bytes that may be read after the end of a page with indices
 PLACE_FIELDS = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
@@ -74,9 +72,11 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_int32_at, _int8_at, _uint8_at, _uint64_at = (
-    _pointer_to(kind) for kind in (types.int32, types.int8, types.uint8, types.uint64)
+_int32_at, _int8_at, _float32_at, bytes_at, _int64_at, _uint64_at = (
+    _pointer_to(kind)
+    for kind in (types.int32, types.int8, types.float32, types.uint8, types.int64, types.uint64)
 )
+"""They return memory at an address. An array of it would take numba much longer to compile."""
 
 
 def _copy_bytes(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
@@ -126,13 +126,6 @@ def _compose(outer: Any, inner: Any, order: Any) -> None:
 
 
 @compiled
-def copy_values(into: Any, values: Any) -> None:
-    """Fills `into` with values. An assignment to a slice would take Numba seconds to compile, and would run slower."""
-    for n in range(len(into)):
-        into[n] = values[n]
-
-
-@compiled
 def _scatter(  # noqa: PLR0917
     values: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
 ) -> None:
@@ -140,10 +133,7 @@ def _scatter(  # noqa: PLR0917
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
         for s in range(step, step + steps):
-            target = carray(
-                _int32_at(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)),
-                (width,),
-            )
+            target = _int32_at(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at))
             if len(order):
                 for n in range(width):
                     target[n] = values[order[row + n]]
@@ -153,41 +143,24 @@ def _scatter(  # noqa: PLR0917
             row += width
 
 
-def _call_address(_context: Any, _function: Any, _a: Any, _b: Any, _c: Any, _d: Any) -> Any:
-    """Calls a C function of two addresses and two int by its own address, which lets numba keep the compiled code."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        word, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(number, [word, word, number, number])
-        function = builder.inttoptr(arguments[0], kind.as_pointer())
-        sizes = [builder.trunc(size, number) for size in arguments[3:]]
-        return builder.call(function, [*arguments[1:3], *sizes])
-
-    kinds = (types.uint64, types.uint64, types.uint64, types.int64, types.int64)
-    return types.int32(*kinds), generate
-
-
-_call: Any = intrinsic(_call_address)
-
-
 @compiled
 def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
     """Returns the packed index at this bit. It reads eight bytes."""
-    word = carray(_uint64_at(begin + (bit >> np.uint64(3))), (1,))[0]
+    word = _uint64_at(begin + (bit >> np.uint64(3)))[0]
     return np.int32((word >> (bit & np.uint64(7))) & mask)
 
 
 @compiled
-def _read_indices(source: Any, size: Any, skip: Any, into: Any) -> Any:
-    """Reads `len(into)` indices of a page after `skip` others. False: the page holds fewer, or is damaged.
+def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> Any:
+    """Reads `count` indices of a page to address `into`, after `skip` others. False: the page holds fewer, or is
+    damaged.
 
     The page has the bits of an index, then runs. A run repeats one index, or packs groups of eight."""
-    data = carray(_uint8_at(source), (size,))
+    data = bytes_at(source)
     bits = np.int64(data[0])
     mask = np.uint64((1 << bits) - 1)
     at: Any = 1
-    done: Any = 0
-    while done < len(into):
+    while count > 0:
         head: Any = np.int64(0)
         shift = 0
         while at < size and shift < 35:
@@ -198,18 +171,19 @@ def _read_indices(source: Any, size: Any, skip: Any, into: Any) -> Any:
             if byte < 128:
                 break
         is_packed = head & 1
-        count = head >> 1
-        stored = count * bits if is_packed else (bits + 7) // 8
-        if bits > 31 or count == 0 or stored > size - at:
+        units = head >> 1
+        stored = units * bits if is_packed else (bits + 7) // 8
+        if bits > 31 or units == 0 or stored > size - at:
             return False
-        rows = 8 * count if is_packed else count
-        low, high = min(skip, rows), min(skip + len(into) - done, rows)
-        target = into[done : done + high - low]
+        rows = 8 * units if is_packed else units
+        low = min(skip, rows)
+        taken = min(count, rows - low)
+        target = _int32_at(into)
         if is_packed:
             begin = source + np.uint64(at)
             n = 0
-            while n < len(target):
-                if (low + n) % 8 or n + 8 > len(target):
+            while n < taken:
+                if (low + n) % 8 or n + 8 > taken:
                     target[n] = _index_at(begin, np.uint64((low + n) * bits), mask)
                     n += 1
                     continue
@@ -223,90 +197,65 @@ def _read_indices(source: Any, size: Any, skip: Any, into: Any) -> Any:
                 index |= np.int64(data[at + k]) << (8 * k)
             if index > 0x7FFFFFFF:
                 return False
-            for n in range(len(target)):
+            for n in range(taken):
                 target[n] = np.int32(index)
         skip -= low
-        done += len(target)
+        count -= taken
+        into += np.uint64(4 * taken)
         at += stored
     return True
 
 
 @compiled
-def _look_up(indices: Any, values: Any, into: Any) -> Any:
-    """Writes the values at these indices. `indices` may be `into`, or its second half. False: an index is too large."""
+def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into: Any) -> Any:  # noqa: PLR0917
+    """Writes the values at these indices, which may begin at `into`, or in its second half. False: an index is too
+    large."""
+    indices = _int32_at(begin)
     highest: Any = np.int32(0)
-    for n in range(len(indices)):
+    for n in range(count):
         highest = max(highest, indices[n])
-    if highest >= len(values):
+    if highest >= distinct:
         return False
-    for n in range(len(indices)):
-        into[n] = values[indices[n]]
+    if width == 4:
+        for n in range(count):
+            _int32_at(into)[n] = _int32_at(known)[indices[n]]
+    else:
+        for n in range(count):
+            _int64_at(into)[n] = _int64_at(known)[indices[n]]
     return True
 
 
 @compiled
-def _unpack_rows(  # noqa: PLR0917
-    pages: Any, start: Any, stop: Any, width: Any, into: Any, room: Any, unpack: Any
-) -> Any:
-    """Unpacks the values of some rows of a column to address `into`. `room` is the address of memory as `_room` makes
-    it, and `unpack` that of LZ4's function. False: a page is damaged."""
+def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> Any:
+    """Unpacks the values of some rows of a column to address `into`. False: a page is damaged."""
     row = 0
     known = np.uint64(0)
     distinct = 0
     for n in range(len(pages)):
         page = pages[n]
+        if page.form == DICTIONARY:
+            known, distinct = page.address, page.size // width
+            continue
         low, high = max(start - row, 0), min(stop - row, page.rows)
         row += page.rows
-        is_dictionary = page.form == DICTIONARY
-        if low >= high and not is_dictionary:
+        if low >= high:
             continue
         count = high - low
-        source = page.address
-        if page.packed:
-            source = room
-            if is_dictionary:
-                room += np.uint64(page.unpacked)
-            elif page.form == VALUES and count == page.rows:
-                source = into
-            size = np.int64(page.unpacked)
-            if _call(unpack, page.address, source, np.int64(page.size), size) != size:
-                return False
-        if is_dictionary:
-            known, distinct = source, page.unpacked // width
-            continue
         if page.form == VALUES:
-            if source != into:
-                _copy(into, source + np.uint64(width * low), np.uint64(width * count))
+            _copy(into, page.address + np.uint64(width * low), np.uint64(width * count))
         else:
-            words = carray(_int32_at(into), (count * width // 4,))
-            indices = words[len(words) - count :]
-            if not _read_indices(source, page.unpacked, low, indices):
+            indices = into + np.uint64((width - 4) * count)
+            if not _read_indices(page.address, page.size, low, count, indices):
                 return False
-            if width == 4:
-                values = carray(_int32_at(known), (distinct,))
-                if not _look_up(indices, values, words):
-                    return False
-            else:
-                longs = carray(_uint64_at(known), (distinct,))
-                if not _look_up(indices, longs, carray(_uint64_at(into), (count,))):
-                    return False
+            if not _look_up(indices, count, known, distinct, width, into):
+                return False
         into += np.uint64(width * count)
     return True
 
 
-def _room(pages: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    """Returns memory in which the pages of a column can be unpacked: for its dictionary, and for one more page."""
-    unpacked = np.where(pages["packed"] > 0, pages["unpacked"], 0)
-    is_dictionary = pages["form"] == DICTIONARY
-    sizes = (int(unpacked[some].max(initial=0)) for some in (is_dictionary, ~is_dictionary))
-    return np.empty(sum(sizes) + READ_BEYOND, np.uint8)
-
-
 def unpack_column(pages: npt.NDArray[np.void], start: int, stop: int, into: Any) -> bool:
     """Unpacks the values of some rows of one column. False: a page is damaged."""
-    room = _room(pages)
-    target, memory = (np.uint64(array.ctypes.data) for array in (into, room))
-    return bool(_unpack_rows(pages, start, stop, into.itemsize, target, memory, LZ4))
+    return bool(_unpack_rows(pages, start, stop, into.itemsize, np.uint64(into.ctypes.data)))
 
 
 def scatter(  # noqa: PLR0917
@@ -328,32 +277,15 @@ def scatter(  # noqa: PLR0917
 
     Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged."""
     values = np.empty(ends[-1], np.int32)
-    room = _room(pages)
-    memory = np.uint64(values.ctypes.data), np.uint64(room.ctypes.data), LZ4
+    address = np.uint64(values.ctypes.data)
     return int(
-        _scatter_columns(
-            values,
-            values.view(np.float32),
-            *memory,
-            pages,
-            starts,
-            ends,
-            kinds,
-            order,
-            places,
-            targets,
-            strides,
-        )
+        _scatter_columns(address, pages, starts, ends, kinds, order, places, targets, strides)
     )
 
 
 @compiled
 def _scatter_columns(  # noqa: PLR0917
-    values: Any,
-    as_floats: Any,
     address: Any,
-    room: Any,
-    unpack: Any,
     pages: Any,
     starts: Any,
     ends: Any,
@@ -367,21 +299,24 @@ def _scatter_columns(  # noqa: PLR0917
         start = 0
         for p in range(len(ends)):
             kind, count = kinds[p, c], ends[p] - start
+            into = address + np.uint64(4 * start)
+            words, floats = _int32_at(into), _float32_at(into)
             if kind >= BYTES_TO_FLOATS:
-                source = carray(_int8_at(pages[p, c, 0].address + np.uint64(starts[p])), (count,))
+                source = _int8_at(pages[p, c, 0].address + np.uint64(starts[p]))
                 if kind == BYTES_TO_FLOATS:
-                    copy_values(as_floats[start : ends[p]], source)
+                    for n in range(count):
+                        floats[n] = np.float32(source[n])
                 else:
-                    copy_values(values[start : ends[p]], source)
+                    for n in range(count):
+                        words[n] = np.int32(source[n])
             else:
-                into, stop = address + np.uint64(4 * start), starts[p] + count
-                if not _unpack_rows(pages[p, c], starts[p], stop, 4, into, room, unpack):
+                if not _unpack_rows(pages[p, c], starts[p], starts[p] + count, 4, into):
                     return 1 + p * pages.shape[1] + c
                 if kind == WORDS_TO_FLOATS:
-                    for n in range(start, ends[p]):
-                        as_floats[n] = np.int8(values[n])
+                    for n in range(count):
+                        floats[n] = np.float32(np.int8(words[n]))
             start = ends[p]
-        _scatter(values, c, order, places, targets, strides)
+        _scatter(_int32_at(address), c, order, places, targets, strides)
     return 0
 
 
@@ -389,13 +324,12 @@ def _scatter_columns(  # noqa: PLR0917
 def read_children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
     """Reads an ArrowArray of Arrow's C data interface. For the columns at `places`, whose values have `widths` bytes,
     writes the address of the first value into `values`, and the number of nulls (-1: unknown) into `nulls`."""
-    head = carray(_uint64_at(struct), (7,))
-    columns = carray(_uint64_at(head[6]), (head[4],))
+    columns = _uint64_at(_uint64_at(struct)[6])
     for c in range(len(widths)):
-        _, count, offset, _, _, buffers = carray(_uint64_at(columns[places[c]]), (6,))
-        validity, data = carray(_uint64_at(buffers), (2,))
-        values[c] = data + offset * np.uint64(widths[c])
-        nulls[c] = np.int64(count) if validity else 0
+        column = _uint64_at(columns[places[c]])
+        buffers = _uint64_at(column[5])
+        values[c] = buffers[1] + column[2] * np.uint64(widths[c])
+        nulls[c] = np.int64(column[1]) if buffers[0] else 0
 
 
 _LINE = 64  # bytes of a cache line
@@ -422,16 +356,16 @@ def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
 def _offset(address: Any, wide: Any, row: Any) -> Any:
     """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
     if wide:
-        return np.int64(carray(_uint64_at(address + np.uint64(8 * row)), (1,))[0])
-    return np.int64(carray(_int32_at(address + np.uint64(4 * row)), (1,))[0])
+        return _int64_at(address)[row]
+    return np.int64(_int32_at(address)[row])
 
 
 @compiled
-def _count_uneven(offsets: Any, step: Any) -> Any:
+def _count_uneven(offsets: Any, bags: Any, step: Any) -> Any:
     """Counts the bags with these offsets whose length is not `step`. It has no branch, so that the processor compares
     many at a time."""
     count = 0
-    for n in range(len(offsets) - 1):
+    for n in range(bags):
         count += offsets[n + 1] - offsets[n] != step
     return count
 
@@ -452,11 +386,9 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
                 bag % 4 == 0
                 and (size < 0 or bag == size)
                 and not (
-                    _count_uneven(
-                        carray(_uint64_at(offsets[p]), (rows[p] + 1,)).view(np.int64), first
-                    )
+                    _count_uneven(_int64_at(offsets[p]), rows[p], first)
                     if wide[p]
-                    else _count_uneven(carray(_int32_at(offsets[p]), (rows[p] + 1,)), first)
+                    else _count_uneven(_int32_at(offsets[p]), rows[p], first)
                 )
             ):
                 size = bag
@@ -478,11 +410,9 @@ def copy_equal_bags(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -
     """Copies bags of `size` bytes each. The n-th bag of the result is bag `rows[n]` at address `values[pieces[n]]`."""
     each = np.uint64(size)
     if size == 4:
-        target = carray(_int32_at(into), (len(rows),))
+        target = _int32_at(into)
         for n in range(len(rows)):
-            target[n] = carray(
-                _int32_at(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,)
-            )[0]
+            target[n] = _int32_at(values[pieces[n]])[rows[n]]
         return
     lines = min(_MOST_LINES, 1 + size // _LINE)
     for n in range(len(rows)):
@@ -528,58 +458,23 @@ def copy_bags(  # noqa: PLR0917
         _copy(into + np.uint64(4 * ends[n]), source, np.uint64(4 * (ends[n + 1] - ends[n])))
 
 
-def _load_lz4() -> int:
-    """Returns the address of LZ4's function, or 0 if this machine lacks the library."""
-    for name in ("liblz4.so.1", "liblz4.dylib"):
-        try:
-            function = ctypes.CDLL(name).LZ4_decompress_safe
-        except (OSError, AttributeError):
-            continue
-        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
-    return 0
-
-
-LZ4 = np.uint64(_load_lz4())
-
-
 def load_compiled(bags: bool = False) -> None:
     """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
     They take tens of MiB, and seconds if numba's cache is empty."""
-    order = compose_order(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
-    row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
-    address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
-    scatter(
-        np.zeros((1, 0, 1), PAGE),
-        zero,
-        zero + 1,
-        zero.reshape(1, 1)[:, :0].copy(),
-        order,
-        np.array([[0, 0, 1, 0, 1, 0]], np.int64),
-        np.array([[into.ctypes.data]], np.uint64),
-        zero + 4,
-    )
-    nothing = np.zeros(8, np.uint64)
-    read_children(
-        np.uint64(nothing.ctypes.data), zero[:0], zero[:0], np.empty(0, np.uint64), zero[:0].copy()
-    )
+    line, table, none = np.zeros(2, np.int64), np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
+    words = np.zeros(8, np.uint64)
+    address = np.uint64(words.ctypes.data)
+    order = compose_order(line, line, 1)
+    scatter(np.zeros((1, 0, 1), PAGE), line, line, table, order, table, table.view(np.uint64), line)
+    read_children(address, none, none, words, line)
     if not bags:
         return
-    pieces = rows = np.zeros(1, np.uint32)
-    find_pieces(order, zero + 1, pieces.copy(), rows.copy())
-    offsets = np.array([zero.ctypes.data], np.uint64)
-    bag_size(offsets, zero, zero, zero)
-    copy_equal_bags(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
-    bag_ends(offsets, zero, zero, pieces, rows, np.zeros(2, np.int64))
-    copy_bags(
-        address[0],
-        offsets,
-        zero,
-        zero,
-        pieces,
-        rows,
-        np.zeros(2, np.int64),
-        np.uint64(into.ctypes.data),
-    )
+    rows = np.zeros(0, np.uint32)
+    find_pieces(order[:0], line, rows, rows)
+    bag_size(words[:0], line, line, line)
+    copy_equal_bags(words, 8, rows, rows, address)
+    bag_ends(words, line, line, rows, rows, line)
+    copy_bags(words, words, line, line, rows, rows, line, address)
 
 
 _KINDS = (

@@ -57,7 +57,7 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     metadata = written(tmp_path / "one.parquet", 100_000, 100_000)
     decoded = 100_000 * (1 + 8 + 8)
     one, two = footprint(metadata, epochs=1), footprint(metadata, epochs=2)
-    assert decoded < one.row_groups < 1.05 * decoded
+    assert decoded < one.row_groups < 1.3 * decoded
     assert two.row_groups == 2 * one.row_groups, (
         "the next epoch's is read while this one's is in use"
     )
