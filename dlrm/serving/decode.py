@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.common.suggest import nearest
+from sluice.etl.apply.cells import WRONG, TextCells, json_cell
 from sluice.etl.apply.features import MODEL_ROLES
-from sluice.etl.apply.json_lines import as_kind
-from sluice.etl.apply.number_texts import NumberTexts
-from sluice.etl.apply.parse import LONG_TEXT, WRONG, fits
+from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -96,7 +95,7 @@ class Decoder:
         """The type of each raw feature that a request should have."""
         self._known = spec.input.columns
         self._times = spec.input.times
-        self._texts = NumberTexts(spec.input)
+        self._texts = TextCells(spec.input)
         self._may_be_texts = {
             name
             for name, kind in self.kinds.items()
@@ -255,25 +254,17 @@ class Decoder:
 
     def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
         """Parses numbers and times that are written as in the input, as the ETL job does."""
-        if name in self._times:
-            texts = self._texts.drop_missing(texts)
-            times = self._times[name].apply(texts, None)
-            row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(times)), True).as_py()
-            if row >= 0:
-                raise Refusal(
-                    422,
-                    f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, which is no time in its format "
-                    f"{self._times[name].format!r}; write it so, or as seconds since 1970",
-                )
-            return times.cast(ARROW_TYPES[self.kinds[name]])
-        numbers, bad = self._texts.convert(texts, self.kinds[name])
+        values, bad = self._texts.column(name, texts)
         if bad:
-            raise Refusal(
-                422,
-                f"rows[{bad[0]}]: feature {name!r} is {texts[bad[0]].as_py()[:60]!r}, {WRONG[self.kinds[name]]}; "
-                "write it as the spec's input does, or without quotes",
+            what = (
+                f"which is no time in its format {self._times[name].format!r}; write it so, or as seconds since 1970"
+                if name in self._times
+                else f"{WRONG[self.kinds[name]]}; write it as the spec's input does, or without quotes"
             )
-        return numbers
+            raise Refusal(
+                422, f"rows[{bad[0]}]: feature {name!r} is {texts[bad[0]].as_py()[:60]!r}, {what}"
+            )
+        return values
 
     def _json(self, body: bytes) -> RequestRows:
         try:
@@ -311,16 +302,18 @@ class Decoder:
                 kind = self.kinds.get(name)
                 if kind is None:
                     self._check_known(name, f"rows[{number}]: ")
-                elif not (
-                    fits(value, kind) or (name in self._may_be_texts and fits(value, "text"))
-                ):
+                    continue
+                is_text = isinstance(value, str) and name in self._may_be_texts
+                try:
+                    json_cell(value, "text" if is_text else kind)
+                except (ValueError, OverflowError):
                     shown = json.dumps(value, ensure_ascii=False)[:60]
                     is_number = kind == "text" and isinstance(value, int | float)
                     hint = f'; write "{shown}"' if is_number else ""
                     if kind in ("int", "float") and isinstance(value, str):
                         hint = "; write a number without quotes, or null"
                     what = f"feature {name!r} is {shown}, {WRONG[kind]}{hint}"
-                    raise Refusal(422, f"rows[{number}]: {what}")
+                    raise Refusal(422, f"rows[{number}]: {what}") from None
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:
@@ -486,4 +479,4 @@ def _make_array(values: Sequence[Any], kind: str) -> pa.Array:
         return pa.array(values, ARROW_TYPES[kind])
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         # There are booleans among integers, or integers beyond 64 bits.
-        return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])
+        return pa.array([json_cell(value, kind) for value in values], ARROW_TYPES[kind])
