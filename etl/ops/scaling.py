@@ -30,16 +30,20 @@ def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Ar
     return _named(names, counts)
 
 
-def _sum_of(kept: pa.Table, power: int) -> Any:
-    found = zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True)
-    return total(
-        (int(name.split(":")[1]), count) for name, count in found if name.startswith(f"{power}:")
-    )
-
-
-def _rows(kept: pa.Table) -> int:
+def _sums(kept: pa.Table, *powers: int) -> list[Any]:
+    """Returns the number of values, or 1 if there are none, and the sum of each power."""
     found = dict(zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True))
-    return int(found.get("n", 0))
+    return [
+        max(1, found.get("n", 0)),
+        *(
+            total(
+                (int(name.split(":")[1]), count)
+                for name, count in found.items()
+                if name.startswith(f"{power}:")
+            )
+            for power in powers
+        ),
+    ]
 
 
 class _Distribution(Fitted):
@@ -72,7 +76,8 @@ class FillMean(_Fill):
         return _moments(column, (1,))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        return pa.table({"mean": [float(_sum_of(counted, 1) / max(1, _rows(counted)))]})
+        rows, first = _sums(counted, 1)
+        return pa.table({"mean": [float(first / rows)]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +101,9 @@ class Standardise(Fitted):
         return _moments(column, (1, 2))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        rows = max(1, _rows(counted))
-        mean = _sum_of(counted, 1) / rows
-        variance = _sum_of(counted, 2) / rows - mean**2
+        rows, first, second = _sums(counted, 1, 2)
+        mean = first / rows
+        variance = second / rows - mean**2
         return pa.table(
             {"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]}
         )
@@ -122,12 +127,8 @@ class MinMax(Fitted):
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         values = finite_of(column)
-        if not len(values):
-            return _named([], [])
-        return _named(
-            [repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
-            [1] * len({values.min() + 0.0, values.max() + 0.0}),
-        )
+        ends = {values.min() + 0.0, values.max() + 0.0} if len(values) else ()
+        return _named([repr(float(end)) for end in ends], [1] * len(ends))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
