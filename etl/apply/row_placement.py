@@ -82,9 +82,8 @@ class RowPlacement:
         self.seen: Gathered = {}
         """The values that the sketches have collected so far."""
 
-    def of(self, columns: dict[str, pa.Array], keys: Keys | None) -> Rows:
+    def of(self, columns: dict[str, pa.Array], keys: Keys) -> Rows:
         spec, placement = self._spec, self._placement
-        keys = row_keys(columns, spec) if keys is None else keys
         split, folds = placement.split(keys, columns), fold_keys(columns, keys, spec)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)

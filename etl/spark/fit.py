@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNT_ROWS, COUNTS, CountsOfRows, RowCounts, join_batches
+from sluice.etl.apply.counts import (
+    COUNT_ROWS,
+    COUNTS,
+    CountsOfRows,
+    RowCounts,
+    join_batches,
+    split_keys,
+)
 from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.jobs.engine import Sums
 from sluice.etl.jobs.fitting import too_many_values
@@ -22,7 +29,7 @@ from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots, with_keys
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
@@ -106,4 +113,4 @@ def _count_in_worker(
             yield from count_cells(list(counts.of(parser.parse(with_dots(batch)))), parts)
         return
     for rows in join_batches(parsed.read(batches), COUNT_ROWS):
-        yield from count_cells(list(counts.count_selected(*with_keys(rows))), parts)
+        yield from count_cells(list(counts.count_selected(*split_keys(rows))), parts)

@@ -28,6 +28,8 @@ from sluice.etl.apply.counts import (
     is_full,
     join_batches,
     selected,
+    split_keys,
+    with_key_column,
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
@@ -37,7 +39,7 @@ from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spark.workers.task_lines import TaskLines
-from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
+from sluice.etl.spec.row_split import TIES, Keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 
@@ -114,9 +116,7 @@ class ParsedRows:
                 stored = {name: plain(parsed.columns[name]) for name in names}
                 yield parsed, pa.record_batch(stored)
                 continue
-            columns, keys = selected(self.spec, parsed)
-            keys = row_keys(columns, self.spec) if keys is None else keys
-            yield parsed, pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+            yield parsed, with_key_column(*selected(self.spec, parsed))
 
 
 def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
@@ -132,15 +132,9 @@ def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.rename_columns([name.replace(DOT, ".") for name in rows.schema.names])
 
 
-def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
-    """Returns the columns of a cell's rows, and the keys of the rows."""
-    *columns, keys = rows.columns
-    return dict(zip(rows.schema.names, columns, strict=False)), keys.to_numpy()
-
-
 def selected_rows(
     parsed: ParsedRows, batches: Batches, *, last: bool = False
-) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
+) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
     """Yields the rows that filters and the sample keep. `batches` have stored rows, or columns after joins and
     histories. After the `last` pass, files with rows are removed."""
     spec = parsed.spec
@@ -148,7 +142,7 @@ def selected_rows(
         parser = InputParser(spec)
         yield from (selected(spec, parser.parse(with_dots(batch))) for batch in batches)
     else:
-        yield from map(with_keys, join_batches(parsed.read(batches, last=last), ROWS))
+        yield from map(split_keys, join_batches(parsed.read(batches, last=last), ROWS))
 
 
 @name_part
@@ -185,11 +179,11 @@ def _parse_lines(parsed_rows: ParsedRows, file: RowFile | None, lines: Batches) 
         counted += counts.count_parsed(parsed)
         to_count.append(rows)
         if is_full(to_count, COUNT_ROWS):
-            counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+            counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
             yield from _count_cells(counted, parsed_rows.count_parts)
             to_count, counted = [], []
     if to_count:
-        counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+        counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
     yield from _count_cells(counted, parsed_rows.count_parts)
 
 
