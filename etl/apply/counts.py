@@ -24,7 +24,7 @@ from sluice.etl.apply.unreadable import unread
 from sluice.etl.ops.base import value_counts
 from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
-from sluice.etl.spec.row_split import Keys, row_keys
+from sluice.etl.spec.row_split import Keys, row_keys, split_of
 from sluice.etl.spec.spec import Learned, Spec
 
 _UNMATCHED_KEY = -9
@@ -144,8 +144,7 @@ class CountsOfRows:
         if not len(label):
             return
         if spec.table.partition:
-            placement = FileAssignment(spec, ())
-            pairs = placement.paired(placement.split(keys, columns), columns)
+            pairs = FileAssignment(spec, ()).paired(split_of(columns, keys, spec), columns)
             yield _counts(_PAIRS_KEY, *value_counts(pairs))
         if not self._wanted:
             return

@@ -16,6 +16,9 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
+    key = [column.name for column in spec.rule.columns]
+    # No row's split depends on these.
+    free = [name for name in spec.input.columns if name not in key]
     known = {}
     if job.before and not learning:
         stored = job.before.stored
@@ -35,7 +38,7 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         "joins": [
             f"{join.path}: {'as of a time' if join.time else 'by size'}" for join in spec.rows.joins
         ],
-        "key": [column.name for column in spec.rule.columns],
+        "key": key,
         "file_rows": spec.table.file_rows,
         "row_group_rows": spec.table.row_group_rows,
     }
@@ -47,7 +50,7 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
             else f"version {job.base.next} on version {job.base.version}"
         ),
         f"input: {', '.join(job.inputs)} as {spec.input.format}, {len(spec.input.columns)} columns",
-        _known_by(spec),
+        f"rows are known by {spec.rule.text}" + (f"; {', '.join(free)} move none" if free else ""),
         "",
     ]
     lines += [*_rows(spec), "columns:", *[_of_column(c) for c in spec.columns], ""]
@@ -72,15 +75,6 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         f"{', '.join(spec.table.split)}; rows lie {_order(spec)}"
     )
     return lines, about
-
-
-def _known_by(spec: Spec) -> str:
-    """Says what a row's split depends on, and what it does not."""
-    names = {column.name for column in spec.rule.columns}
-    free = [name for name in spec.input.columns if name not in names]
-    return f"rows are known by {spec.rule.text}" + (
-        f"; {', '.join(free)} move none" if free else ""
-    )
 
 
 def _ways(spec: Spec, known: dict[str, str], most: int) -> list[str]:

@@ -35,12 +35,11 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spread(Operator):
-    """An operator that spreads values over `size` ids by our hash."""
+class _Sized(Operator):
+    """An operator that gives `size` ids."""
 
     gives = "id"
     size: int
-    salt: int = 0
 
     def __post_init__(self) -> None:
         within(self, size=(1, MAX_ID - FIRST))
@@ -50,41 +49,38 @@ class _Spread(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hash(_Spread):
+class Hash(_Sized):
     """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
 
     name = "hash"
     takes = ("text",)
+    salt: int = 0
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return ids_of(spread(hash_texts(column, self.salt), self.size), column)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cross(_Spread):
+class Cross(_Sized):
     """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
     name = "cross"
     takes = ("row",)
+    salt: int = 0
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return pa.array(spread(hash_rows(column.flatten(), self.salt), self.size))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Modulus(Operator):
+class Modulus(_Sized):
     """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. A value that is not a
     whole number of 64 bits has id 1, as null has."""
 
     name = "modulus"
     takes = ("text",)
-    gives = "id"
     online_too = True
     left_as = "int64"
-    size: int
-
-    def __post_init__(self) -> None:
-        within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         numbers = (
@@ -119,9 +115,6 @@ class Modulus(Operator):
         if number is None:
             return NO_NUMBER
         return number if NO_NUMBER < number <= _MOST else number % self.size
-
-    def cardinality(self, _state: pa.Table | None) -> int:
-        return FIRST + self.size
 
 
 def _parse_whole(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +91,20 @@ class FillMedian(_Fill, _Distribution):
         return pa.table({"median": quantiles(counted, [0.5])})
 
 
+class _Scaled(Fitted):
+    """Scales numbers by two that are learned."""
+
+    online_too = True
+
+    def prepare(self, state: pa.Table) -> list[float]:
+        return [float(column[0].as_py()) for column in state.columns]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Standardise(Fitted):
+class Standardise(_Scaled):
     """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
     name = "standardise"
-    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1, 2))
@@ -108,10 +117,7 @@ class Standardise(Fitted):
             {"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]}
         )
 
-    def prepare(self, state: pa.Table) -> tuple[float, float]:
-        return float(state["mean"][0].as_py()), float(state["spread"][0].as_py())
-
-    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
         values, nulls = values_of(column)
         mean, spread = state
         with np.errstate(over="ignore"):
@@ -119,11 +125,10 @@ class Standardise(Fitted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinMax(Fitted):
+class MinMax(_Scaled):
     """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
 
     name = "min_max"
-    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         values = finite_of(column)
@@ -134,10 +139,7 @@ class MinMax(Fitted):
         ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
         return pa.table({"least": [min(ends)], "largest": [max(ends)]})
 
-    def prepare(self, state: pa.Table) -> tuple[float, float]:
-        return float(state["least"][0].as_py()), float(state["largest"][0].as_py())
-
-    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
         values, nulls = values_of(column)
         low, high = state
         return pa.array(

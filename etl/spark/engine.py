@@ -44,23 +44,18 @@ class SparkEngine(Engine):
     def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
         super().__init__(job, progress)
         self._spark = spark
-        self._raw = RawInput(
-            spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier()
-        )
-        self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
-        progress.follow(passes_of(spark))
-
-    def _earlier(self) -> dict[str, str]:
-        """Returns for each history the files from which it continues, if this job appends to a table with histories."""
-        job = self.job
-        if job.mode != "append" or job.parent is None or not job.parent.tails:
-            return {}
-        folders = {h.name: folder_of_tails(job.parent.job, h.name) for h in job.spec.rows.histories}
-        return {
+        folders = {}
+        if job.mode == "append" and job.parent is not None and job.parent.tails:
+            names = [history.name for history in job.spec.rows.histories]
+            folders = {name: folder_of_tails(job.parent.job, name) for name in names}
+        earlier = {
             name: job.store.spark_url(folder)
             for name, folder in folders.items()
             if job.store.files(folder)
         }
+        self._raw = RawInput(spark, job.spec, job.inputs, 0 if job.learns else None, earlier)
+        self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
+        progress.follow(passes_of(spark))
 
     def check(self) -> None:
         if self.job.rejects is not None:

@@ -83,25 +83,23 @@ class ParsedRows:
             for rows in batch["rows"].drop_null():
                 yield from read_stream(rows)
             for number, path in zip(*batch.select(["part", "file"]).columns, strict=True):
-                if path.is_valid:
-                    yield from self._read_file(number.as_py(), path.as_py(), last)
-
-    def _read_file(self, task: int, path: str, last: bool) -> Batches:
-        try:
-            stored = pa.memory_map(path)
-        except FileNotFoundError:
-            # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
-            assert self.lines is not None
-            with RowFile(task) as file:
-                for _, rows in self.parsed(self.lines.of(task)):
-                    file.write(rows)
-            path = file.path
-            stored = pa.memory_map(path)
-            last = True
-        if last:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        yield from pa.ipc.open_stream(stored, options=READ)
+                if not path.is_valid:
+                    continue
+                file = path.as_py()
+                try:
+                    stored = pa.memory_map(file)
+                except FileNotFoundError:
+                    # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
+                    assert self.lines is not None
+                    with RowFile(number.as_py()) as again:
+                        for _, rows in self.parsed(self.lines.of(number.as_py())):
+                            again.write(rows)
+                    file = again.path
+                    stored = pa.memory_map(file)
+                if last or file != path.as_py():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file)
+                yield from pa.ipc.open_stream(stored, options=READ)
 
     def parsed(self, lines: Batches) -> Iterator[tuple[Parsed, pa.RecordBatch]]:
         """Parses lines. With each result it yields the rows to store: for joins and histories all that parse,
