@@ -84,13 +84,23 @@ class InputParser:
             for name in parsed.columns:
                 long = rows_of_long_texts(parsed.columns[name])
                 parsed = _reject(parsed, long, f"{name}: {LONG_TEXT}")
-        parsed = self._reject_bad_labels(self._parse_times(parsed))
-        parsed = self._reject_without_split(parsed)
+        for name in self._spec.input.times:
+            texts = plain(parsed.columns[name])
+            # After joins and histories, the times are numbers already.
+            if pa.types.is_string(texts.type):
+                parsed.columns[name], bad = self._texts.column(name, texts)
+                parsed = _reject(parsed, bad, f"{name}: {NO_TIME}")
+        parsed = self._reject_without_split(self._reject_bad_labels(parsed))
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(
                 np.delete(places, [row for row, _ in parsed.rejected])
             )
-        return self._reject_bad_numbers(parsed)
+        # The numbers of other columns are checked when they are computed.
+        for column in self._numbers:
+            if parsed.rows and all(name in parsed.columns for name in column.sources):
+                unfit = np.flatnonzero(early_unfit(column, parsed.columns))
+                parsed = _reject(parsed, unfit, reason(column))
+        return parsed
 
     def _encode_as_utf8(self, lines: pa.Array) -> pa.Array:
         """Returns the lines in UTF-8. Bytes that are invalid in the input's encoding become invalid UTF-8."""
@@ -200,15 +210,6 @@ class InputParser:
             lambda row: f"{self.label}: {'missing' if missing[row].as_py() else 'neither 0 nor 1'}",
         )
 
-    def _reject_bad_numbers(self, parsed: Parsed) -> Parsed:
-        """Rejects the rows with a number that could not be published. It checks the columns that neither learn nor
-        depend on other rows. The other columns are checked when they are computed."""
-        for column in self._numbers:
-            if parsed.rows and all(name in parsed.columns for name in column.sources):
-                bad = early_unfit(column, parsed.columns)
-                parsed = _reject(parsed, np.flatnonzero(bad), reason(column))
-        return parsed
-
     def _reject_without_split(self, parsed: Parsed) -> Parsed:
         """Rejects the rows without a time if splits are cut by time. Rows without a label have a split of their own."""
         name = self._spec.table.split_time
@@ -218,16 +219,6 @@ class InputParser:
         if self._spec.table.unlabelled:
             good = pc.or_(good, pc.is_null(self._spec.labels(parsed.columns)))
         return _reject(parsed, find_false(good), f"{name}: {NO_SPLIT}")
-
-    def _parse_times(self, parsed: Parsed) -> Parsed:
-        """Converts times that are texts to numbers. Rejects the rows with a text that is not a time."""
-        for name in self._spec.input.times:
-            texts = plain(parsed.columns[name])
-            # After joins and histories, the times are numbers already.
-            if pa.types.is_string(texts.type):
-                parsed.columns[name], bad = self._texts.column(name, texts)
-                parsed = _reject(parsed, bad, f"{name}: {NO_TIME}")
-        return parsed
 
 
 def _reject(

@@ -5,6 +5,7 @@ Ids: 0 padding, 1 null, then the buckets for values outside the vocabulary, then
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +102,7 @@ class Modulus(_Sized):
                 pa.uint64()
             )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
-            return pa.array(
-                [self._fit_int64(_parse_whole(text)) for text in column.to_pylist()], pa.int64()
-            )
+            return pa.array(map(self._stored_number, column.to_pylist()), pa.int64())
         low = signed.fill_null(0).to_numpy(zero_copy_only=False)
         high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
         numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
@@ -111,19 +110,13 @@ class Modulus(_Sized):
         numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
         return pa.array(numbers)
 
-    def _fit_int64(self, number: int | None) -> int:
-        if number is None:
+    def _stored_number(self, text: str | None) -> int:
+        if not text or not re.fullmatch("-?[0-9]{1,20}", text):
             return NO_NUMBER
-        return number if NO_NUMBER < number <= _MOST else number % self.size
-
-
-def _parse_whole(text: str | None) -> int | None:
-    sign = text[:1] == "-" if text else False
-    digits = (text or "")[sign:]
-    if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
-        return None
-    number = -int(digits) if sign else int(digits)
-    return number if -(2**63) <= number < 2**64 else None
+        number = int(text)
+        if NO_NUMBER < number <= _MOST:
+            return number
+        return number % self.size if NO_NUMBER <= number < 2**64 else NO_NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)

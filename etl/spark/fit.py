@@ -76,18 +76,16 @@ def sum_counts(
         table = _collect(sums.where(~sums["key"].isin(chosen)))
     finally:
         sums.unpersist(blocking=True)
-    relational = not level and raw.spec.rows.relational
-    return Sums(table, stored, RowCounts.of(_sum_all(_collect(raw.parsed))) if relational else None)
+    before = None
+    if not level and raw.spec.rows.relational:
+        counts = _collect(raw.parsed).group_by(["key", "value"]).aggregate([("count", "sum")])
+        before = RowCounts.of(counts.rename_columns(COUNTS.names))
+    return Sums(table, stored, before)
 
 
 def _collect(cells: DataFrame) -> pa.Table:
     """Returns all counts of cells."""
     return pa.Table.from_batches(read_counts(cells.select("counts").toArrow().to_batches()), COUNTS)
-
-
-def _sum_all(counts: pa.Table) -> pa.Table:
-    sums = counts.group_by(["key", "value"]).aggregate([("count", "sum")])
-    return sums.rename_columns(COUNTS.names)
 
 
 def _count_rows(raw: RawInput, level: int | None, state: FittedState) -> DataFrame:

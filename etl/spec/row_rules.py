@@ -221,13 +221,30 @@ def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str,
     filters = tuple(
         _read_filter(entry, path, kinds) for path, entry in read_sections(raw, "filter")
     )
+    sample = negatives = None
+    if "sample" in raw:
+        about = read_section(raw, "sample")
+        check_keys(about, ("negatives", "weight"), "sample")
+        share = float(read_required(about, "negatives", (int, float), "sample"))
+        if not 0 < share <= 1:
+            raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
+        weight = read_value(about, "weight", str, None, "sample")
+        sample = Sample(negatives=share, weight=weight)
+    if "negatives" in raw:
+        about = read_section(raw, "negatives")
+        check_keys(about, ("column", "each", "by"), "negatives")
+        negatives = Negatives(
+            column=read_column_name(about, "column", kinds, "negatives", ONE_VALUE),
+            each=read_count(about, "each", 1, 100, "negatives"),
+            by=read_choice(about, "by", ("count", "value"), "count", "negatives"),
+        )
     return RowRules(
         dedup=dedup,
         joins=joins,
         histories=histories,
         filters=filters,
-        sample=_read_sample(raw),
-        negatives=_read_negatives(raw, kinds),
+        sample=sample,
+        negatives=negatives,
     )
 
 
@@ -334,26 +351,3 @@ def _read_filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Fi
     if op in ("in", "not in") and not isinstance(given, list):
         raise SpecError(f"{path}.value = {given!r}: must be a list")
     return Filter(column=name, op=op, value=given)
-
-
-def _read_sample(raw: Mapping[str, Any]) -> Sample | None:
-    if "sample" not in raw:
-        return None
-    about = read_section(raw, "sample")
-    check_keys(about, ("negatives", "weight"), "sample")
-    share = float(read_required(about, "negatives", (int, float), "sample"))
-    if not 0 < share <= 1:
-        raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
-    return Sample(negatives=share, weight=read_value(about, "weight", str, None, "sample"))
-
-
-def _read_negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | None:
-    if "negatives" not in raw:
-        return None
-    about = read_section(raw, "negatives")
-    check_keys(about, ("column", "each", "by"), "negatives")
-    return Negatives(
-        column=read_column_name(about, "column", kinds, "negatives", ONE_VALUE),
-        each=read_count(about, "each", 1, 100, "negatives"),
-        by=read_choice(about, "by", ("count", "value"), "count", "negatives"),
-    )
