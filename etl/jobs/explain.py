@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pyarrow as pa
+
 from sluice.etl.jobs.engine import MAPPED
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import MAX_VALUES
@@ -19,10 +21,8 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
     key = [column.name for column in spec.rule.columns]
     # No row's split depends on these.
     free = [name for name in spec.input.columns if name not in key]
-    known = {}
-    if job.before and not learning:
-        stored = job.before.stored
-        known = {key: MAPPED if key in stored else "broadcast" for key in job.before.tables}
+    kept = job.before.tables if job.before and not learning else {}
+    known = {key: "broadcast" if isinstance(kept[key], pa.Table) else MAPPED for key in kept}
     about: dict[str, Any] = {
         "engine": engine,
         "mode": job.mode,
@@ -54,19 +54,16 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         "",
     ]
     lines += [*_rows(spec), "columns:", *[_of_column(c) for c in spec.columns], ""]
-    lines += [
+    lines.append(
         f"passes over the input: {passes} to {'learn' if learning else 'count'} and 1 to write"
-    ]
+    )
     if learning:
         lines += [
             f"  level {level + 1}: {', '.join(x.key for x in spec.fitted if x.level == level)}"
             for level in range(spec.levels)
         ]
-        lines += (
-            [f"  all is learned from the rows of split {spec.table.training!r} alone"]
-            if spec.fitted
-            else []
-        )
+        if spec.fitted:
+            lines.append(f"  all is learned from the rows of split {spec.table.training!r} alone")
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
     lines += _ways(spec, known, job.collected_values) if engine == "spark" else []
