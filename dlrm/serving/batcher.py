@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from sluice.dlrm.serving.decode import Refusal
 
@@ -23,17 +23,14 @@ _WAITING_BATCHES = 32
 _TURNS_BEFORE_BATCH = 4
 """Turns of the event loop before a batch, in which it sends finished answers and reads new requests."""
 
-Q = TypeVar("Q")
-A = TypeVar("A")
-
 
 @dataclass(eq=False)
-class Batcher(Generic[Q, A]):
+class Batcher:
     """Collects requests into batches on one event loop. `work` answers each request of a list."""
 
-    work: Callable[[Sequence[Q]], Sequence[A]]
+    work: Callable[[Sequence[Any]], Sequence[Any]]
     _: KW_ONLY
-    size: Callable[[Q], int]
+    size: Callable[[Any], int]
     """An estimate of the work of a request: about the bytes of its rows."""
     waiting_limit: int
     """The most requests that wait."""
@@ -43,7 +40,7 @@ class Batcher(Generic[Q, A]):
     """Called with the number of requests in each batch."""
 
     def __post_init__(self) -> None:
-        self._queue: deque[tuple[Q, int, asyncio.Future[A]]] = deque()
+        self._queue: deque[tuple[Any, int, asyncio.Future[Any]]] = deque()
         self._queued_size = 0
         self._running: asyncio.Task[None] | None = None
 
@@ -52,7 +49,7 @@ class Batcher(Generic[Q, A]):
         """The number of requests that wait."""
         return len(self._queue)
 
-    async def ask(self, request: Q) -> A:
+    async def ask(self, request: Any) -> Any:
         """Returns the answer to a request. Raises Refusal at once if too much waits, or the error of `work`. If the
         caller stops waiting before the batch starts, the request is dropped."""
         size = self.size(request)
@@ -60,42 +57,40 @@ class Batcher(Generic[Q, A]):
             self._queue and self._queued_size + size > _WAITING_BATCHES * BATCH_SIZE
         ):
             raise Refusal(503, f"{len(self._queue)} requests wait already", {"retry-after": "1"})
-        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._queue.append((request, size, future))
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._queue.append((request, size, answer))
         self._queued_size += size
         if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._run())
-        return await future
+            self._running = loop.create_task(self._run())
+        return await answer
 
     async def _run(self) -> None:
-        try:
-            while True:
-                for _ in range(_TURNS_BEFORE_BATCH):
-                    await asyncio.sleep(0)
-                batch, size = self._next_batch()
-                if not batch:
-                    return
+        while True:
+            for _ in range(_TURNS_BEFORE_BATCH):
+                await asyncio.sleep(0)
+            batch, size = self._next_batch()
+            if not batch:
+                self._running = None
+                return
+            requests = [request for request, _ in batch]
+            try:
                 self.on_batch(len(batch))
-                requests = [request for request, _ in batch]
-                try:
-                    if size <= INLINE_SIZE:
-                        answers = self.work(requests)
-                    else:
-                        answers = await asyncio.to_thread(self.work, requests)
-                except Exception as error:
-                    for _, future in batch:
-                        if not future.done():
-                            future.set_exception(error)
-                    continue
+                if size <= INLINE_SIZE:
+                    answers = self.work(requests)
+                else:
+                    answers = await asyncio.to_thread(self.work, requests)
                 for (_, future), answer in zip(batch, answers, strict=True):
                     if not future.done():
                         future.set_result(answer)
-        finally:
-            self._running = None
+            except Exception as error:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
 
-    def _next_batch(self) -> tuple[list[tuple[Q, asyncio.Future[A]]], int]:
+    def _next_batch(self) -> tuple[list[tuple[Any, asyncio.Future[Any]]], int]:
         """Takes the next batch from the queue. Returns it with its size."""
-        batch: list[tuple[Q, asyncio.Future[A]]] = []
+        batch: list[tuple[Any, asyncio.Future[Any]]] = []
         batch_size = 0
         while self._queue and len(batch) < self.batch_limit:
             request, size, future = self._queue[0]

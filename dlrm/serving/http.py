@@ -7,7 +7,7 @@ import asyncio
 import datetime
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -35,36 +35,6 @@ METHODS = {
 }
 
 
-class Reply:
-    """One answer over HTTP."""
-
-    def __init__(
-        self,
-        status: int,
-        body: bytes,
-        headers: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-    ) -> None:
-        self.status = status
-        self._body = body
-        self._headers = {
-            "content-type": content_type,
-            "content-length": str(len(body)),
-            **(headers or {}),
-        }
-
-    @classmethod
-    def of_error(cls, error: Refusal) -> Reply:
-        # A lone surrogate, which a client's JSON may contain, cannot be encoded.
-        body = json.dumps({"error": str(error)}, ensure_ascii=False).encode(errors="replace")
-        return cls(error.status, body, error.headers)
-
-    async def send(self, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self._body})
-
-
 def iso_time(moment: float) -> str:
     """Returns a time in seconds since 1970 as text in ISO 8601."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
@@ -78,117 +48,119 @@ class HttpApp:
         scorer: Scorer,
         limits: ServerLimits,
         *,
-        background: Reload | None = None,
+        reload: Reload | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs as long as the server. `wall_clock` returns seconds since 1970."""
+        """`/health` shows the state of `reload`. `wall_clock` returns seconds since 1970."""
         self.served = ServerMetrics()
         self.limits = limits
-        self._background = background
+        self._reload = reload
         self._wall_clock = wall_clock
-        self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
-            scorer.answer,
+        self.batcher = Batcher(
+            self._answer_batch,
             size=lambda request: request.size,
             waiting_limit=limits.max_waiting,
             on_batch=self.served.batch,
         )
         self.take(scorer)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        begun_at = time.monotonic()
-        path = scope["path"]
-        failure = None
-        try:
-            reply = await self._reply(path, scope, receive)
-        except Refusal as refusal:
-            reply = Reply.of_error(refusal)
-        except Exception as error:
-            failure = error
-            reply = Reply.of_error(
-                Refusal(500, "the server failed on this request; its log says why")
-            )
-        if path == "/predict" and scope["method"] == "POST":
-            self.served.request(reply.status, time.monotonic() - begun_at)
-        await reply.send(send)
-        if failure is not None:
-            raise failure
-
-    async def run_background(self) -> None:
-        """Runs the server's other tasks, until it is cancelled."""
-        if self._background is not None:
-            await self._background(self)
-
     def take(self, scorer: Scorer) -> None:
         """Answers with this model from the next batch on."""
         self.served.model(scorer.servable.about())
         self.scorer = scorer
-        self.batcher.work = scorer.answer
         self._serving_since = self._wall_clock()
 
-    async def _reply(self, path: str, scope: Mapping[str, Any], receive: Receive) -> Reply:
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        begun_at = time.monotonic()
+        path, status, headers = scope["path"], 200, {"content-type": "application/json"}
+        refusal: Refusal | None = None
+        failure: Exception | None = None
+        try:
+            body = await self._body_of_answer(path, scope, receive)
+            if path == "/metrics":
+                headers["content-type"] = CONTENT_TYPE_LATEST
+        except Refusal as error:
+            refusal = error
+        except Exception as error:
+            failure = error
+            refusal = Refusal(500, "the server failed on this request; its log says why")
+        if refusal is not None:
+            status, headers = refusal.status, {**headers, **refusal.headers}
+            # A lone surrogate, which a client's JSON may contain, cannot be encoded.
+            body = json.dumps({"error": str(refusal)}, ensure_ascii=False).encode(errors="replace")
+        if path == "/predict" and scope["method"] == "POST":
+            self.served.request(status, time.monotonic() - begun_at)
+        headers["content-length"] = str(len(body))
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+        if failure is not None:
+            raise failure
+
+    async def _body_of_answer(self, path: str, scope: Mapping[str, Any], receive: Receive) -> bytes:
         methods = METHODS.get(path)
         if methods is None:
             raise Refusal(404, f"there is no {path[:60]!r} here{nearest(path[:60], METHODS)}")
         if scope["method"] not in methods:
             raise Refusal(405, f"{path} takes {methods[0]}", {"allow": ", ".join(methods)})
+        if path == "/metrics":
+            return self.served.text(self.batcher.waiting)
         if path == "/predict":
-            answer = await self._answer_to(dict(scope["headers"]), receive)
-            self.served.answered(len(answer.probabilities), answer.missing)
-            content = answer.to_dict()
-        elif path == "/metrics":
-            text = self.served.text(self.batcher.waiting)
-            return Reply(200, text, content_type=CONTENT_TYPE_LATEST)
+            content = await self._predict(dict(scope["headers"]), receive)
         else:
             content = self.scorer.servable.about()
             if path == "/model":
                 content["features"] = self.scorer.decoder.kinds
             else:
                 content |= {"ok": True, "since": iso_time(self._serving_since)}
-                content |= {"reload": self._background.about()} if self._background else {}
-        return Reply(200, _JSON.encode(content).encode())
+                content |= {"reload": self._reload.about()} if self._reload else {}
+        return _JSON.encode(content).encode()
 
-    async def _answer_to(self, headers: Mapping[bytes, bytes], receive: Receive) -> Answer:
+    async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
         timeout = self.limits.timeout
         try:
             async with asyncio.timeout(timeout):
-                body = await self._body(headers, receive)
+                body = await self._read_body(receive)
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {timeout:g} s", _CLOSE) from None
-        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
-        if encoding != "identity":
+        content_type, encoding = (
+            headers.get(name, b"").decode("latin-1").strip().lower()
+            for name in (b"content-type", b"content-encoding")
+        )
+        if encoding not in ("", "identity"):
             raise Refusal(
                 415,
                 f"Content-Encoding {encoding[:60]!r}: a body must come as it is, without compression",
             )
         try:
             async with asyncio.timeout(timeout):
-                content_type = headers.get(b"content-type", b"").decode("latin-1")
-                answer = await self.batcher.ask(PredictRequest(content_type, body))
+                answer: Answer | Refusal = await self.batcher.ask(
+                    PredictRequest(content_type, body)
+                )
         except TimeoutError:
             raise Refusal(
                 503, f"no answer within {timeout:g} s: the server is busy", {"retry-after": "1"}
             ) from None
         if isinstance(answer, Refusal):
             raise answer
-        return answer
+        self.served.answered(len(answer.probabilities))
+        return answer.to_dict()
 
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        limit = self.limits.max_body
-        length = headers.get(b"content-length", b"").decode("latin-1")
-        if length.isdigit() and int(length[:20]) > limit:
-            raise Refusal(413, f"a body of {length[:20]} bytes is larger than {limit}", _CLOSE)
-        parts = []
-        size = 0
-        more = True
+    def _answer_batch(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
+        scorer = self.scorer  # `take` may replace it meanwhile
+        answers = scorer.answer(requests)
+        self.served.missing(scorer.missing)
+        return answers
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        body, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(499, "the client went away")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise Refusal(413, f"the body is larger than {limit} bytes", _CLOSE)
-            parts.append(part)
+            body += message.get("body", b"")
+            if len(body) > self.limits.max_body:
+                raise Refusal(413, f"the body is larger than {self.limits.max_body} bytes", _CLOSE)
             more = message.get("more_body", False)
-        return b"".join(parts)
+        return bytes(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
@@ -24,22 +23,15 @@ def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Qualit
     wide, _ = ranker(
         trained, servable.layout, len(servable.meta.dense), Checkpoint(servable.path), "fp32"
     )
-    measured: list[list[np.ndarray]] = []
+    measured: list[torch.Tensor] = []
     with (
         loaders.evaluation(config, servable.table, split, rank=0, local_ranks=1) as batches,
         torch.inference_mode(),
     ):
         for batch in batches:
-            inputs = servable.layout.features(batch)
-            measured.append(
-                [
-                    t.numpy().astype(np.float64)
-                    for t in (wide(*inputs), servable.model(*inputs), batch.label, batch.weight)
-                ]
-            )
+            logits = [model(*servable.layout.features(batch)) for model in (wide, servable.model)]
+            measured.append(torch.stack([*logits, batch.label, batch.weight]).double())
             if len(measured) * _BATCH >= rows:
                 break
-    wide_logits, logits, label, weight = (
-        np.concatenate(column) for column in zip(*measured, strict=True)
-    )
-    return quality(wide_logits, label, weight), quality(logits, label, weight)
+    wide_logits, narrow_logits, label, weight = torch.cat(measured, 1).numpy()
+    return quality(wide_logits, label, weight), quality(narrow_logits, label, weight)

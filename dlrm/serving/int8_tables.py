@@ -6,7 +6,8 @@ row of width 16 takes 18 bytes instead of 64. A lookup is one gather over all ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -33,120 +34,89 @@ class NarrowTables(nn.Module):
         in the order of the input. Empty: the order of the tables."""
         super().__init__()
         self.kind = kind
-        self._tables = {t.name: t for t in tables}
-        self._features = list(names or [key for t in tables for key in keys[t.name]])
-        tables_by_feature = {key: t for t in tables for key in keys[t.name]}
-        owners = [(name, tables_by_feature[name]) for name in self._features]
-        self._groups = [
-            _Group(
-                [t for t in tables if t.width == width],
-                [(name, t.name) for name, t in owners if t.width == width],
-                kind,
-            )
-            for width in dict.fromkeys(t.width for t in tables)
-        ]
+        self._tables = {table.name: table for table in tables}
+        table_of = {key: table for table in tables for key in keys[table.name]}
+        self._features = list(names or table_of)
+        self._stacks = {}
+        for width in {table.width for table in tables}:
+            stacked = [table for table in tables if table.width == width]
+            looked_up = {
+                number: table_of[name].name
+                for number, name in enumerate(self._features)
+                if table_of[name] in stacked
+            }
+            self._stacks[width] = _Stack(stacked, looked_up, kind)
 
-    def fill(self, name: str, rows: Iterable[Tensor]) -> None:
-        """Sets a table's weights from its rows, which come in order and in parts."""
-        group = next(g for g in self._groups if name in g.first)
-        row = group.first[name]
-        for part in rows:
-            for block in torch.split(part, _BLOCK_ROWS):
-                group.put(row, block.float())
-                row += len(block)
-        if row != group.first[name] + self._tables[name].rows:
-            raise ValueError(
-                f"table {name!r}: {row - group.first[name]} rows were given for its "
-                f"{self._tables[name].rows}"
-            )
+    def fill(self, name: str, rows: Tensor) -> None:
+        """Sets a table's weights."""
+        table = self._tables[name]
+        if len(rows) != table.rows:
+            raise ValueError(f"table {name!r}: {len(rows)} rows were given for its {table.rows}")
+        stack = self._stacks[table.width]
+        first = stack.first[name]
+        for block in torch.split(rows, _BLOCK_ROWS):
+            stack.put(first, block.float())
+            first += len(block)
 
     @property
     def bytes(self) -> int:
         """The bytes that the tables take."""
-        return sum(
-            g.weights.nbytes + (0 if g.scales is None else g.scales.nbytes) for g in self._groups
-        )
+        return sum(stack.weights.nbytes + stack.scales.nbytes for stack in self._stacks.values())
 
     @property
     def wide_bytes(self) -> int:
         """The bytes that the tables would take in float32."""
-        return sum(t.bytes for t in self._tables.values())
+        return sum(table.bytes for table in self._tables.values())
 
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         lengths = sparse.lengths().view(len(self._features), -1)
-        values, weights = sparse.values(), sparse.weights_or_none()
-        one_id_each = len(values) == lengths.numel() and bool((lengths == 1).all())
-        if len(self._groups) == 1:
-            return self._groups[0].pooled(values, lengths, weights, one_id_each)
         counts = lengths.sum(1, dtype=torch.int64).tolist()
-        ids = dict(zip(self._features, torch.split(values, counts), strict=True))
-        id_weights = (
-            dict(zip(self._features, torch.split(weights, counts), strict=True))
-            if weights is not None
-            else {}
-        )
-        bag_lengths = dict(zip(self._features, lengths, strict=True))
+        given = sparse.weights_or_none()
+        ids = torch.split(sparse.values(), counts)
+        weights = None if given is None else torch.split(given, counts)
         pooled: dict[str, Tensor] = {}
-        for group in self._groups:
-            pooled |= group.pooled(
-                torch.cat([ids[f] for f in group.features]),
-                torch.stack([bag_lengths[f] for f in group.features]),
-                torch.cat([id_weights[f] for f in group.features]) if id_weights else None,
-                one_id_each,
+        for stack in self._stacks.values():
+            numbers = list(stack.looked_up)
+            sums = stack.sums(
+                torch.cat([ids[n] for n in numbers]),
+                lengths[numbers],
+                None if weights is None else torch.cat([weights[n] for n in numbers]),
             )
+            pooled |= zip((self._features[n] for n in numbers), sums.unbind(), strict=True)
         return pooled
 
 
-class _Group:
-    """Tables of one width, stacked in one array."""
+class _Stack:
+    """Tables of one width in one array."""
 
-    def __init__(
-        self, tables: Sequence[Table], features: Sequence[tuple[str, str]], kind: str
-    ) -> None:
-        """`features` has the features that are looked up here, each with its table."""
-        self.first: dict[str, int] = {}
-        rows = 0
-        for table in tables:
-            self.first[table.name] = rows
-            rows += table.rows
-        self.width = tables[0].width
-        self.weights = torch.zeros(rows, self.width, dtype=_DTYPES[kind])
-        self.scales = torch.zeros(rows, 1, dtype=torch.float16) if kind == "int8" else None
-        self.features = [name for name, _ in features]
-        self._starts = torch.tensor([self.first[table] for _, table in features]).unsqueeze(1)
+    def __init__(self, tables: Sequence[Table], looked_up: Mapping[int, str], kind: str) -> None:
+        """`looked_up` has the table of each feature, by the feature's number."""
+        rows = [table.rows for table in tables]
+        self.first = dict(
+            zip((table.name for table in tables), accumulate(rows, initial=0), strict=False)
+        )
+        self.looked_up = looked_up
+        self.weights = torch.zeros(sum(rows), tables[0].width, dtype=_DTYPES[kind])
+        self.scales = torch.zeros(sum(rows) if kind == "int8" else 0, 1, dtype=torch.float16)
+        self._starts = torch.tensor([self.first[name] for name in looked_up.values()])
 
     def put(self, first: int, block: Tensor) -> None:
         end = first + len(block)
-        if self.scales is None:
-            self.weights[first:end] = block
-            return
-        scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
-        self.scales[first:end] = scale
-        # Divides by the rounded scale that is stored, so that its rounding adds no error.
-        self.weights[first:end] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
+        if len(self.scales):
+            scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
+            self.scales[first:end] = scale
+            # Divides by the rounded scale that is stored, so that its rounding adds no error.
+            block = (block / scale.float()).round().clamp(-127, 127)
+        self.weights[first:end] = block
 
-    def pooled(
-        self, values: Tensor, lengths: Tensor, weights: Tensor | None, one_id_each: bool
-    ) -> dict[str, Tensor]:
-        batch = lengths.shape[1]
-        if one_id_each:
-            row_numbers = (values.view(len(self.features), batch) + self._starts).flatten()
-        else:
-            row_numbers = values + torch.repeat_interleave(
-                self._starts.flatten(), lengths.sum(1, dtype=torch.int64)
-            )
+    def sums(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Returns [features, batch, width]. `lengths` is [features, batch]."""
+        row_numbers = ids + torch.repeat_interleave(self._starts, lengths.sum(1, dtype=torch.int64))
         rows = self.weights.index_select(0, row_numbers).float()
-        if self.scales is not None:
+        if len(self.scales):
             rows *= self.scales.index_select(0, row_numbers).float()
         if weights is not None:
             rows *= weights.unsqueeze(1)
-        if not one_id_each:
-            bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.flatten().long())
-            rows = torch.zeros(lengths.numel(), self.width).index_add_(0, bags, rows)
-        return dict(
-            zip(
-                self.features,
-                rows.view(len(self.features), batch, self.width).unbind(),
-                strict=True,
-            )
-        )
+        if not (len(rows) == lengths.numel() and bool((lengths == 1).all())):
+            rows = torch.segment_reduce(rows, "sum", lengths=lengths.flatten().long(), initial=0)
+        return rows.view(*lengths.shape, -1)

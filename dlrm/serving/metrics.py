@@ -25,14 +25,12 @@ class ServerMetrics:
         self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
         self._missing = Counter(
             "sluice_serve_missing_features",
-            "Rows in which a feature was not named",
+            "Rows in which a feature was missing or null",
             ["feature"],
             **home,
         )
         # Cached, because finding a label's counter takes longer than counting.
         self._requests_by_status = functools.cache(requests.labels)
-        self._missing_since: Count[str] = Count()
-        """The missing features since the last call of `text`. They are collected, because a request may lack many."""
         self._seconds = Histogram(
             "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
         )
@@ -65,11 +63,15 @@ class ServerMetrics:
         self._requests_by_status(status).inc()
         self._seconds.observe(seconds)
 
-    def answered(self, rows: int, missing: Mapping[str, int]) -> None:
-        """Counts the rows of a request that got predictions. `missing` has the number of rows without each feature."""
+    def answered(self, rows: int) -> None:
+        """Counts the rows of a request that got predictions."""
         self.rows += rows
         self._rows.inc(rows)
-        self._missing_since.update(missing)
+
+    def missing(self, features: Mapping[str, int]) -> None:
+        """Counts the rows of a batch that lacked a feature, by feature."""
+        for name, rows in features.items():
+            self._missing.labels(name).inc(rows)
 
     def batch(self, requests: int) -> None:
         """Counts a batch of so many requests."""
@@ -89,7 +91,4 @@ class ServerMetrics:
     def text(self, waiting: int) -> bytes:
         """Returns all metrics in the format of Prometheus."""
         self._waiting.set(waiting)
-        for name, count in self._missing_since.items():
-            self._missing.labels(name).inc(count)
-        self._missing_since.clear()
         return generate_latest(self.registry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,11 @@ _CERTAIN_LOGIT = 36.0
 
 
 class BadValue(ValueError):
-    """The model cannot take some rows. `rows` has their numbers. The message says what is wrong with the first."""
+    """The model cannot take a row. `row` is the number of the first such row."""
 
-    def __init__(self, rows: list[int], text: str) -> None:
+    def __init__(self, row: int, text: str) -> None:
         super().__init__(text)
-        self.rows = rows
+        self.row = row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,26 +127,14 @@ class Servable:
     def try_out(self) -> None:
         """Raises CheckpointError unless the model gives plausible answers to made-up rows, with numbers of 0 and random
         ids. Finite weights can be too large for that."""
-        generator = torch.Generator().manual_seed(0)
-        ids = [
-            torch.randint(0, column.rows, (_TRIAL_ROWS,), generator=generator)
-            for column in self.layout.columns
-        ]
-        values = torch.cat(ids).to(
-            torch.int64 if any(is_wide(c.rows) for c in self.layout.columns) else torch.int32
+        generator = np.random.default_rng(0)
+        columns = self.layout.columns
+        batch = self._batch(
+            np.zeros((len(self.meta.dense), _TRIAL_ROWS), np.float32),
+            [generator.integers(0, column.rows, _TRIAL_ROWS) for column in columns],
+            [np.ones(_TRIAL_ROWS, np.int32)] * len(columns),
         )
-        logits = self._logits(
-            Batch(
-                dense=torch.zeros(_TRIAL_ROWS, len(self.meta.dense)),
-                values=values,
-                lengths=torch.ones(len(values), dtype=torch.int32),
-                label=_NO_VALUES,
-                weight=_NO_VALUES,
-                rows=_TRIAL_ROWS,
-                epoch=0,
-                step=0,
-            )
-        )
+        logits = self._logits(batch)
         if not torch.isfinite(logits).all():
             wrong = "the model's answers to made-up rows are no numbers"
         elif float(logits.abs().median()) > _CERTAIN_LOGIT:
@@ -159,54 +147,54 @@ class Servable:
         )
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """Turns raw columns into the batch that the loader would make. Raises BadValue for rows with a number that is
+        """Turns raw columns into the batch that the loader would make. Raises BadValue for a row with a number that is
         too large, or missing and not filled."""
         inputs = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
         for name, as_stored in inputs.items():
             values = self.online[name](as_stored) if name in self.online else as_stored
-            if name in self.meta.dense:
-                arrays[name] = _as_float32(name, values)
-            elif isinstance(values, np.ndarray):
-                arrays[name] = values
-            elif pa.types.is_list(values.type):
-                elements, bag_lengths = flat(values)
-                arrays[name] = elements.to_numpy(zero_copy_only=False)
-                arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
-            else:
-                arrays[name] = values.to_numpy(zero_copy_only=False)
+            if isinstance(values, pa.Array):
+                if pa.types.is_list(values.type):
+                    values, bag_lengths = flat(values)
+                    arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
+                values = values.to_numpy(zero_copy_only=False)
+            arrays[name] = _as_float32(name, values) if name in self.meta.dense else values
         arrays = self.transforms(arrays, rows)
         dense = np.empty((len(self.meta.dense), rows), np.float32)
         for number, name in enumerate(self.meta.dense):
             dense[number] = arrays[name]
         if self.layout.missing is None and not np.isfinite(dense).all():
             wrong = ~np.isfinite(dense)
-            number = int(wrong.any(1).argmax())
+            row = int(wrong.any(0).argmax())
+            name = self.meta.dense[int(wrong[:, row].argmax())]
             raise BadValue(
-                np.flatnonzero(wrong.any(0)).tolist(),
-                f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
-                "nothing in",
+                row,
+                f"feature {name!r} is missing or no finite number, and the spec fills nothing in",
             )
-        ids = []
-        lengths = []
-        kind = np.int64 if any(is_wide(column.rows) for column in self.layout.columns) else np.int32
+        ids, lengths = [], []
         for column in self.layout.columns:
-            counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
-            column_ids = arrays[column.name].astype(kind, copy=False)
+            column_ids = arrays[column.name]
             if len(column_ids) and not (column_ids.min() >= 0 and column_ids.max() < column.rows):
                 raise RuntimeError(
                     f"column {column.name!r}: an id is outside its table of {column.rows} rows"
                 )
             ids.append(column_ids)
-            lengths.append(counts)
+            lengths.append(arrays.get(lengths_name(column.name), np.ones(rows, np.int32)))
+        return self._batch(dense, ids, lengths)
+
+    def _batch(
+        self, dense: npt.NDArray[np.float32], ids: Sequence[Any], lengths: Sequence[Any]
+    ) -> Batch:
+        is_any_wide = any(is_wide(column.rows) for column in self.layout.columns)
+        values = np.concatenate(ids).astype(np.int64 if is_any_wide else np.int32, copy=False)
         return Batch(
             dense=torch.from_numpy(dense).t(),
-            values=torch.from_numpy(np.concatenate(ids)),
+            values=torch.from_numpy(values),
             lengths=torch.from_numpy(np.concatenate(lengths)),
             label=_NO_VALUES,
             weight=_NO_VALUES,
-            rows=rows,
+            rows=dense.shape[1],
             epoch=0,
             step=0,
         )
@@ -215,11 +203,12 @@ class Servable:
         """Returns the predicted probability of each row."""
         batch = self.batch(columns)
         logits = self._logits(batch)
-        if wrong := (~torch.isfinite(logits)).nonzero().flatten().tolist():
-            largest = batch.dense[wrong[0]].abs()
+        if not (finite := torch.isfinite(logits)).all():
+            row = int((~finite).int().argmax())
+            largest = batch.dense[row].abs()
             name = self.meta.dense[int(largest.argmax())]
             raise BadValue(
-                wrong,
+                row,
                 f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is "
                 "too large",
             )
@@ -251,15 +240,15 @@ class Servable:
         return self.meta.fingerprint["layout"]
 
 
-def _as_float32(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.float32]:
+def _as_float32(name: str, given: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Returns the numbers of a feature as float32. Raises BadValue for rows whose number is too large."""
-    given = values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
     with np.errstate(over="ignore"):
         numbers = given.astype(np.float32)
-    if len(wrong := np.flatnonzero(np.isinf(numbers))):
+    if (wrong := np.isinf(numbers)).any():
+        row = int(wrong.argmax())
         raise BadValue(
-            wrong.tolist(),
-            f"feature {name!r}: the operators of the spec make {given[wrong[0]]:g} of it, "
+            row,
+            f"feature {name!r}: the operators of the spec make {given[row]:g} of it, "
             "which is too large for float32; a job rejects such a row",
         )
     return numbers
@@ -278,7 +267,7 @@ def ranker(
         model = Ranker(config.model, layout, dense)
     tables = NarrowTables(layout.tables, layout.keys, kind, layout.names)
     for table in layout.tables:
-        tables.fill(table.name, [weights.table(table.name)])
+        tables.fill(table.name, weights.table(table.name))
     model.tables = tables
     try:
         model.tower.load_state_dict(weights.tower())

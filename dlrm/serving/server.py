@@ -90,6 +90,8 @@ class Server:
         import torch
 
         # Imported first, so that a missing package is reported before the model is loaded.
+        import uvicorn
+
         from sluice.dlrm.serving.connections import protocol
         from sluice.dlrm.serving.http import HttpApp
         from sluice.dlrm.serving.reload import Reload
@@ -97,41 +99,31 @@ class Server:
 
         quiet()
         torch.set_num_threads(options.threads)
-        self._options = options
-        self._pins = pins
-        self._say = say
-        self._protocol = protocol(options.limits.timeout, options.limits.max_connections)
+        self._options, self._pins, self._say = options, pins, say
         try:
             scorer = self._load()
-            self._servable = scorer.servable
-            say(_tables_text(self._servable, options.measure_rows))
+            say(_tables_text(scorer.servable, options.measure_rows))
         except OSError as error:
             raise UsageError(str(error)) from None
         gc.collect()
         gc.freeze()  # otherwise each collection of the libraries' and the model's objects delays requests by 0.2 s
-        reload = (
-            Reload(
+        self._reload = None
+        if options.reload_every:
+            self._reload = Reload(
                 options.run,
                 self._load,
                 every_s=options.reload_every,
                 say=say,
                 take_best=options.best,
             )
-            if options.reload_every
-            else None
-        )
-        self._service = HttpApp(scorer, options.limits, background=reload)
-
-    def serve(self, listener: socket.socket) -> dict[str, Any]:
-        """Answers requests until a signal ends it. Returns counts of the answers."""
-        import uvicorn
-
+        limits = options.limits
+        self._app = HttpApp(scorer, limits, reload=self._reload)
         # Below this level, hostile requests could fill a log.
         logging.getLogger("uvicorn.error").setLevel("ERROR")
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._service,
-                http=self._protocol,
+                self._app,
+                http=protocol(limits.timeout, limits.max_connections),
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -140,27 +132,30 @@ class Server:
                 access_log=False,
                 backlog=256,  # further connections are closed
                 timeout_keep_alive=60,
-                timeout_graceful_shutdown=self._options.limits.drain,
+                timeout_graceful_shutdown=limits.drain,
                 server_header=False,
             )
         )
         self._interrupted = False
+
+    def serve(self, listener: socket.socket) -> dict[str, Any]:
+        """Answers requests until a signal ends it. Returns counts of the answers."""
         began = time.monotonic()
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
-            asyncio.run(self._run_until_stopped(listener))
+            asyncio.run(self._run(listener))
         finally:
             sys.setswitchinterval(before)
         if self._interrupted:
             raise KeyboardInterrupt
-        served = self._service.served
+        served = self._app.served
         return {
             "requests": sum(served.statuses.values()),
             "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
             "rows": served.rows,
             "reloads": served.taken,
-            "step": self._service.scorer.servable.meta.step,
+            "step": self._app.scorer.servable.meta.step,
             "seconds": round(time.monotonic() - began, 1),
         }
 
@@ -169,46 +164,41 @@ class Server:
         from sluice.dlrm.serving.served_model import Servable
 
         options = self._options
-        scorer = Scorer(
-            Servable.load(
-                options.run,
-                options.tables,
-                take_best=options.best,
-                allow_code=options.code.permission,
-            ),
-            most_rows=options.limits.max_rows,
+        servable = Servable.load(
+            options.run,
+            options.tables,
+            take_best=options.best,
+            allow_code=options.code.permission,
         )
+        scorer = Scorer(servable, most_rows=options.limits.max_rows)
         scorer.warm_up()
-        self._pins.take(scorer.servable.table.uri, scorer.servable.table.version)
+        self._pins.take(servable.table.uri, servable.table.version)
         return scorer
 
-    async def _run_until_stopped(self, listener: socket.socket) -> None:
-        ready = asyncio.create_task(self._say_ready(listener))
-        background = asyncio.create_task(self._service.run_background())
-        await self._server._serve([listener])  # `serve` would also handle signals
-        background.cancel()
-        await asyncio.gather(background, return_exceptions=True)
-        await ready
-
-    async def _say_ready(self, listener: socket.socket) -> None:
-        """Reports that the server is ready, and handles signals from then on. Before, a signal ends the program."""
-        while not self._server.started:
-            await asyncio.sleep(0.01)
+    async def _run(self, listener: socket.socket) -> None:
+        # As uvicorn's own `serve`, but signals are handled here. Before the server is ready, a signal ends the program.
+        server = self._server
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup(sockets=[listener])
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._stop)
-        loop.add_signal_handler(signal.SIGINT, self._stop_at_once)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._stop, signum)
         host, port = listener.getsockname()[:2]
-        self._say(
-            f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}"
-        )
+        checkpoint = self._app.scorer.servable.path.name
+        self._say(f"serving {checkpoint} of {self._options.run} on http://{host}:{port}")
+        reloading = loop.create_task(self._reload(self._app)) if self._reload else None
+        await server.main_loop()
+        if reloading is not None:
+            reloading.cancel()
+        await server.shutdown(sockets=[listener])
 
-    def _stop(self) -> None:
-        self._say("asked to leave: requests that have come are still answered")
-        self._server.should_exit = True
-
-    def _stop_at_once(self) -> None:
-        self._interrupted = True
-        self._server.config.timeout_graceful_shutdown = 1
+    def _stop(self, signum: int) -> None:
+        if signum == signal.SIGINT:
+            self._interrupted = True
+            self._server.config.timeout_graceful_shutdown = 1
+        else:
+            self._say("asked to leave: requests that have come are still answered")
         self._server.should_exit = True
 
 

@@ -55,7 +55,9 @@ def in_training(
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
-    return np.asarray((split_of(columns, keys, spec) if split is None else split) == number)
+    return np.asarray(
+        (FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number
+    )
 
 
 class Features:
@@ -367,6 +369,10 @@ class FileAssignment:
         the key."""
         others = self.spec.input.with_place.keys() - {self.spec.label}
         return self.spec.rows.looks_back or not self.spec.rule.covers(others)
+
+    def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
+        """Returns the number of each row's split; -1 for a row in no split."""
+        return split_of(columns, keys, self.spec)
 
     def file(
         self,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
-from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows
+from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, whole_rows
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
 
@@ -38,6 +38,7 @@ class SketchInputs:
     rules: tuple[Identity, ...]
     """The rules to sketch by; the first is that of the rows' keys."""
     bounds: HashBounds
+    splits: tuple[str, ...]
 
     @classmethod
     def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> SketchInputs:
@@ -48,7 +49,11 @@ class SketchInputs:
             spec.rule,
             *([before] if before and before.recognition != spec.rule.recognition else []),
         ]
-        return cls(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split))
+        return cls(
+            rules=tuple(rules),
+            bounds=HashBounds.of(rows, spec.table.split),
+            splits=tuple(spec.table.split),
+        )
 
     def at(
         self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys
@@ -57,7 +62,7 @@ class SketchInputs:
         for number, rule in enumerate(self.rules):
             as_keys = number == 0 and rule.recognised == rule.columns
             hashes = keys if as_keys else hash_of(columns, rule.recognised, rule.seed)
-            for place, name in enumerate(self.bounds.below):
+            for place, name in enumerate(self.splits):
                 if len(small := self.bounds.smallest(name, hashes[split == place])):
                     found[rule.recognition, name] = small
         return found
@@ -77,9 +82,10 @@ class RowPlacement:
         self.seen: Gathered = {}
         """The values that the sketches have collected so far."""
 
-    def of(self, columns: dict[str, pa.Array], keys: Keys) -> Rows:
+    def of(self, columns: dict[str, pa.Array], keys: Keys | None) -> Rows:
         spec, placement = self._spec, self._placement
-        split, folds = split_of(columns, keys, spec), fold_keys(columns, keys, spec)
+        keys = row_keys(columns, spec) if keys is None else keys
+        split, folds = placement.split(keys, columns), fold_keys(columns, keys, spec)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
             # What is drawn for a row reveals that row's label, so both lie in one split and one fold.

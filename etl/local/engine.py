@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
-from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected, split_keys, with_key_column
+from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.file_writer import FileWriter
@@ -45,7 +45,7 @@ from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.read.input_paths import store_of
 from sluice.etl.read.pieces import Piece
-from sluice.etl.spec.row_split import Keys
+from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
@@ -144,7 +144,8 @@ class LocalEngine(Engine):
         if place in self._complete:
             for rows in self._parsed.get(place):
                 self._threads.check_wanted()
-                yield split_keys(rows)
+                *values, keys = rows.columns
+                yield dict(zip(rows.schema.names, values, strict=False)), keys.to_numpy()
             if last:
                 self._parsed.drop(place)
             return
@@ -155,9 +156,11 @@ class LocalEngine(Engine):
             number += batch.num_rows
             parsed = parser.parse(batch, self._places(place, number, batch.num_rows))
             columns, keys = selected(self.spec, parsed)
+            keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                has_room = has_room and self._parsed.put([(place, with_key_column(columns, keys))])
+                rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+                has_room = has_room and self._parsed.put([(place, rows)])
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys

@@ -26,8 +26,11 @@ class Lookup:
 
     @classmethod
     def of(cls, values: pa.Array) -> Lookup:
-        """Returns the table of a vocabulary."""
-        hashes = hash_texts(values)
+        return cls.of_hashes(hash_texts(values))
+
+    @classmethod
+    def of_hashes(cls, hashes: npt.NDArray[np.uint64]) -> Lookup:
+        """Returns the table of a vocabulary whose values have these hashes."""
         if len(np.unique(hashes)) < len(hashes):
             raise ValueError(
                 "two values of one vocabulary have the same 64-bit hash; leave one out"

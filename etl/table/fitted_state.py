@@ -250,10 +250,7 @@ class FittedState:
         try:
             about = store.read_json(f"{folder}/state.json")
             tables: dict[str, pa.Table | FileBackedState] = {
-                key: pq.ParquetFile(
-                    io.BytesIO(store.read(f"{folder}/{quote(key, safe='')}.parquet")),
-                    page_checksum_verification=True,
-                ).read()
+                key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet"))
                 for key in about["keys"]
             }
             tables |= {
@@ -304,3 +301,7 @@ class FittedState:
             found |= {f"{folder}/{quote(key, safe='')}.parquet" for key in about["keys"]}
             found |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
         return found
+
+
+def _read(content: bytes) -> pa.Table:
+    return pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()

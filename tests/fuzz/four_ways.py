@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows
+from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.jobs.job import Job
@@ -255,18 +255,13 @@ class Server:
 
     def __init__(self, case: Case, table: FeatureTable) -> None:
         self._case, self._model = case, served(table)
-        self._decoder = Decoder(table.spec(), "", most_rows=10**6, together_bytes=0)
+        self._decoder = Decoder(table.spec(), "", most_rows=10**6)
         self._bags = {one.name for one in table.fields if one.role == "id_list"}
 
     def features(self, keys: list[int], draw: random.Random) -> Columns:
         """What it makes of these rows. Refusal or BadValue if it answers with 422."""
         asked = self._case.request([key - 1 for key in keys], draw)
-        columns_read = self._decoder.columns([self._decoder.read(*asked)])
-        if asked[0] == JSON:
-            [together] = self._decoder.read_all([asked])
-            assert isinstance(together, RequestRows)
-            assert self._decoder.columns([together]) == columns_read
-        batch = self._model.batch(columns_read)
+        batch = self._model.batch(columns_of(self._decoder.read([asked])[1]))
         found = {
             name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
             for place, name in enumerate(self._model.meta.dense)
@@ -363,10 +358,10 @@ def _features(
     try:
         return server.features(keys, random.Random(seed))
     except BadValue as error:
-        wrong = {keys[number] for number in error.rows}
-        if not wrong <= trained or not any(f"feature {name!r}:" in str(error) for name in by_row):
+        wrong = keys[error.row]
+        if wrong not in trained or not any(f"feature {name!r}:" in str(error) for name in by_row):
             raise
-    kept = [key for key in keys if key not in wrong]
+    kept = [key for key in keys if key != wrong]
     return _features(server, kept, seed, by_row, trained) if kept else {}
 
 

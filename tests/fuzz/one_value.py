@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder
-from sluice.etl.apply.cells import TextCells
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, columns_of
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
+from sluice.etl.apply.number_texts import NumberTexts
 from sluice.etl.ops.base import key_texts
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -65,7 +65,7 @@ _STORED: dict[str, tuple[tuple[pa.DataType, tuple[Any, ...]], ...]] = {
 def typed(stored: pa.Array, kind: str) -> pa.Array:
     """The values of a file in a declared type; null where they do not fit."""
     if pa.types.is_string(stored.type) and kind != "text":
-        return TextCells(Input(format="json", columns={})).convert(stored, kind)[0]
+        return NumberTexts(Input(format="json", columns={})).convert(stored, kind)[0]
     return converted(stored, kind)[0]
 
 
@@ -121,7 +121,7 @@ def _requests(spec: Spec, asked: pa.Array) -> list[tuple[str, pa.Array]]:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return [
-        (form, decoder.columns([decoder.read(form, content)])["k"])
+        (form, columns_of(decoder.read([(form, content)])[1])["k"])
         for form, content in ((JSON, body), (ARROW, sink.getvalue().to_pybytes()))
     ]
 

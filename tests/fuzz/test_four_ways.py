@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.dlrm.serving import decode
-from sluice.etl.apply.cells import TextCells
+from sluice.etl.apply import number_texts
 from sluice.etl.ops import OPERATORS, ids, scaling
 from sluice.etl.spec import columns
 from tests.changed_function import changed
@@ -96,22 +96,22 @@ MISTAKES = {
         15,
         SERVER,
         decode.Decoder,
-        "_to_arrays",
-        "list(map(dict.get, objects, itertools.repeat(name)))",
-        "[row.get(name) or None for row in objects]",
+        "_column",
+        "row.get(name)",
+        "row.get(name) or None",
     ),
     "a fraction is an int": (
         5,
         SERVER,
         decode,
-        "json_cell",
-        'isinstance(value, int) and kind == "int"',
-        'kind == "int"',
+        "fits",
+        "isinstance(value, int) and -(2**63)",
+        "-(2**63)",
     ),
     "a decimal comma is no mark": (
         1,
         SERVER,
-        TextCells,
+        number_texts.NumberTexts,
         "_rewrite",
         'self._decimal == ","',
         'self._decimal == "x"',

@@ -125,7 +125,8 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     """Of the trainer's endpoint, or of the server's."""
     served = ServerMetrics()
     served.request(200, 0.01)
-    served.answered(1, {"I1": 1})
+    served.answered(1)
+    served.missing({"I1": 1})
     text = generate_latest(filled(0.75).registry).decode() + served.text(0).decode()
     told = {
         line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")

@@ -1,4 +1,4 @@
-"""Requests that a server reads by one call are read as alone."""
+"""Requests that a server reads together are read as alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal
+from sluice.dlrm.serving import decode
+from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, columns_of
 from sluice.etl.spec.spec import Spec
 
 SPEC = Spec.parse("""
@@ -80,45 +81,37 @@ BODIES = [
     b'{"rows": [{"n": 5}]}\0{"rows": [{"n": 6}]}',
     b"",
 ]
-"""Bodies that both readers read, that only one reads, and that are wrong."""
+"""Good bodies, the first seven of them, and odd and wrong ones."""
 
 
-def outcomes(decoder, read):
-    """What a client sees of requests: the refusal, or the values and the features that were not named."""
-    found = []
-    for rows in read:
-        if isinstance(rows, Refusal):
-            found.append((rows.status, str(rows)))
-            continue
-        try:
-            columns = decoder.columns([rows])
-        except Refusal as refusal:
-            found.append((refusal.status, str(refusal)))
-            continue
-        found.append(
-            (rows.count, dict(rows.missing), repr({n: a.to_pylist() for n, a in columns.items()}))
-        )
-    return found
+def outcomes(bodies):
+    """What the client of each request gets: the refusal, or its rows."""
+    counts, rows = Decoder(SPEC, "f", most_rows=10).read_all([(JSON, body) for body in bodies])
+    left = iter(rows.to_pylist())
+    return [
+        (one.status, str(one))
+        if isinstance(one, Refusal)
+        else repr([next(left) for _ in range(one)])
+        for one in counts
+    ]
 
 
-def test_requests_that_are_read_together_are_read_as_alone():
-    decoder, alone = (Decoder(SPEC, "f", most_rows=10, together_bytes=n) for n in (0, 10**9))
-    expected = {body: outcomes(alone, alone.read_all([(JSON, body)]))[0] for body in BODIES}
+def test_requests_that_are_read_together_are_read_as_alone(monkeypatch):
+    expected = {body: outcomes([body])[0] for body in BODIES}
+    monkeypatch.setattr(decode, "TOGETHER_BYTES", 0)
     draw = random.Random(1)
     groups = [[first, second] for first in BODIES for second in BODIES]
     groups += [draw.choices(BODIES[:7], k=5) + draw.choices(BODIES, k=1) for _ in range(200)]
     for bodies in groups:
-        read = decoder.read_all([(JSON, body) for body in bodies])
-        assert outcomes(decoder, read) == [expected[body] for body in bodies], bodies
+        assert outcomes(bodies) == [expected[body] for body in bodies], bodies
 
 
 @pytest.mark.parametrize("format", ["tsv", "json"])
-def test_an_empty_text_is_a_missing_one_where_the_input_has_no_other(format):
+def test_an_empty_text_is_a_missing_one_where_the_input_has_no_other(monkeypatch, format):
     spec = Spec.parse(SPEC.text.replace('"json"', f'"{format}"'))
     body = b'{"rows": [{"word": ""}, {"word": "a"}, {}]}'
     for together_bytes in (0, 10**9):
-        decoder = Decoder(spec, "f", most_rows=10, together_bytes=together_bytes)
-        first, second = decoder.read_all([(JSON, body), (JSON, body)])
-        assert bool(first.columns) == (together_bytes == 0)
-        words = decoder.columns([first, second])["word"].to_pylist()
+        monkeypatch.setattr(decode, "TOGETHER_BYTES", together_bytes)
+        _, rows = Decoder(spec, "f", most_rows=10).read([(JSON, body), (JSON, body)])
+        words = columns_of(rows)["word"].to_pylist()
         assert words == 2 * [None if format == "tsv" else "", "a", None]

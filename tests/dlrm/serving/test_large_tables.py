@@ -24,7 +24,7 @@ def test_each_row_is_read_from_its_place(kind):
         kind,
     )
     for number, row in enumerate(IDS):
-        tables._groups[0].put(first.rows + row, torch.full((1, WIDTH), number + 1.0))
+        tables._stacks[WIDTH].put(first.rows + row, torch.full((1, WIDTH), number + 1.0))
     ids = torch.tensor([*([3] * len(IDS)), *IDS])
     pooled = tables(
         KeyedJaggedTensor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from asyncio import CancelledError
 from unittest.mock import Mock
@@ -14,7 +15,8 @@ from sluice.dlrm.serving.batcher import BATCH_SIZE, INLINE_SIZE, Batcher
 from sluice.dlrm.serving.connections import protocol
 from sluice.dlrm.serving.decode import Refusal
 
-HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_the_queue():
@@ -30,9 +32,7 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
         return [threading.get_ident() == loop_thread] * len(sizes)
 
     async def run() -> bool:
-        batcher: Batcher[int, bool] = Batcher(
-            work, size=lambda size: size, waiting_limit=150, batch_limit=4
-        )
+        batcher = Batcher(work, size=lambda size: size, waiting_limit=150, batch_limit=4)
         assert await batcher.ask(100 * BATCH_SIZE) is False, "alone, any request has its try"
         assert await batcher.ask(INLINE_SIZE)
         asked = [asyncio.ensure_future(batcher.ask(size)) for size in (1, 2, 3, 4, 5, -1)]
@@ -53,36 +53,83 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
             assert {(one.status, one.headers["retry-after"]) for one in refused} == {(503, "1")}
         return await batcher.ask(7)
 
-    assert asyncio.run(run())
+    assert asyncio.run(asyncio.wait_for(run(), 60))
     assert batches[2:4] == [[1, 2, 4, 5], [-1]]
     assert batches[4:36] == [[BATCH_SIZE // 2] * 2] * 32
     assert batches[-1] == [7]
 
 
+async def never(_scope: object, _receive: object, _send: object) -> None:
+    await asyncio.Event().wait()
+
+
+def connector(limit: int):
+    """Connects to a server that never answers. Each connection comes with a transport that keeps what is written."""
+    config, state = uvicorn.Config(never, loop="asyncio", log_config=None), ServerState()
+    config.load()
+    kind = protocol(60.0, limit)
+
+    def connect():
+        connection, transport = kind(config, state, {}), Mock()
+        transport.is_closing.side_effect = lambda: transport.close.called
+        connection.connection_made(transport)
+        return connection, transport
+
+    return connect
+
+
+DOUBTFUL = {
+    "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}",
+    "bare line feeds": GOOD.replace(b"\r\n", b"\n"),
+    "one bare line feed": POST + b"x: y\ncontent-length: 2\r\n\r\n{}",
+    "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}",
+    "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}",
+    "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n",
+    "a chunk longer than it says": POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+    "chunked twice": POST
+    + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a head without an end": GOOD[:-2] + b"x: " + b"y" * 66_000,
+    "headers without an end": GOOD[:-2] + b"x: y\r\n" * 11_000,
+    "headers after the body, without an end": POST
+    + b"transfer-encoding: chunked\r\n\r\n0\r\n"
+    + b"x: y\r\n" * 11_000,
+    "a crowd on one connection": GOOD * 40,
+    "no host": GOOD.replace(b"host: x\r\n", b""),
+    "two hosts": GOOD.replace(b"host", b"host: y\r\nhost"),
+}
+
+
+def test_doubtful_requests_are_refused_and_what_is_smuggled_behind_them_is_not_answered():
+    async def run() -> None:
+        connect = connector(99)
+        for name, sent in DOUBTFUL.items():
+            connection, transport = connect()
+            connection.data_received(sent + GOOD)
+            await asyncio.sleep(0)
+            heard = b"".join(call.args[0] for call in transport.write.call_args_list)
+            assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
+            assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
+            assert "HTTP" in json.loads(heard.partition(b"\r\n\r\n")[2])["error"], name
+            assert transport.close.called, name
+
+    asyncio.run(run())
+
+
 def test_the_longest_idle_connection_goes_and_never_one_with_a_request_under_way():
     async def run() -> None:
-        kind = protocol(60.0, 3)
-        config = uvicorn.Config(Mock(), loop="asyncio", log_config=None)
-        config.load()
-        state = ServerState()
-
-        def connect():
-            new = kind(config, state, {})
-            transport = Mock()
-            transport.is_closing.side_effect = lambda: transport.close.called
-            new.connection_made(transport)
-            return new, transport
+        connect = connector(3)
 
         def is_closed(connection) -> bool:
             return connection[1].close.called
 
         first, *others = (connect() for _ in range(3))
-        first[0].data_received(HEAD)
+        first[0].data_received(POST + b"content-length: 9\r\n\r\n")
         fourth = connect()
         assert [is_closed(one) for one in (first, *others, fourth)] == [False, True, False, False]
         others[0][0].connection_lost(None)
         for one in (others[1], fourth):
-            one[0].data_received(HEAD)
+            one[0].data_received(POST + b"content-length: 9\r\n\r\n")
         assert is_closed(connect()), "all others are at work: the new one is sent away"
         for one in (first, others[1], fourth):
             assert not is_closed(one)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal, columns_of
 from sluice.dlrm.serving.served_model import BadValue, Servable, online_of
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
@@ -96,7 +96,7 @@ def test_a_text_is_the_same_feature_to_a_job_and_to_a_server(form, tmp_path):
         stream.write_table(columns)
     lacking = [*rows, {"row": LACKING}]
     for kind, body in ((JSON, json.dumps({"rows": lacking}).encode()), (ARROW, sink.getvalue())):
-        served = as_read(features.inputs(decoder.columns([decoder.read(kind, body)])))
+        served = as_read(features.inputs(columns_of(decoder.read([(kind, body)])[1])))
         for number, row in enumerate(served["row"]):
             for name in ("word", "hashed", "joined", "size"):
                 assert served[name][number] == job[int(row)][name], (kind, name, number)
@@ -198,9 +198,9 @@ def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_
         body = json.dumps({"rows": [row]}).encode()
         if row["row"] not in job:
             with raises(Refusal, "64 bits"):
-                decoder.columns([decoder.read(JSON, body)])
+                decoder.read([(JSON, body)])
             continue
-        served = as_read(features.inputs(decoder.columns([decoder.read(JSON, body)])))
+        served = as_read(features.inputs(columns_of(decoder.read([(JSON, body)])[1])))
         stored = job[row["row"]]
         assert [np.float32(served[name][0]) for name in ("size", "sizes")] == [
             stored["size"],
@@ -240,7 +240,7 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
 
     def batch(some):
         return servable.batch(
-            decoder.columns([decoder.read(JSON, json.dumps({"rows": some}).encode())])
+            columns_of(decoder.read([(JSON, json.dumps({"rows": some}).encode())])[1])
         )
 
     for row in rows:
@@ -252,4 +252,4 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
         else:
             with raises(BadValue, f"'{name}'", "float32") as refused:
                 batch([rows[0], row, rows[0]])
-            assert refused.value.rows == [1]
+            assert refused.value.row == 1

@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal, columns_of
 from sluice.etl.spec.spec import Spec
 from tests.raises import raises
 
@@ -40,8 +40,7 @@ READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
 def decoded(*bodies: tuple[str, bytes]) -> dict[str, list]:
     decoder = Decoder(Spec.own(SPEC), "", most_rows=9)
     return {
-        name: values.to_pylist()
-        for name, values in decoder.columns([decoder.read(*body) for body in bodies]).items()
+        name: values.to_pylist() for name, values in columns_of(decoder.read(bodies)[1]).items()
     }
 
 

@@ -116,12 +116,10 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
         b"content-length: 100\r\n\r\n{"
     )
     nothing = server.raw(b"")
-    nonsense = server.raw(b"\x16\x03\x01 what is this\r\n\r\n")
     assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
         b"HTTP/1.1 408 Request Timeout"
     ] * 3
     assert b"the body did not come within 0.5 s" in late_body
-    assert nonsense.startswith(b"HTTP/1.1 400")
     with httpx.Client(base_url=server.url, timeout=60) as http:
         # Two requests over one connection, a pause that is no fault between them.
         for _ in range(2):
@@ -136,44 +134,13 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
 
 GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-DOUBTFUL = {
-    "both lengths": POST
-    + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
-    + GOOD,
-    "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}" + GOOD,
-    "bare line feeds": GOOD.replace(b"\r\n", b"\n") + GOOD,
-    "one bare line feed": POST + b"x: y\ncontent-length: 2\r\n\r\n{}" + GOOD,
-    "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}" + GOOD,
-    "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}" + GOOD,
-    "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + GOOD,
-    "a chunk longer than it says": POST
-    + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"
-    + GOOD,
-    "chunked twice": POST
-    + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
-    + GOOD,
-    "a head without an end": GOOD[:-2] + b"x: " + b"y" * 66_000,
-    "headers without an end": GOOD[:-2] + b"x: y\r\n" * 11_000,
-    "headers after the body, without an end": POST
-    + b"transfer-encoding: chunked\r\n\r\n0\r\n"
-    + b"x: y\r\n" * 11_000,
-    "a crowd on one connection": GOOD * 40,
-    "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD,
-    "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
-}
 
 
-def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(serve):
-    """One server: each is refused and closed, what is smuggled behind it is not answered; idle connections give way;
-    and under many large requests the server says that it is well, answers what it can in time, and refuses the rest."""
+def test_floods_and_idle_connections_cost_others_nothing(serve):
+    """Idle connections give way. Under many large requests, the server says that it is well, answers what it can in
+    time, and refuses the rest."""
     rows = b'{"rows":[%s]}' % b",".join([b"{}"] * 4096)
     server = serve("--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300)
-    for name, sent in DOUBTFUL.items():
-        heard = server.raw(sent)
-        assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
-        assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
-        assert "HTTP" in json.loads(heard.partition(b"\r\n\r\n")[2])["error"], name
-    assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
     upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
     assert upgrade.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in upgrade
