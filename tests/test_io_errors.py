@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
@@ -22,7 +22,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from tests.dlrm.test_checkpoint import META, Alone, Weights
+from tests.dlrm.test_checkpoint import META, Alone, parts_of
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
 from tests.raises import assert_names
@@ -150,15 +150,12 @@ def test_a_cache_costs_itself_and_never_gives_other_bytes(tmp_path, calls):
 
 @WRITES
 def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, calls):
-    weights, nothing = Weights(1.0), SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(
-        model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing
-    )
-
     def save(step: int, *strike: str) -> None:
         if strike:
             fail_from_now_on(*strike)  # the thread that writes is started by the first save
-        checkpoints = Checkpoints(tmp_path, parts, Alone(), keep=2)
+        checkpoints = Checkpoints(
+            tmp_path, parts_of(lambda: {"weight": torch.ones(3)}), Alone(), keep=2
+        )
         try:
             checkpoints.save(replace(META, step=step))
             checkpoints.wait()
@@ -166,7 +163,6 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, c
             checkpoints.close()
 
     save(1)
-    weights.tensor.fill_(2.0)
     error = struck(lambda: save(2, *calls))
     assert isinstance(error, CheckpointError), error
     assert f"{tmp_path}/step-000000002" in str(error)

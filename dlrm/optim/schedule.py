@@ -89,9 +89,8 @@ class RateSchedule:
         )
 
     def factor(self, step: int) -> float:
-        """Returns the factor of the base rate at step number `step`. The run's first step is 0."""
-        if self.by != "step":
-            raise ConfigError("schedule: lengths are in epochs; ask in_steps first")
+        """Returns the factor of the base rate at step number `step`. The run's first step is 0, and lengths are in
+        steps."""
         if step < self.warmup:
             return min(1.0, (step + 1) / self.warmup)
         if not self.decay or step < self.decay_start:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
 
@@ -268,11 +270,21 @@ def test_ranks_that_do_not_start_are_named():
     await_ranks(store, 0, 4)
 
 
-def test_ranks_that_were_all_stopped_together_go_on_together():
+@pytest.mark.parametrize("resting", [False, True])
+def test_ranks_that_were_all_stopped_together_go_on_together(resting):
     clock = Clock()
     pulses = [pulse for _, pulse in ranks_of(clock, 2)]
     assert beat(pulses) == []
     clock.now += 5000.0  # a machine that slept
     for rank in (0, 1):
-        pulses[rank]._activity.fetches(1, lambda: None)
+        one = pulses[rank]._activity
+        one.rests() if resting else one.fetches(1, lambda: None)
         assert beat([pulses[rank]]) == []
+
+
+def test_a_process_that_has_taken_the_number_of_a_silent_rank_lives(monkeypatch):
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: None)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        heartbeat._end_silent([replace(BEAT, process=other.pid)])
+        other.terminate()
+    assert other.returncode == -signal.SIGTERM

@@ -67,12 +67,11 @@ class Second:
         return [[], value]
 
 
-class Weights:
-    def __init__(self, value: float) -> None:
-        self.tensor = torch.full((3,), value)
-
-    def state_dict(self):
-        return {"weight": self.tensor}
+def parts_of(state_dict):
+    """Of a model with this state, which nothing trains."""
+    nothing = SimpleNamespace(state_dict=dict)
+    model = SimpleNamespace(state_dict=state_dict)
+    return SimpleNamespace(model=model, table_states=nothing, dense=nothing)
 
 
 class Disk(CheckpointDisk):
@@ -89,16 +88,10 @@ class Disk(CheckpointDisk):
 @pytest.fixture
 def saved(tmp_path):
     """Checkpoints of one number."""
-    weights, disk = Weights(1.0), Disk()
-    nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(
-        model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing
-    )
-    lines = []
+    weight, disk, lines = torch.ones(3), Disk(), []
+    parts = parts_of(lambda: {"weight": weight})
     found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
-    yield SimpleNamespace(
-        checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines
-    )
+    yield SimpleNamespace(checkpoints=found, folder=tmp_path, weight=weight, disk=disk, lines=lines)
     found.close()
 
 
@@ -108,7 +101,7 @@ def steps(folder):
 
 def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.checkpoints.save(replace(META, step=1))
-    saved.weights.tensor.fill_(9.0)
+    saved.weight.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
     assert Checkpoint(path).tensors(["model.weight"])["model.weight"].tolist() == [1.0] * 3
@@ -142,7 +135,7 @@ def test_what_was_saved_last_stays_whatever_its_step_and_where_latest_was_set_ba
 def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     first = _with_steps(saved, 10)
     mark_best(first, 0.9)
-    saved.weights.tensor.fill_(2.0)
+    saved.weight.fill_(2.0)
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
     assert [
@@ -217,9 +210,9 @@ def test_whatever_is_saved_the_newest_finite_state_is_latest_and_nothing_else_is
     chance, finite = random.Random(seed), []
     for step in range(1, 12):
         bad = chance.choice((None, None, float("nan"), float("inf"), -float("inf")))
-        saved.weights.tensor.fill_(step)
+        saved.weight.fill_(step)
         if bad is not None:
-            saved.weights.tensor[chance.randrange(3)] = bad
+            saved.weight[chance.randrange(3)] = bad
         saved.checkpoints.save(replace(META, step=step))
         if bad is None:
             saved.checkpoints.wait()

@@ -10,7 +10,6 @@ import random
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -29,7 +28,7 @@ from sluice.dlrm.checkpoint.meta import (
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from tests.dlrm.rig import META
-from tests.dlrm.test_checkpoint import Alone
+from tests.dlrm.test_checkpoint import Alone, parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -166,13 +165,9 @@ def life(
 ) -> None:
     """A run that saves until it dies, or is over. `promised` gets each step that was said to be saved."""
     weight = torch.zeros(3)
-    nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(
-        model=SimpleNamespace(state_dict=lambda: {"weight": weight}),
-        table_states=nothing,
-        dense=nothing,
-    )
-    saved = Checkpoints(checkpoints, parts, Alone(), keep=2, files=disk)  # type: ignore[arg-type]
+    saved = Checkpoints(
+        checkpoints, parts_of(lambda: {"weight": weight}), Alone(), keep=2, files=disk
+    )  # type: ignore[arg-type]
     try:
         for number in range(step + 1, step + 1 + chance.randint(1, 4)):
             weight.fill_(number)

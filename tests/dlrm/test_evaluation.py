@@ -166,6 +166,22 @@ def test_beyond_the_stated_size_logits_are_counted_in_bins():
     assert (exact.positives, exact.spread) == (rough.positives, rough.spread)
 
 
+class Two(Alone):
+    """The other rank has the same rows."""
+
+    ranks = 2
+
+    def gather_objects(self, value):
+        return super().gather_objects(value) * 2
+
+
+def test_the_rows_of_all_ranks_count_for_the_stated_size():
+    """If only those of one rank did, both would be exact, and the same."""
+    feed, checker = split(rows=256, batches=8), BatchChecker(SIZES, ["d0", "d1"], "fake")
+    one, two = (evaluate(PARTS, feed, checker, w(), exact_rows=2048) for w in (Alone, Two))
+    assert one.quality.auc != two.quality.auc
+
+
 def test_what_would_explain_a_useless_model_is_seen():
     found = findings(split())
     assert (found.constant, found.columns) == (("one",), 3)

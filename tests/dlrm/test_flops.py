@@ -11,7 +11,6 @@ from sluice.dlrm.options import ModelConfig
 @pytest.mark.parametrize(
     ("kind", "parameters", "products"),
     [
-        ("dnn", 97 * 10 + 10 + 11, 97 * 10 + 10),
         # Of the products of pairs, the fused product makes both triangles.
         ("dlrm", 13 * 12 + 12 + 40 * 10 + 10 + 11, 13 * 12 + 8 * 8 * 12 + 40 * 10 + 10),
         # Two GRUs and the attention take a step more than the history has items.

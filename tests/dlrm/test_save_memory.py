@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from sluice.dlrm.checkpoint.save_memory import SaveMemory
 from sluice.dlrm.checkpoint.saving import Checkpoints
-from tests.dlrm.test_checkpoint import META, PART, Alone
+from tests.dlrm.test_checkpoint import META, PART, Alone, parts_of
 from tests.raises import raises
 
 MIB = 2**20
@@ -84,13 +83,9 @@ def saved_by(folder, lane, free: int, *, on_device: bool = True, disk=None):
     }
     if on_device:
         tensors = {name: value.as_subclass(DeviceTensor) for name, value in tensors.items()}
-    nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(
-        model=SimpleNamespace(state_dict=lambda: dict(tensors)), table_states=nothing, dense=nothing
-    )
     checkpoints = Checkpoints(
         folder,
-        parts,
+        parts_of(lambda: dict(tensors)),
         Alone(),
         keep=2,
         files=disk or Disk(),
@@ -153,9 +148,9 @@ class TwoHosts(Alone):
 
 
 def test_every_rank_knows_of_a_host_without_room(tmp_path):
-    nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=nothing, table_states=nothing, dense=nothing)
-    checkpoints = Checkpoints(tmp_path, parts, TwoHosts(), keep=1, memory_free=lambda: 2**30)
+    checkpoints = Checkpoints(
+        tmp_path, parts_of(dict), TwoHosts(), keep=1, memory_free=lambda: 2**30
+    )
     with raises(CheckpointError, "0 B are free"):
         checkpoints.save(META)
     checkpoints.close()

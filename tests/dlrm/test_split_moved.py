@@ -12,6 +12,7 @@ from sluice.dlrm import evaluate, train
 from sluice.dlrm import start_options as options
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
+from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.options import Config
 from sluice.dlrm.session.run import TrainingRun, open_run
 from sluice.etl.spec.row_identity import SplitMoved
@@ -92,8 +93,6 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
     with raises(SplitMoved, "100 %", "'test'"):
         evaluate.main([str(word) for word in words])
     meta = read(tmp_path / "run" / "checkpoints" / "step-000000005")
-    from sluice.dlrm.follow.versions import seen_in
-
     assert seen_in(other, meta, "accept", split="test") != ""
     assert seen_in(table, meta, "refuse") == ""  # its own
     moved = clicks_table.write(
@@ -106,8 +105,6 @@ def test_rows_that_are_identified_by_other_columns_are_refused(table, tmp_path):
     meta = CheckpointMeta.of(table, {})
     text = clicks_table.spec_text().replace("[table]", '[table]\nkey = ["number"]')
     keyed = clicks_table.write(tmp_path / "keyed", clicks_table.raw_rows(ROWS), text=text)
-    from sluice.dlrm.follow.versions import seen_in
-
     with raises(SplitMoved, "first version's input columns", "the key number"):
         seen_in(keyed, meta, "refuse")
     assert SplitRows.of(keyed.records.values()).rule.text == "the key number"
