@@ -83,8 +83,8 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
     return FakeSplit(found, dense_names=("d0", "d1"), sparse_names=tuple(SIZES))
 
 
-def findings(feed: FakeSplit, **how):
-    return evaluate(PARTS, feed, BatchChecker(SIZES, ["d0", "d1"], "fake"), Alone(), **how)  # type: ignore[arg-type]
+def findings(feed: FakeSplit, world=Alone, **how):
+    return evaluate(PARTS, feed, BatchChecker(SIZES, ["d0", "d1"], "fake"), world(), **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,9 @@ class Two(Alone):
 
 def test_the_rows_of_all_ranks_count_for_the_stated_size():
     """If only those of one rank did, both would be exact, and the same."""
-    feed, checker = split(rows=256, batches=8), BatchChecker(SIZES, ["d0", "d1"], "fake")
-    one, two = (evaluate(PARTS, feed, checker, w(), exact_rows=2048) for w in (Alone, Two))
+    one, two = (
+        findings(split(rows=256, batches=8), world, exact_rows=2048) for world in (Alone, Two)
+    )
     assert one.quality.auc != two.quality.auc
 
 
