@@ -82,7 +82,6 @@ DOUBTFUL = {
     "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}",
     "bare line feeds": GOOD.replace(b"\r\n", b"\n"),
-    "one bare line feed": POST + b"x: y\ncontent-length: 2\r\n\r\n{}",
     "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}",
     "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}",
     "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n",
@@ -105,7 +104,7 @@ def test_doubtful_requests_are_refused_and_what_is_smuggled_behind_them_is_not_a
         connect = connector(99)
         for name, sent in DOUBTFUL.items():
             connection, transport = connect()
-            connection.data_received(sent + GOOD)
+            connection.data_received(sent if "without an end" in name else sent + GOOD)
             await asyncio.sleep(0)
             heard = b"".join(call.args[0] for call in transport.write.call_args_list)
             assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
