@@ -114,7 +114,7 @@ class Decoder:
                 parts.append(self._to_rows(self._column(name, objects) for name in self.kinds))
             else:
                 parts.extend(group)
-        rows = pa.concat_arrays(parts)
+        rows = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         if longest > MOST_TEXT_BYTES:
             for name, values in columns_of(rows).items():
                 for row in rows_of_long_texts(values):

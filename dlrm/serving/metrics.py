@@ -23,7 +23,7 @@ class ServerMetrics:
             "sluice_serve_requests", "Requests for predictions, by status", ["status"], **home
         )
         self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
-        self._missing = Counter(
+        missing = Counter(
             "sluice_serve_missing_features",
             "Rows in which a feature was missing or null",
             ["feature"],
@@ -31,6 +31,7 @@ class ServerMetrics:
         )
         # Cached, because finding a label's counter takes longer than counting.
         self._requests_by_status = functools.cache(requests.labels)
+        self._missing_by_feature = functools.cache(missing.labels)
         self._seconds = Histogram(
             "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
         )
@@ -71,7 +72,7 @@ class ServerMetrics:
     def missing(self, features: Mapping[str, int]) -> None:
         """Counts the rows of a batch that lacked a feature, by feature."""
         for name, rows in features.items():
-            self._missing.labels(name).inc(rows)
+            self._missing_by_feature(name).inc(rows)
 
     def batch(self, requests: int) -> None:
         """Counts a batch of so many requests."""
