@@ -109,7 +109,7 @@ WORKLOADS = (
         group_rows=512,
         batch=1024,
         store="latency://50ms",
-        grid=("decode=2", "decode=4", "decode=8", "decode=16", "decode=32"),
+        grid=("fetch=2", "fetch=4", "fetch=8", "fetch=16", "fetch=32"),
     ),
     Workload(
         name="lookup",

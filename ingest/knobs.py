@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -65,16 +65,17 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def stage_of(name: str) -> str:
-    """Returns the stage's name of today for a name of release 0.2.0: `read` is now `fetch` and `decode`."""
+def stage_of(name: str, stages: Collection[str] = ()) -> str:
+    """Returns the stage's name of today for a name of release 0.2.0, whose readers fetched and decoded."""
     if name != "read":
         return name
+    today = FETCH if FETCH in stages else DECODE
     warnings.warn(
-        f"the stage read is now {FETCH} and {DECODE}: read=4 is taken as {DECODE}=4. Write {DECODE}=4",
+        f"the stage read is now {FETCH} and {DECODE}: read=4 is taken as {today}=4. Write {today}=4",
         FutureWarning,
         stacklevel=2,
     )
-    return DECODE
+    return today
 
 
 def format_bytes(count: float) -> str:
@@ -177,7 +178,7 @@ class Knobs(NamedFields):
                     raise KnobError(f"{part!r}: {value!r} is neither yes nor no")
                 (fused.add if value == "yes" else fused.discard)(name.removesuffix(".fused"))
             elif re.fullmatch(r"\d+", value):
-                workers[stage_of(name)] = int(value)
+                workers[stage_of(name, workers)] = int(value)
             elif name == FETCH:
                 workers[FETCH] = max(1, math.ceil(parse_bytes(value) / fetch_bytes))
             else:
@@ -307,7 +308,15 @@ class Limits:
             if not high:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
             if not low <= count <= high:
-                raise KnobError(f"workers of {stage!r}: {count} is outside {low} to {high}")
+                far = stage == DECODE and FETCH in self.workers
+                raise KnobError(
+                    f"workers of {stage!r}: {count} is outside {low} to {high}"
+                    + (
+                        f". To get more row groups from the store at once, set {FETCH}"
+                        if far
+                        else ""
+                    )
+                )
         for stage, backend in knobs.backend.items():
             if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
@@ -345,9 +354,11 @@ class Limits:
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""
+        wanted = dict(knobs.workers)
+        if FETCH in self.workers and DECODE in wanted:  # as in release 0.2.0, readers also fetched
+            wanted.setdefault(FETCH, wanted[DECODE])
         workers = {
-            s: min(max(knobs.workers.get(s, low), low), high)
-            for s, (low, high) in self.workers.items()
+            s: min(max(wanted.get(s, low), low), high) for s, (low, high) in self.workers.items()
         }
         first = {s: kinds[0] for s, kinds in self.backends.items() if "thread" not in kinds}
         backend = first | {

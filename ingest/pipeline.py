@@ -88,10 +88,7 @@ class PipelineError(LoadingError):
 
 
 class Pipeline:
-    """The stages fetch → decode → shuffle → batch → transforms → collate of one rank.
-
-    One reader fetches a row group and then decodes it. There are as many readers as `decode` has workers, and one more
-    for each row group in flight after the first.
+    """The stages fetch → decode → shuffle → batch → transforms → collate of one rank. Local files need no `fetch`.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
@@ -135,8 +132,8 @@ class Pipeline:
         self._buffers = Buffers()
         self._largest_rows = max(itertools.chain(*given.plan.groups), default=0)
         self._measure_start()
-        # The memory of the remote workers that run on this host, and the readers' waits for a store.
-        self._remote_bytes, self._fetching_s = 0, 0.0
+        self._remote_bytes = 0
+        """The memory of the remote workers that run on this host."""
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         self._held_back: Counter[str] = Counter()
@@ -197,10 +194,12 @@ class Pipeline:
         """Computes the least memory, measures the memory in use before loading, and chooses the limit that leaves
         less."""
         given, machine = self._input, self._machine
+        # While a row group is decoded, the next one waits, and the one after it is on its way.
+        held = 3 * self._decoding.stored_bytes * (FETCH in self.stages)
         self.footprint = footprint_of(
             given.plan,
             given.columns,
-            self._decoding,
+            replace(self._decoding, extra_bytes=self._decoding.extra_bytes + held),
             share=self._share,
             stages=tuple(self._specs.values()),
             converted=count_converted(given.groups.schema, given.columns),
@@ -229,7 +228,7 @@ class Pipeline:
         knobs always stay valid."""
         self._cores = max(self._cores, math.ceil(self._machine.cores()))
         limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
-        return replace(limits, fetch_bytes=max(1, self._decoding.decoded(self._largest_rows)))
+        return replace(limits, fetch_bytes=max(1, self._decoding.stored_bytes))
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -279,8 +278,6 @@ class Pipeline:
 
     def _workers_of(self, stage: str) -> int:
         """Returns the threads of a stage."""
-        if stage == DECODE:
-            return self.knobs.workers[DECODE] + self.knobs.workers.get(FETCH, 1) - 1
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
     def _next_unfused(self, number: int) -> int:
@@ -305,6 +302,8 @@ class Pipeline:
     def _buffer_bytes(self, stage: str) -> int:
         """Returns how many bytes of results may wait after a stage."""
         limit = self._specs[stage].buffer_limit
+        if limit == "workers":
+            return 0
         if limit == "window":
             # Windows of all streams may become complete at the same time.
             given = self._input
@@ -364,6 +363,15 @@ class Pipeline:
     def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
         """Starts the stages that read row groups and gather their rows into shuffled windows."""
         given = self._input
+        if FETCH in self.stages:
+            tasks = self._pool(
+                FETCH,
+                tasks,
+                lambda _: self._fetch,
+                size=lambda _: self._decoding.stored_bytes,
+                measure=lambda task: (task.read.rows, task.charge.bytes),
+                corrects=False,
+            )
         windows = CompletedWindows()
         gatherer = functools.partial(
             Gatherer, given.plan, given.columns, chunks, self._input.groups.describe
@@ -406,7 +414,7 @@ class Pipeline:
     def _reads(
         self, place: Place, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
     ) -> Pool[ReadTask, Any]:
-        """Starts the stage that reads row groups. Without functions over rows, it also places rows."""
+        """Starts the stage that decodes row groups. Without functions over rows, it also places rows."""
 
         def read_and_place(clock: WorkerClock) -> ReadWorker:
             def backend() -> str:
@@ -422,6 +430,10 @@ class Pipeline:
             measure=_size_of_read,
             corrects=bool(self._row_functions),
         )
+
+    def _fetch(self, task: ReadTask, charge: Charge) -> ReadTask:
+        fetched = self._input.groups.fetch(task.read, charge.correct)
+        return replace(task, fetched=fetched, charge=charge)
 
     def _call_on_rows(
         self, function: RowFunction, slices: Iterator[Decoded], place: Place
@@ -637,8 +649,6 @@ class Pipeline:
             )
             for name in self.stages
         ]
-        if FETCH in self.stages:
-            counted[:2] = self._apart(*counted[:2])
         knobs, limits = self.knobs, self.limits
         return tuple(
             replace(
@@ -649,19 +659,6 @@ class Pipeline:
             )
             for s in counted
         )
-
-    def _apart(self, fetch: StageStats, readers: StageStats) -> list[StageStats]:
-        """Returns the readers' work as two stages. Without a core, they wait for the store.
-
-        A row group counts for both, with the bytes that its reader holds."""
-        # An item's processor time counts when the item ends, so this difference may fall for a moment.
-        waited_s = readers.busy_s - readers.cpu_s - readers.core_wait_s
-        self._fetching_s = max(self._fetching_s, waited_s)
-        own = {name: getattr(readers, name) for name in ("items", "rows", "bytes")}
-        return [
-            replace(fetch, busy_s=self._fetching_s, **own),
-            replace(readers, busy_s=readers.busy_s - self._fetching_s),
-        ]
 
     def durations(self) -> dict[str, tuple[int, ...]]:
         """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""

@@ -14,7 +14,6 @@ from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.sources import Reading
 
 if TYPE_CHECKING:
@@ -120,9 +119,9 @@ def _split_disturbance(table: str) -> tuple[str, str]:
             f"{table}: it does not say how to disturb reads; write for instance {table}?latency_ms=50, or "
             "write latency://60ms/ABSOLUTE/PATH"
         )
-    try:
-        RemoteFiles.at(table).close()
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
     bare, _, disturbed = table.removeprefix(f"{SLOW}://").rpartition("?")
+    try:
+        FileOpener(disturbed=disturbed)
+    except ValueError as error:
+        raise ArgumentError(f"{table}: {error}; write name=value pairs, joined by &") from None
     return bare, disturbed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, PLACES, REMOTE, Limits
 
-BUFFER_LIMITS = ("read_ahead_bytes", "window", "series", "prefetch_bytes")
+BUFFER_LIMITS = ("workers", "read_ahead_bytes", "window", "series", "prefetch_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class StageSpec:
 
     name: str
     buffer_limit: str
-    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series."""
+    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series.
+    `workers`: what waits and what workers are at is one item for each worker."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
@@ -64,7 +65,9 @@ class StageSpec:
         return self.buffer_limit in ("series", "prefetch_bytes")
 
 
-_FETCHING = StageSpec(name=FETCH, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8)
+_FETCHING = StageSpec(
+    name=FETCH, buffer_limit="workers", workers=64, workers_a_core=8, for_each_core=True
+)
 DECODING = StageSpec(
     name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
 )
@@ -103,10 +106,12 @@ def pipeline(
     remote: bool = False,
 ) -> tuple[StageSpec, ...]:
     """Returns all stages of a pipeline, in order: `rows` are functions over rows before the shuffle. Adjacent transform
-    stages over batches can be fused. `fetches`: a store is far. `remote`: remote workers can read."""
+    stages over batches can be fused. `fetches`: a store is far, so decoding never waits. `remote`: remote workers can
+    read."""
+    decoding = replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING
     return (
         *((_FETCHING,) if fetches else ()),
-        replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING,
+        replace(decoding, workers=1, workers_a_core=1) if fetches else decoding,
         *rows,
         SHUFFLE,
         BATCH,

@@ -42,6 +42,7 @@ NOT_A_USERS_MISTAKE = {
     "StatsError",
     "Stopped",
     "StoreClosed",
+    "ThrottledError",
     "ThriftError",
     "TooLarge",
     "ValueRefused",

@@ -219,7 +219,7 @@ def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) ->
 
 
 def stall_store(stall: Callable[[float], None]) -> Actor:
-    """Makes the actor of stall-store: `stall` is `FaultyFileSystem.stall` of a store's `disturbed`."""
+    """Makes the actor of stall-store: `stall` is `FaultyFiles.stall`."""
 
     def act(fault: Fault) -> str:
         stall(fault.strength)
@@ -229,7 +229,7 @@ def stall_store(stall: Callable[[float], None]) -> Actor:
 
 
 def slow_store(slow: Callable[[float], None]) -> Actor:
-    """Makes the actor of slow-store: `slow` is `FileOpener.slow`."""
+    """Makes the actor of slow-store: `slow` is `FaultyFiles.slow`."""
 
     def act(fault: Fault) -> str:
         slow(fault.strength)
@@ -239,7 +239,7 @@ def slow_store(slow: Callable[[float], None]) -> Actor:
 
 
 def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
-    """Makes the actor of corrupt: `corrupt` is `FaultyFileSystem.corrupt` of a store's `disturbed`."""
+    """Makes the actor of corrupt: `corrupt` is `FaultyFiles.corrupt`."""
 
     def act(fault: Fault) -> str:
         corrupt(fault.part)

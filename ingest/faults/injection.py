@@ -45,16 +45,16 @@ class Injection:
     ):
         """All processes of one `launcher` share the cores."""
         self._timers: list[threading.Timer] = []
-        self._files, self._share = files, CoreShare(launcher=launcher)
+        self._share = CoreShare(launcher=launcher)
         self.injector = Injector(
             faults,
             {
                 "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
                 "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
                 "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
-                "stall-store": stall_store(self._stall),
-                "slow-store": slow_store(files.slow),
-                "corrupt": corrupt_read(self._corrupt),
+                "stall-store": stall_store(files.faults.stall),
+                "slow-store": slow_store(files.faults.slow),
+                "corrupt": corrupt_read(files.faults.corrupt),
                 "slow-transform": slow_transforms(loader.burden),
                 "cores": share_cores(self._share.set),
                 "memory-spike": spike_memory(self._later),
@@ -86,14 +86,6 @@ class Injection:
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
             self.injector.step()
-
-    def _stall(self, seconds: float) -> None:
-        for disturbed in self._files.disturbances():
-            disturbed.stall(seconds)
-
-    def _corrupt(self, part: str) -> None:
-        for disturbed in self._files.disturbances():
-            disturbed.corrupt(part)
 
     def _later(self, end: Callable[[], None]) -> None:
         timer = threading.Timer(_SPIKE_S, end)

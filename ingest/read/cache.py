@@ -26,8 +26,6 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from sluice.ingest.knobs import format_bytes
-
 _HEADER = struct.Struct("<8sQL")
 _MAGIC = b"SluiceC2"
 _BLOCK_BYTES = 4096  # a file takes whole blocks of the disk
@@ -92,26 +90,20 @@ class FileCache:
         except OSError:
             self._count("_misses")
             return None
-        if header != _header(key, data):
-            self.drop(key)
+        if header != _header(key, data):  # a damaged entry
+            self._count("_corrupt", "_misses")
+            with contextlib.suppress(OSError), self._exclusive():
+                size = self._path(key).stat().st_size
+                self._path(key).unlink()
+                self._add(-_disk_bytes(size))
             return None
         self._count("_hits")
         return data
 
-    def drop(self, key: str) -> None:
-        """Removes a damaged entry."""
-        self._count("_corrupt", "_misses")
-        path = self._path(key)
-        with contextlib.suppress(OSError), self._exclusive():
-            size = path.stat().st_size
-            path.unlink()
-            self._add(-_disk_bytes(size))
-
-    def put(self, key: str, data: bytes | bytearray) -> str:
-        """Keeps `data` and returns "", or returns why it could not. A full or failing disk turns the cache off and does
-        not stop the run."""
+    def put(self, key: str, data: bytes) -> None:
+        """Keeps `data` if it can. A full or failing disk turns the cache off and does not stop the run."""
         if self._full or self._closed:
-            return "the cache is full, or closed"
+            return
         path = self._path(key)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         size = _disk_bytes(_HEADER.size + len(data))
@@ -119,7 +111,7 @@ class FileCache:
         try:
             reserved = self._reserve(size)
             if not reserved:
-                return f"{self._top} has reached its limit of {format_bytes(self._limit)}"
+                return
             with open(part, "xb") as file:
                 file.write(_header(key, data))
                 file.write(data)
@@ -130,11 +122,9 @@ class FileCache:
             if error.errno != errno.EEXIST:
                 self._full = True
                 self._count("_refused")
-                return str(error)
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-        return ""
 
     def stats(self) -> dict[str, int]:
         with self._counts:
@@ -164,11 +154,8 @@ class FileCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __str__(self) -> str:
-        return f"{self._top} (at most {format_bytes(self._limit)})"
-
     def _path(self, key: str) -> Path:
-        return self._home / _entry(key)
+        return self._home / hashlib.sha256(key.encode()).hexdigest()
 
     def _count(self, *names: str) -> None:
         with self._counts:
@@ -226,51 +213,18 @@ class FileCache:
         new.write_text(str(max(0, size)))
         new.replace(self._home / "ledger")
 
-    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
-        return _exclusive(self._top)
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Returns a context that one thread of one process can have at a time. It guards what all data sets share."""
+        descriptor = os.open(self._top / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _exclusive(top: Path) -> Iterator[None]:
-    """Returns a context that one thread of one process can have at a time. It guards what all data sets share."""
-    descriptor = os.open(top / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
-    """Lists (and with `remove` deletes) the files that dead runs left half-written in `folder`. Data sets in use are
-    skipped."""
-    top = Path(folder) / "sluice-cache"
-    found = []
-    if not top.is_dir():
-        return []
-    with _exclusive(top):
-        for users in top.glob("*/users"):
-            descriptor = os.open(users, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                if _lock(descriptor, fcntl.LOCK_EX):
-                    found += [
-                        path
-                        for path in users.parent.glob("*.part")
-                        if _OUR_FILES.fullmatch(path.name)
-                    ]
-            finally:
-                os.close(descriptor)
-        for path in found if remove else ():
-            path.unlink()
-    return found
-
-
-def _entry(key: str) -> str:
-    """Returns the file name of an entry."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _header(key: str, data: bytes | bytearray) -> bytes:
+def _header(key: str, data: bytes) -> bytes:
     """Returns the header of an entry. Its checksum covers the key too, so an entry under a wrong key is rejected."""
     return _HEADER.pack(_MAGIC, len(data), crc32(data, crc32(key.encode())))
 

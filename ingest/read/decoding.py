@@ -76,6 +76,8 @@ class Decoding:
     """The most bytes that decoding a row group takes in addition to its result."""
     portions: tuple[tuple[str, ...], ...]
     """The groups of columns that are decoded together."""
+    stored_bytes: int = 0
+    """The bytes of the largest row group in its file."""
 
     def decoded(self, rows: int) -> int:
         return round(rows * self.row_bytes)
@@ -117,8 +119,14 @@ def decoding_of(
         default=0,
     )
     decoded = sum(part.decoded for parts in chunks.values() for part in parts)
+    stored = sum(part.stored for parts in chunks.values() for part in parts)
     rows = max(1, metadata.row_group(group).num_rows)
-    return Decoding(scale * decoded / rows, round(scale * extra_bytes), tuple(map(tuple, portions)))
+    return Decoding(
+        scale * decoded / rows,
+        round(scale * extra_bytes),
+        tuple(map(tuple, portions)),
+        round(scale * stored),
+    )
 
 
 def chunks_of(

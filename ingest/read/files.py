@@ -1,17 +1,26 @@
-"""`FileOpener` opens a loader's files. Arrow reads plain local files itself. All others go through `RemoteFiles`."""
+"""`FileOpener` opens a loader's files. Arrow reads plain local files itself. All others are a `RemoteFile`.
+
+FileOpener().open("s3://bucket/table/part-0.parquet?endpoint_override=127.0.0.1:9000&scheme=http")
+FileOpener().open("latency://60ms/data/table/part-0.parquet")
+FileOpener(disturbed="latency_ms=50&error_rate=0.1").open("/data/table/part-0.parquet")
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
+from urllib.parse import parse_qsl
 
-import pyarrow as pa
+import pyarrow.fs as pafs
 
+from sluice.common.stores import Place
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.open_file import local_path
-from sluice.ingest.read.remote_files import RemoteFiles
-from sluice.ingest.read.retry import RetryPolicy
-from sluice.ingest.read.slow_store import FaultyFileSystem
+from sluice.ingest.read.range_files import ArrowFile, FsspecFile, OpenSource
+from sluice.ingest.read.remote_files import RemoteFile, Store
+from sluice.ingest.read.retry import Clock, RetryPolicy
+from sluice.ingest.read.slow_store import Disturbance, FaultyFiles
 
 
 class FileOpener:
@@ -23,74 +32,71 @@ class FileOpener:
         disturbed: str = "",
         retry: RetryPolicy | None = None,
         cache: FileCache | None = None,
+        clock: Clock | None = None,
     ):
-        """`disturbed` makes all files slow or faulty. It has the form of a latency:// URI's part after the question
-        mark. `cache` keeps what was read from remote files. `close` closes it."""
-        self._disturbed = disturbed
+        """`disturbed` makes all files slow or faulty: fields of `Disturbance`, joined by `&`. `cache` keeps what was
+        read from remote files. `close` closes it."""
+        pairs = parse_qsl(disturbed, keep_blank_values=True, strict_parsing=bool(disturbed))
+        self._is_disturbed = bool(disturbed)
         self._retry = retry
         self._cache = cache
+        self._clock = clock or Clock()
         self._lock = threading.Lock()
-        self._stores: dict[tuple[str, str], RemoteFiles] = {}
-        self._slowed_s = 0.0
+        self._stores: dict[tuple[str, ...], Store] = {}
+        self.faults = FaultyFiles(Disturbance.parse(dict(pairs)), self._clock)
+        """Injects faults into all files, if these are `disturbed`."""
 
     def local(self, path: str) -> str | None:
         """Returns the path of a plain local file, or None if the file is read through a store."""
-        return None if self._disturbed else local_path(path)
+        return None if self._is_disturbed else local_path(path)
 
-    def open(self, path: str) -> str | pa.NativeFile:
-        """Returns an argument for `pyarrow.parquet.ParquetFile`. A store's options follow the file's name, as in
-        `s3://bucket/part-0.parquet?region=eu-west-1`. Close it along with the ParquetFile (`close(force=True)`)."""
+    def open(self, path: str) -> str | RemoteFile:
+        """Returns an argument for `pyarrow.parquet.ParquetFile`. Close it along with the ParquetFile
+        (`close(force=True)`)."""
         local = self.local(path)
-        if local is not None:
-            return local
-        store, name = self._store(path)
-        return store.open(name)
+        return self.open_remote(path) if local is None else local
 
-    def state(self, path: str) -> tuple[int, str]:
-        """Asks the store for the size and the tag that a file has now."""
-        store, name = self._store(path)
-        return store.state(name)
+    def open_remote(self, path: str) -> RemoteFile:
+        """Opens a file in ranges. A store's options follow the file's name, as in
+        `s3://bucket/part-0.parquet?region=eu-west-1`. Raises ValueError for an invalid URI."""
+        place = Place.of(path)
+        host, slash, rest = place.path.partition("/")
+        if place.scheme == "s3":
+            host = host.rpartition("@")[2]  # keys of the store may precede the bucket
+        at = place.prefix, host, place.query
+        with self._lock:
+            if at not in self._stores:
+                self._stores[at] = Store(
+                    self._source_of(place),
+                    prefix=place.prefix,
+                    retry=self._retry,
+                    cache=self._cache,
+                    clock=self._clock,
+                )
+        return RemoteFile(self._stores[at], f"{host}{slash}{rest}")
+
+    def _source_of(self, place: Place) -> OpenSource:
+        """Returns what opens the files of a store."""
+        files, _ = place.files(
+            attempts=1
+        )  # `Retrier` retries, so that its counts show all attempts
+        found: OpenSource = partial(ArrowFile, files, place.prefix)
+        if isinstance(files, pafs.PyFileSystem):
+            found = partial(FsspecFile, files.handler.fs, place.prefix)
+        if place.delay_ms is not None:
+            faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
+            return partial(faults.open, found)
+        return partial(self.faults.open, found) if self._is_disturbed else found
 
     def stats(self) -> dict[str, int]:
         """Counts reads, bytes, retries and cache hits over all stores."""
         counts = Counter[str]()
-        for store in self._all():
+        for store in list(self._stores.values()):
             counts.update(store.stats())
         return dict(counts) | (self._cache.stats() if self._cache else {})
 
-    def disturbances(self) -> list[FaultyFileSystem]:
-        """Returns the handles for injected faults, one for each store opened so far."""
-        return [d for d in (store.disturbed for store in self._all()) if d is not None]
-
-    def slow(self, seconds: float) -> None:
-        """Makes each read wait `seconds` longer, in all stores, including stores opened later."""
-        with self._lock:
-            self._slowed_s = seconds
-        for disturbed in self.disturbances():
-            disturbed.slow(seconds)
-
     def close(self) -> None:
-        """Stops all waiting for stores and closes the cache."""
-        for store in self._all():
-            store.close()
+        """Stops all waiting for stores, where waiting reads raise StoreClosed, and closes the cache."""
+        self._clock.stop()
         if self._cache is not None:
             self._cache.close()
-
-    def _all(self) -> list[RemoteFiles]:
-        with self._lock:
-            return list(self._stores.values())
-
-    def _store(self, path: str) -> tuple[RemoteFiles, str]:
-        bare, _, query = path.partition("?") if "://" in path else (path, "", "")
-        folder, _, name = bare.rpartition("/")
-        with self._lock:
-            store = self._stores.get((folder, query))
-            if store is None:
-                uri = f"{folder or '/'}?{query}" if query else folder or "/"
-                if self._disturbed:
-                    uri = f"latency://{uri}?{self._disturbed}"
-                store = RemoteFiles.at(uri, retry=self._retry, cache=self._cache)
-                if store.disturbed is not None:
-                    store.disturbed.slow(self._slowed_s)
-                self._stores[folder, query] = store
-        return store, name

@@ -82,13 +82,9 @@ class HeldFooters:
                 self._held[number] = footer
                 self._bytes += size
 
-    def knows(self, number: int) -> bool:
-        """Whether `is_unchanged` has seen a file under this number."""
-        return number in self._seen
-
     def is_unchanged(self, number: int, at: int | str | tuple[Any, ...]) -> bool:
         """Whether a file is the one that was first seen under this number. `at` is the path or the descriptor of a
-        local file, or a store's file as `FileOpener.state` describes it.
+        local file, or the state of a store's file (`OpenFile.state`).
 
         Some mounts give a file another inode. Its footer must then be the same."""
         if isinstance(at, tuple):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.read.pages import StoredColumns, StoredRows
+from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
+from sluice.ingest.read.remote_files import RemoteFile
 
-_RANGES_AT_ONCE = 2  # ranges of a row group that each reader fetches at the same time
+_MOST_GAP = 8192  # columns that lie closer together are fetched as one range
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
@@ -56,17 +60,18 @@ def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set
 class OpenFile:
     """An open Parquet file. Only one thread may use it at a time."""
 
+    state: Any
+    """What `HeldFooters.is_unchanged` takes: it shows whether another file has taken the place of this one."""
+
     def __init__(
         self,
-        opened: str | pa.NativeFile,
+        opened: str | RemoteFile,
         metadata: pq.FileMetaData | None,
         dictionaries: Sequence[str],
-        *,
-        ahead: bool,
     ):
-        """Columns of texts in `dictionaries` are decoded as dictionaries. `ahead` fetches bytes before they are
-        decoded."""
-        checked = partial(pq.ParquetFile, opened, pre_buffer=ahead, page_checksum_verification=True)
+        """Columns of texts in `dictionaries` are decoded as dictionaries."""
+        # Arrow fetches nothing ahead, because handing work to its threads costs more.
+        checked = partial(pq.ParquetFile, opened, pre_buffer=False, page_checksum_verification=True)
         self._parquet = checked(metadata=metadata, read_dictionary=list(dictionaries))
         self.metadata = self._parquet.metadata
         self.schema = self._parquet.schema_arrow
@@ -83,21 +88,21 @@ class OpenFile:
             table = table.set_column(at, name, table.column(at).dictionary_encode())
         return table
 
-    def free_memory(self) -> None:
-        """Frees memory that is not needed until the next read."""
+    def drop_fetched(self) -> None:
+        """Frees what was fetched of a row group."""
 
     def close(self) -> None:
         self._parquet.close(force=True)
 
 
 class LocalFile(OpenFile):
-    """A file on this machine. It is not fetched ahead, because handing work to Arrow's threads costs more."""
+    """A file on this machine. Its state is its descriptor."""
 
     def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._release = weakref.finalize(self, os.close, self.descriptor)
+        self.state = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, self.state)
         try:  # opened by descriptor, because another file may replace it at the path
-            super().__init__(f"/dev/fd/{self.descriptor}", metadata, dictionaries, ahead=False)
+            super().__init__(f"/dev/fd/{self.state}", metadata, dictionaries)
         except BaseException:
             self._release()
             raise
@@ -108,54 +113,74 @@ class LocalFile(OpenFile):
     ) -> StoredRows | None:
         """Reads those columns of a row group that may stay stored. None: there are none."""
         if self._columns is None:
-            size = os.fstat(self.descriptor).st_size
+            size = os.fstat(self.state).st_size
             self._columns = StoredColumns(self.metadata, self.schema, size)
-        return self._columns.fetch(self.descriptor, group, portions, buffers)
-
-    def status(self) -> os.stat_result:
-        """Returns the status of the open file, even if another file has replaced it at the path."""
-        return os.fstat(self.descriptor)
+        return self._columns.fetch(self.state, group, portions, buffers)
 
     def close(self) -> None:
         super().close()
         self._release()
 
 
-class _StoreReads:
-    """Counts the row groups that this process is fetching from stores, and gives Arrow enough threads for them.
-
-    Arrow's default is eight threads, so a ninth reader would wait for another one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._count += 1
-            if self._count * _RANGES_AT_ONCE > pa.io_thread_count():
-                pa.set_io_thread_count(self._count * _RANGES_AT_ONCE)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
-
-
-_store_reads = _StoreReads()
-
-
 class StoreFile(OpenFile):
-    """A file in a store. `close` closes the store's file too."""
+    """A file in a store. Its state is what the store had after the last row group was fetched. `close` closes the
+    store's file too."""
 
     def __init__(
-        self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]
+        self,
+        opened: RemoteFile,
+        metadata: pq.FileMetaData | None,
+        dictionaries: Sequence[str],
     ):
-        super().__init__(opened, metadata, dictionaries, ahead=True)
+        self._file = opened
+        self._fetched: int | None = None
+        """The row group that was fetched for the next `read`."""
+        self._places: npt.NDArray[np.int64] | None = None
+        self.state = opened.state
+        super().__init__(opened, metadata, dictionaries)
+
+    def fetch_group(
+        self, group: int, columns: Sequence[str], reserve: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Gets the stored bytes of these columns of a row group. `reserve` is called with their number before."""
+        ranges = self._ranges(group, columns)
+        if ranges:
+            reserve(sum(end - begin for begin, end in ranges))
+        self._file.fetch(ranges)
+        self._fetched, self.state = group, self._file.state
+
+    def _ranges(self, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns where the file has these columns of a row group. Arrow reads the rest of a damaged file itself, and
+        refuses it."""
+        if self._places is None:
+            self._places = np.clip(stored_places(self.metadata), 0, self.state[0])
+        wanted = set(columns)
+        chunks = [
+            chunk
+            for leaf, chunk in enumerate(self._places[group].tolist())
+            if not wanted.isdisjoint(  # `a.b.c` is read as `a`, as `a.b` or as itself
+                itertools.accumulate(
+                    self.metadata.schema.column(leaf).path.split("."), "{}.{}".format
+                )
+            )
+        ]
+        ranges: list[tuple[int, int]] = []
+        for begin, end in sorted(chunks):
+            if ranges and begin <= ranges[-1][1] + _MOST_GAP:
+                ranges[-1] = ranges[-1][0], max(end, ranges[-1][1])
+            elif begin < end:
+                ranges.append((begin, end))
+        return ranges
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        with _store_reads:
+        """Decodes these columns of a row group. Gets their bytes now if the row group was not fetched."""
+        if self._fetched == group:
             return super().read(group, columns)
+        self.fetch_group(group, columns)
+        table = super().read(group, columns)
+        self.drop_fetched()
+        return table
 
-    def free_memory(self) -> None:
-        """Frees the fetched bytes, which Arrow would keep until the next read."""
-        self._parquet.read_row_group(0, columns=[], use_threads=False)
+    def drop_fetched(self) -> None:
+        self._file.drop()
+        self._fetched = None

@@ -306,6 +306,15 @@ class StoredColumns:
         return rows if rows.stored else None
 
 
+def stored_places(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
+    """Returns where a footer says that column chunks are: by row group and leaf, the first byte and the one after the
+    last. Nothing is checked. All are 0 if the footer is not understood."""
+    chunk = _chunk_numbers(metadata)
+    at, before = chunk[_DATA], chunk[_DICTIONARY_AT]
+    at = np.where((before > 0) & (before < at), before, at)
+    return np.stack([at, at + chunk[_SIZE]], -1)
+
+
 def _chunk_numbers(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
     """Returns the numbers in a footer that describe column chunks, by field, row group and leaf. Field 0 is the number
     of values that are missing, or -1. All are 0 if the footer is not understood."""

@@ -1,18 +1,23 @@
-"""Reads files in ranges: `LocalFiles`, `ArrowFiles` and `FsspecFiles`. `sluice.common.stores` opens their stores.
+"""Reads files in ranges: `ArrowFile` and `FsspecFile`. `sluice.common.stores` opens their stores.
 
-A `FileSystem` opens a key as a `RangeFile`, which reads ranges and keeps no position, so a read can be repeated. This
-module does not retry. `sluice.ingest.read.retry` does.
+A `RangeFile` reads ranges and keeps no position, so a read can be repeated. This module does not retry.
+`sluice.ingest.read.retry` does.
 """
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Callable
 from typing import Any, Protocol
+
+from sluice.ingest.read.retry import ThrottledError
 
 _DENIED = re.compile(
     r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|"
     r"UNRECOGNIZED_CLIENT|HTTP status 40[13]"
+)
+_THROTTLED = re.compile(
+    r"SLOW_DOWN|THROTTL|SERVICE_UNAVAILABLE|TOO_MANY_REQUESTS|(?:HTTP status|Error:) (?:429|503)\b"
 )
 
 
@@ -26,49 +31,20 @@ class RangeFile(Protocol):
     def close(self) -> None: ...
 
 
-class FileSystem(Protocol):
-    def open(self, key: str) -> RangeFile: ...
+OpenSource = Callable[[str], RangeFile]
+"""Opens a file of a store by its key."""
 
 
-class LocalFiles:
-    def open(self, key: str) -> RangeFile:
-        return _LocalSource(key)
+class ArrowFile:
+    """A file in one of Arrow's own file systems, for instance S3 (keys are `bucket/path`), or a local file."""
 
-
-class _LocalSource:
-    def __init__(self, path: str):
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        status = os.fstat(self._fd)
-        self.size, self.tag = status.st_size, f"{status.st_ino}-{status.st_mtime_ns}"
-
-    def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._fd, length, offset)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class ArrowFiles:
-    """Reads files through one of Arrow's own file systems, for instance S3. Keys are `bucket/path`."""
-
-    def __init__(self, files: Any, scheme: str):
-        self._files = files
-        self._scheme = scheme
-
-    def open(self, key: str) -> RangeFile:
-        return _ArrowSource(self._files, key, f"{self._scheme}://{key}")
-
-
-class _ArrowSource:
-    def __init__(self, files: Any, key: str, name: str):
-        self._name = name
+    def __init__(self, files: Any, prefix: str, key: str):
+        name = self._name = f"{prefix}{key}"
         try:
             self._file = files.open_input_file(key)
             self.size = self._file.size()
-            etag = self._file.metadata().get(b"ETag")
-            self.tag = str(etag or files.get_file_info(key).mtime_ns)
+            about = self._file.metadata() or {}
+            self.tag = str(about.get(b"ETag") or files.get_file_info(key).mtime_ns)
         except OSError as error:
             raise _translate_error(error, name) from error
 
@@ -84,7 +60,10 @@ class _ArrowSource:
 
 
 def _translate_error(error: OSError, name: str) -> OSError:
-    """Turns a refused access into a PermissionError. Only pyarrow's text tells it from a temporary error."""
+    """Turns a refused access into a PermissionError, and 503 or 429 into a ThrottledError. Only the client's text tells
+    them from other errors."""
+    if _THROTTLED.search(str(error)):
+        return ThrottledError(f"{name}: {error}")
     if _DENIED.search(str(error)):
         return PermissionError(
             f"{name}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role"
@@ -92,19 +71,11 @@ def _translate_error(error: OSError, name: str) -> OSError:
     return error
 
 
-class FsspecFiles:
-    """Reads files in any store that fsspec knows, for instance gs, abfs, https, hdfs or memory."""
+class FsspecFile:
+    """A file in any store that fsspec knows, for instance gs, abfs, https, hdfs or memory."""
 
-    def __init__(self, files: Any, scheme: str):
-        self._files = files
-        self._scheme = scheme
-
-    def open(self, key: str) -> RangeFile:
-        return _FsspecSource(self._files, self._files._strip_protocol(f"{self._scheme}://{key}"))
-
-
-class _FsspecSource:
-    def __init__(self, files: Any, path: str):
+    def __init__(self, files: Any, prefix: str, key: str):
+        path = files._strip_protocol(f"{prefix}{key}")
         self._files, self._path = files, path
         files.invalidate_cache(path)  # an old listing may describe an earlier file
         info = self._try(files.info, path)
@@ -139,4 +110,5 @@ class _FsspecSource:
         except (OSError, ValueError, TypeError, NotImplementedError, MemoryError):
             raise
         except Exception as error:
-            raise OSError(f"{self._path}: {type(error).__name__}: {error}") from error
+            text = f"{self._path}: {type(error).__name__}: {error}"
+            raise (ThrottledError if _THROTTLED.search(text) else OSError)(text) from error

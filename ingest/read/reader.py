@@ -92,6 +92,8 @@ class Rescue(Protocol):
         """Returns the row group with the rows replaced on which `attempt` fails."""
 
 
+Fetched = OpenFile | Exception | None
+"""An open file of a store that has the bytes of a row group, or why they did not come. None: they were not fetched."""
 Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
 """Makes the pool of readers. Its workers may also do later stages' work."""
@@ -140,7 +142,7 @@ class RowGroupReader:
     ):
         """Opens nothing yet, except footers that the table does not list.
 
-        - `before_read` runs before each read, to imitate a store's latency. `close` also closes `opened`.
+        - `before_read` runs before each row group is fetched, to imitate a store. `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
         - `given` is what Petastorm's worker makes by a predicate on `filters`. `made` makes the loader's columns.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
@@ -149,9 +151,7 @@ class RowGroupReader:
         - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
         self.files = tuple(files)
-        self._before_read = before_read
-        self._sample = sample
-        self._ids = tuple(ids)
+        self._before_read, self._sample, self._ids = before_read, sample, tuple(ids)
         self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
@@ -163,7 +163,7 @@ class RowGroupReader:
         self._optional = made.optional if made else frozenset[str]()
         self.columns = self._columns_to_read(filters)
         self._opener = opened or FileOpener()
-        self._footers = HeldFooters()
+        self._footers, self._buffers = HeldFooters(), Buffers()
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed, self._lock = False, threading.Lock()
         self._check_sizes()
@@ -178,7 +178,10 @@ class RowGroupReader:
             (made, sample, history, given is not None, functions, adds)
         )
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
-        self._buffers = Buffers()
+        self.fetches = before_read is not None or any(
+            self._opener.local(file.path) is None for file in self.files
+        )
+        """Whether row groups come from a store, or as if they did."""
 
     def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
         names = [*needed_before(self.result_columns, self.functions), *self._selection_columns]
@@ -240,20 +243,35 @@ class RowGroupReader:
             names = self._made.dictionary_columns(self._file_schema, self._footer(0))
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
-    @property
-    def fetches(self) -> bool:
-        """Whether rows come from a store, or are read as if they did."""
-        return self._before_read is not None or any(
-            self._opener.local(file.path) is None for file in self.files
-        )
-
-    def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
-        """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""
+    def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:
+        """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called
+        with their number before."""
         if self._before_read is not None:
             self._before_read(read)
         try:
+            file = self._take(read.file)
+            if isinstance(file, StoreFile):
+                columns = self._located[read.file].stored(self.columns)
+                file.fetch_group(read.group, columns, reserve)
+        except Exception as error:  # `read` raises it, in the order of the reads
+            return error
+        return file
+
+    def read(
+        self,
+        read: Read,
+        decode: Callable[[Read], pa.Table] | None = None,
+        fetched: Fetched = None,
+    ) -> pa.Table:
+        """Reads a row group, from the bytes that were `fetched`, if they were. If `decode` is given, it makes the table
+        instead of `decoded`, which it may call."""
+        try:
             try:
-                table = self.decoded(read.file, read.group) if decode is None else decode(read)
+                table = (
+                    self.decoded(read.file, read.group, fetched=fetched)
+                    if decode is None
+                    else decode(read)
+                )
             except (SourceError, HistoryError):
                 raise
             except Exception as error:  # raised by a user's transform or predicate, or by Petastorm
@@ -350,18 +368,15 @@ class RowGroupReader:
     ) -> list[T]:
         """Returns the results of `work`, which decodes only `columns`, for each row group. It is for reads before a
         pipeline starts, which no memory limit admits one by one."""
-        with ThreadPoolExecutor(self.count_threads(columns), "sluice-columns") as threads:
-            return list(threads.map(work, groups))
-
-    def count_threads(self, columns: Sequence[str]) -> int:
-        """Returns how many threads may decode these columns of row groups and make frames of them. Together they take
-        16 MiB, or the memory that decoding one whole row group takes, for which a memory limit must have room."""
         alone, rows = self._decoding_of_stored(
             {}, list(dict.fromkeys([*columns, *self._selection_columns]))
         )
         need = alone.at_work(rows) + alone.decoded(rows)
         budget = max(_SMALL_BYTES, self.decoding.extra_bytes)
-        return max(1, min(os.cpu_count() or 1, budget // max(1, need)))
+        # Together they take no more than decoding one whole row group, for which a memory limit must have room.
+        count = max(1, min(os.cpu_count() or 1, budget // max(1, need)))
+        with ThreadPoolExecutor(count, "sluice-columns") as threads:
+            return list(threads.map(work, groups))
 
     def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
         column = table.column(self._sample)
@@ -378,11 +393,17 @@ class RowGroupReader:
             )
         return weights
 
-    def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def decoded(
+        self,
+        number: int,
+        group: int,
+        columns: Sequence[str] | None = None,
+        fetched: Fetched = None,
+    ) -> pa.Table:
         """Decodes the stored columns of a row group, or only those in `columns`. The result may be `StoredRows`, which
         can only be moved to batches."""
         where = self._where(number, group)
-        table = self._read_stored(number, group, columns)
+        table = self._read_stored(number, group, columns, fetched)
         if columns is None and table.schema != self._checked_schema:
             self._check_schema(table.schema, where)
             self._checked_schema = table.schema
@@ -401,10 +422,12 @@ class RowGroupReader:
             )
         return table
 
-    def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
+    def _read_stored(
+        self, number: int, group: int, columns: Sequence[str] | None, fetched: Fetched = None
+    ) -> pa.Table:
         """Reads stored columns of a row group. Adds the columns that its folders name."""
         try:
-            table = self._read_group(number, group, columns)
+            table = self._read_group(number, group, columns, fetched)
             wanted = self.columns if columns is None else (*columns, *self._selection_columns)
             table = self._located[number].with_constants(table, dict.fromkeys(wanted))
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
@@ -417,14 +440,16 @@ class RowGroupReader:
             ) from cause
         return table
 
-    def _read_group(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
+    def _read_group(
+        self, number: int, group: int, columns: Sequence[str] | None, fetched: Fetched
+    ) -> Any:
         """Reads a row group from its file. Columns may stay stored if all are read."""
         portions = (
             self.decoding.portions or ((),)
             if columns is None
             else (tuple(dict.fromkeys([*columns, *self._selection_columns])),)
         )
-        with self._opened(number) as file:
+        with self._opened(number, fetched) as file:
             if columns is None and self.in_pages and isinstance(file, LocalFile):
                 if self._buffers.idle_bytes() > _IDLE_BYTES:
                     self._buffers.trim()
@@ -534,12 +559,15 @@ class RowGroupReader:
         self._opener.close()
 
     @contextmanager
-    def _opened(self, number: int) -> Iterator[OpenFile]:
-        """Opens a file to read from it. Raises SourceError afterwards if another file has taken its place.
+    def _opened(self, number: int, fetched: Fetched) -> Iterator[OpenFile]:
+        """Opens a file to read from it, or takes the one that has `fetched` a row group. Raises SourceError afterwards
+        if another file has taken its place.
 
         Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses
         it."""
-        file = self._take(number)
+        if isinstance(fetched, Exception):
+            raise fetched
+        file = fetched or self._take(number)
         try:
             yield file
         except Exception as error:
@@ -554,14 +582,9 @@ class RowGroupReader:
             raise SourceError(_REPLACED)
         self._keep_open(number, file)
 
-    def _is_unchanged(self, number: int, file: OpenFile | None = None) -> bool:
-        """Whether a file is the one that was first seen. None: a file in a store, which is not open yet."""
-        return self._footers.is_unchanged(
-            number,
-            file.descriptor
-            if isinstance(file, LocalFile)
-            else self._opener.state(self.files[number].path),
-        )
+    def _is_unchanged(self, number: int, file: OpenFile) -> bool:
+        """Whether a file is the one that was first seen."""
+        return self._footers.is_unchanged(number, file.state)
 
     def _take(self, number: int) -> OpenFile:
         with self._lock:
@@ -574,23 +597,18 @@ class RowGroupReader:
         dictionaries = self._located[number].stored(self._dictionaries)
         local = self._opener.local(path)
         if local is None:
-            if not self._footers.knows(number):
-                self._is_unchanged(number)  # notes what the store has before the first read
-            opened: OpenFile = StoreFile(self._opener.open(path), footer, dictionaries)
+            remote = self._opener.open_remote(path)
+            opened: OpenFile = StoreFile(remote, footer, dictionaries)
         else:
             opened = LocalFile(local, footer, dictionaries)
-            if not self._is_unchanged(number, opened):
-                opened.close()
-                raise SourceError(_REPLACED)
+        if not self._is_unchanged(number, opened):
+            opened.close()
+            raise SourceError(_REPLACED)
         self._footers.hold(number, opened.metadata, is_local=local is not None)
         return opened
 
     def _keep_open(self, number: int, file: OpenFile) -> None:
-        try:
-            file.free_memory()
-        except Exception:  # the first row group is damaged, so a later read of it raises the error
-            file.close()
-            return
+        file.drop_fetched()
         with self._lock:
             # A file of one row group comes again only in the next epoch, so it leaves first.
             several = len(self.row_groups[number]) > 1
@@ -616,16 +634,13 @@ class RowGroupReader:
         footer = self._footers.get(file)
         if footer is None:  # two threads may both read the footer, which is the same
             path = self.files[file].path
-            is_local = self._opener.local(path) is not None
 
-            def check(descriptor: int) -> None:
-                if not self._footers.is_unchanged(file, descriptor):
+            def check(state: Any) -> None:
+                if not self._footers.is_unchanged(file, state):
                     raise SourceError(f"{path}: {_REPLACED}")
 
-            if not is_local and not self._is_unchanged(file):
-                raise SourceError(f"{path}: {_REPLACED}")
             footer = _read_footer(path, self._opener, check)[0]
-            self._footers.hold(file, footer, is_local=is_local)
+            self._footers.hold(file, footer, is_local=self._opener.local(path) is not None)
         return footer
 
     def _check_sizes(self) -> None:
@@ -836,9 +851,9 @@ def first_schema(
 
 
 def _read_footer(
-    path: str, opened: FileOpener, check: Callable[[int], None] = lambda _: None
+    path: str, opened: FileOpener, check: Callable[[Any], None] = lambda _: None
 ) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file and its schema. Calls `check` with the descriptor of a local file."""
+    """Reads the footer of a file and its schema. Calls `check` with the file's state (`OpenFile.state`)."""
     try:
         source = opened.open(path)
         if isinstance(source, str):
@@ -847,6 +862,7 @@ def _read_footer(
                 check(file.fileno())
             return found
         with source:
+            check(source.state)
             return metadata_of(path, source)
     except FooterError as error:
         raise SourceError(str(error)) from error.__cause__

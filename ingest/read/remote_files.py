@@ -1,180 +1,134 @@
-"""`RemoteFiles` opens files for reading, on this machine or in a store.
+"""Reads files of a store in ranges: `RemoteFile`, a file of a `Store`.
 
-Local paths are opened directly. All other files are read in ranges: from an optional cache, otherwise from the store,
-with retries (`sluice.ingest.read.retry`). A read that returns too few bytes counts as failed.
-
-    RemoteFiles.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
-    RemoteFiles.at("latency://60ms/data/table").open("part-0.parquet")
-    RemoteFiles.at("latency:///data/table?latency_ms=50&error_rate=0.1").open("part-0.parquet")
+Ranges come from an optional cache, otherwise from the store, with retries (`sluice.ingest.read.retry`). A read that
+returns too few bytes counts as failed.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import threading
+from collections.abc import Sequence
 
-import pyarrow as pa
-import pyarrow.fs as pafs
-
-from sluice.common.stores import SLOW, Place, StoreError
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.range_files import (
-    ArrowFiles,
-    FileSystem,
-    FsspecFiles,
-    LocalFiles,
-    RangeFile,
-)
+from sluice.ingest.read.range_files import OpenSource, RangeFile
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
-from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
+
+_PART_BYTES, _MOST_PARTS = 4 * 2**20, 16
+"""A row group is requested in at most this many parts at the same time, of at least so many bytes."""
 
 
-class RemoteFiles:
-    """The files below one root. Many threads can use it. `open` returns a new file each time."""
+class Store:
+    """Reads ranges of the files of one store. Many threads can use it."""
 
     def __init__(
         self,
-        root: str,
-        backend: FileSystem,
+        open_source: OpenSource,
         *,
-        scheme: str = "",
-        retry: RetryPolicy | None = None,
-        cache: FileCache | None = None,
-        clock: Clock | None = None,
+        prefix: str,
+        retry: RetryPolicy | None,
+        cache: FileCache | None,
+        clock: Clock,
     ):
-        """Makes one from its parts. `at` makes one from a URI."""
-        self.root = root.rstrip("/") or "/"
-        self._backend = backend
-        self._scheme = scheme
+        """`prefix` precedes each file's key in its name."""
+        self._open_source = open_source
+        self._prefix = prefix
         self._cache = cache
-        self._clock = clock or Clock()
-        self._retrier = Retrier(retry or RetryPolicy(), self._clock)
-        self._lock = threading.Lock()
-        self._reads = self._bytes = 0
+        self._retrier = Retrier(retry or RetryPolicy(), clock)
 
-    @classmethod
-    def at(
-        cls,
-        uri: str,
-        *,
-        retry: RetryPolicy | None = None,
-        cache: FileCache | None = None,
-        clock: Clock | None = None,
-    ) -> RemoteFiles:
-        """Opens the store of a URI or a local path. Raises ValueError for an invalid URI."""
-        clock = clock or Clock()
-        scheme, root, backend = _resolve(uri, clock)
-        return cls(root, backend, scheme=scheme, retry=retry, cache=cache, clock=clock)
-
-    @property
-    def local(self) -> bool:
-        """Whether its files are plain local files without injected faults."""
-        return isinstance(self._backend, LocalFiles)
-
-    @property
-    def disturbed(self) -> FaultyFileSystem | None:
-        """The handle for `--inject`, if the root is a latency:// URI."""
-        return self._backend if isinstance(self._backend, FaultyFileSystem) else None
-
-    def open(self, path: str = "") -> pa.NativeFile:
-        """Opens a file by its full path or its path below the root. Without a path, the root itself is the file.
-        `pyarrow.parquet.ParquetFile` takes the result but does not close it, so use `with`."""
-        name, source = self._open(path)
-        if isinstance(self._backend, LocalFiles):
-            source.close()
-            return pa.OSFile(name)
-        return pa.PythonFile(_File(self, name, source), mode="r")
-
-    def state(self, path: str = "") -> tuple[int, str]:
-        """Returns the size and the tag that a file has now."""
-        _, source = self._open(path)
-        source.close()
-        return source.size, source.tag
-
-    def _open(self, path: str) -> tuple[str, RangeFile]:
-        if self._scheme and path.startswith(self._scheme):
-            key = path.removeprefix(self._scheme)
-        else:
-            key = os.path.join(self.root, path) if path else self.root
-        name = self._scheme + key
-        return name, self._retrier.call(lambda: self._backend.open(key), f"{name}: opening")
+    def open_source(self, key: str) -> RangeFile:
+        """Opens what reads the ranges of a file."""
+        return self._retrier.call(lambda: self._open_source(key), f"{self._prefix}{key}: opening")
 
     def stats(self) -> dict[str, int]:
         """Returns the counters since the start, for the run's metrics."""
-        with self._lock:
-            counts = {
-                "reads": self._reads,
-                "bytes": self._bytes,
-                "retries": self._retrier.retries,
-                "gave_up": self._retrier.gave_up,
-            }
-        return counts | (self._cache.stats() if self._cache else {})
+        return self._retrier.count(reads=0, bytes=0)
 
-    def close(self) -> None:
-        """Stops all waiting for the store: waiting reads raise StoreClosed. Does not close the cache."""
-        self._clock.stop()
-
-    def read(self, name: str, source: RangeFile, offset: int, length: int) -> bytes:
+    def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
         """Reads all of the range, from the cache or the store."""
+        name = f"{self._prefix}{key}"
+
+        def read_whole() -> bytes:
+            data = source.read(offset, length)
+            if len(data) != length:
+                raise OSError(f"a short read: {len(data)} of {length} bytes")
+            return data
+
         entry = f"{name}|{source.size}|{source.tag}|{offset}|{length}"
         data = self._cache.get(entry) if self._cache else None
         if data is None:
-            data = self._retrier.call(
-                lambda: _read_whole(source, offset, length),
-                f"{name}: reading bytes {offset} to {offset + length}",
-            )
+            what = f"{name}: reading bytes {offset} to {offset + length}"
+            data = self._retrier.call(read_whole, what)
             if self._cache:
                 self._cache.put(entry, data)
-        with self._lock:
-            self._reads += 1
-            self._bytes += length
+        self._retrier.count(reads=1, bytes=length)
         return data
 
 
-def _read_whole(source: RangeFile, offset: int, length: int) -> bytes:
-    data = source.read(offset, length)
-    if len(data) != length:
-        raise OSError(f"a short read: {len(data)} of {length} bytes")
-    return data
+class RemoteFile(io.RawIOBase):
+    """An open file of a store. It keeps the ranges that `fetch` got, and reads all others from the store when they are
+    needed. One thread may use it at a time."""
 
-
-def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
-    """Splits a URI into (scheme with its slashes, root, backend)."""
-    place = Place.of(uri)
-    if place.delay_ms is not None:
-        slow = Disturbance(latency_ms=place.delay_ms)
-        return place.prefix, place.path, FaultyFileSystem(LocalFiles(), slow, clock)
-    if not place.scheme:
-        return "", place.path, LocalFiles()
-    if place.scheme == SLOW:
-        if "?" in place.path:
-            raise StoreError(f"{uri}: write name=value pairs, joined by &, after the question mark")
-        scheme, root, inner = _resolve(place.path, clock)
-        return scheme, root, FaultyFileSystem(inner, Disturbance.parse(place.options), clock)
-    files, root = place.files(attempts=1)  # `Retrier` retries, so that its counts show all attempts
-    if isinstance(files, pafs.PyFileSystem):
-        return place.prefix, place.path, FsspecFiles(files.handler.fs, place.scheme)
-    return place.prefix, root, ArrowFiles(files, place.scheme)
-
-
-class _File(io.RawIOBase):
-    """A file object with a position, as pyarrow needs it."""
-
-    def __init__(self, store: RemoteFiles, name: str, source: RangeFile):
+    def __init__(self, store: Store, key: str):
         self._store = store
-        self._name = name
-        self._source = source
+        self._key = key
+        self._source = store.open_source(key)
+        self.state = self._source.size, self._source.tag
+        """The size and the tag that the store had for this name when the file was opened, or after the last `fetch`."""
         self._at = 0
+        self._fetched: list[tuple[int, bytes]] = []
+        """Where each fetched part begins, and its bytes. They are in the order of the file."""
 
-    def read(self, size: int | None = -1) -> bytes:
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Gets these ranges, each from its first byte up to but without its last, and keeps them until `drop`."""
+        total = sum(end - begin for begin, end in ranges)
+        size = max(_PART_BYTES, -(-total // _MOST_PARTS))
+        parts = [
+            (at, min(at + size, end)) for begin, end in ranges for at in range(begin, end, size)
+        ]
+        fetched: dict[int, bytes] = {}
+        errors: list[BaseException] = []
+
+        def get(begin: int, end: int) -> None:
+            try:
+                fetched[begin] = self._store.read(self._key, self._source, begin, end - begin)
+            except BaseException as error:
+                errors.append(error)
+
+        # Not in an executor: the interpreter would wait for its threads at exit.
+        others = [threading.Thread(target=get, args=part, daemon=True) for part in parts[1:]]
+        for other in others:
+            other.start()
+        for part in parts[:1]:
+            get(*part)
+        for other in others:
+            other.join()
+        if errors:
+            raise errors[0]
+        self._fetched = sorted(fetched.items())
+        now = self._store.open_source(self._key)
+        now.close()
+        self.state = now.size, now.tag
+
+    def drop(self) -> None:
+        """Frees the ranges that were fetched."""
+        self._fetched = []
+
+    def read(self, size: int | None = -1) -> bytes | memoryview:
         left = max(0, self._source.size - self._at)
         length = left if size is None or size < 0 else min(size, left)
         if not length:
             return b""
-        data = self._store.read(self._name, self._source, self._at, length)
-        self._at += length
-        return data
+        begin, end = self._at, self._at + length
+        self._at = end
+        pieces = []
+        for at, data in self._fetched:
+            if at <= begin < at + len(data):
+                pieces.append(memoryview(data)[begin - at : end - at])
+                begin += len(pieces[-1])
+        if begin < end:  # not all of it was fetched
+            return self._store.read(self._key, self._source, end - length, length)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = offset + (0, self._at, self._source.size)[whence]
@@ -184,9 +138,6 @@ class _File(io.RawIOBase):
         return self._at
 
     def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
         return True
 
     def close(self) -> None:

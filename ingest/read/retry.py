@@ -1,4 +1,4 @@
-"""Retries reads from a store: `RetryPolicy` says how often and how long, and `Retrier` retries and counts.
+"""Retries requests to a store: `RetryPolicy` says how often and how long, and `Retrier` retries, paces and counts.
 
 This is not taken from a library, because clock, sleep and randomness are passed in, and the last error must name the
 file and the number of attempts.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,6 +22,10 @@ PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirector
 
 class DeliveryError(OSError):
     """A store did not deliver within its deadline and attempts. The message names the file and the attempts."""
+
+
+class ThrottledError(OSError):
+    """A store asks for fewer requests (HTTP 503 or 429)."""
 
 
 class StoreClosed(DeliveryError):
@@ -82,7 +87,9 @@ class RetryPolicy:
 
 
 class Retrier:
-    """Runs reads under a policy. Many threads can use it."""
+    """Runs requests to one store under a policy. Many threads can use it.
+
+    If the store throttles a request, no other one begins until that one is repeated."""
 
     def __init__(
         self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random
@@ -91,16 +98,25 @@ class Retrier:
         self._clock = clock
         self._chance = chance
         self._lock = threading.Lock()
-        self.retries = 0
-        """The number of failed attempts that were repeated."""
-        self.gave_up = 0
-        """The number of reads that failed for good."""
+        self._next_at = 0.0
+        """When the next request may begin, because the store asked for fewer."""
+        self._counts = Counter[str](retries=0, gave_up=0, throttled=0)
+        """Failed attempts that were repeated, requests that failed for good, and attempts after which the store asked
+        for fewer requests."""
+
+    def count(self, **more: int) -> dict[str, int]:
+        """Adds to counters, and returns all of them."""
+        with self._lock:
+            self._counts.update(more)
+            return dict(self._counts)
 
     def call(self, action: Callable[[], Result], description: str) -> Result:
         """Calls `action()`, and repeats it after each OSError that may be temporary. `description` names the action in
         the error."""
         began, failed = self._clock.now(), 0
         while True:
+            if (pause := self._next_at - self._clock.now()) > 0:
+                self._clock.sleep(pause)
             try:
                 return action()
             except (*PERMANENT, StoreClosed):
@@ -108,16 +124,19 @@ class Retrier:
             except OSError as error:
                 failed += 1
                 wait = self._policy.wait_s(failed, self._chance())
-                spent = self._clock.now() - began
-                if failed >= self._policy.attempts or spent + wait > self._policy.deadline_s:
-                    with self._lock:
-                        self.gave_up += 1
+                now = self._clock.now()
+                gives_up = (
+                    failed >= self._policy.attempts or now - began + wait > self._policy.deadline_s
+                )
+                is_throttled = isinstance(error, ThrottledError)
+                self.count(retries=not gives_up, gave_up=gives_up, throttled=is_throttled)
+                if is_throttled:
+                    self._next_at = max(self._next_at, now + wait)
+                if gives_up:
                     raise DeliveryError(
-                        f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
+                        f"{description}: failed {failed} times within {now - began:.1f} s (allowed: "
                         f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; for more, use "
                         f"FileOpener(retry=RetryPolicy(deadline_s=…))); the last error: "
                         f"{type(error).__name__}: {error}"
                     ) from error
-            with self._lock:
-                self.retries += 1
             self._clock.sleep(wait)

@@ -1,4 +1,4 @@
-"""A store that is slow or faulty on purpose: `Disturbance` says how, and `FaultyFileSystem` wraps any other store.
+"""A store that is slow or faulty on purpose: `Disturbance` says how, and `FaultyFiles` wraps any other store.
 
 Tests and benchmarks use it, and users who want to see how their set-up copes with a slow or failing store. It never
 changes anything on disk: a "corrupt" read flips one bit in the bytes that it returns.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from sluice.ingest.knobs import nearest, parse_bytes
-from sluice.ingest.read.range_files import FileSystem, RangeFile
+from sluice.ingest.read.range_files import OpenSource, RangeFile
 from sluice.ingest.read.retry import Clock
 
 _PARSERS: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
@@ -58,11 +58,10 @@ class Disturbance:
         return cls(**values)  # type: ignore[arg-type]
 
 
-class FaultyFileSystem:
-    """Opens the files of `inner` and makes them misbehave. It counts its faults, so that a test can check them."""
+class FaultyFiles:
+    """Opens files that misbehave. It counts its faults, so that a test can check them."""
 
-    def __init__(self, inner: FileSystem, how: Disturbance, clock: Clock):
-        self._inner = inner
+    def __init__(self, how: Disturbance, clock: Clock):
         self._how = how
         self._clock = clock
         self._lock = threading.Lock()
@@ -73,9 +72,9 @@ class FaultyFileSystem:
         self._corrupt: str | None = None
         self.errors = self.shorts = self.stalls = self.corrupted = 0
 
-    def open(self, key: str) -> RangeFile:
+    def open(self, inner: OpenSource, key: str) -> RangeFile:
         self._disturb(key, 0)
-        return _DisturbedSource(self, key, self._inner.open(key))
+        return _DisturbedSource(self, key, inner(key))
 
     def stall(self, seconds: float) -> None:
         """Makes all reads that begin within the next `seconds` wait until these are over."""
@@ -137,7 +136,7 @@ class FaultyFileSystem:
 
 
 class _DisturbedSource:
-    def __init__(self, owner: FaultyFileSystem, key: str, inner: RangeFile):
+    def __init__(self, owner: FaultyFiles, key: str, inner: RangeFile):
         self._owner = owner
         self._key = key
         self._inner = inner

@@ -46,7 +46,7 @@ class ArrowSource:
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         def work(task: ReadTask, charge: Charge) -> Decoded:
-            return Decoded(task, self._groups.read(task.read), charge)
+            return Decoded(task, self._groups.read(task.read, fetched=task.fetched), charge)
 
         return make_pool(tasks, lambda: work)
 

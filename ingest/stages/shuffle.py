@@ -50,6 +50,10 @@ class ReadTask:
 
     schedule: EpochSchedule
     read: Read
+    fetched: Any = None
+    """The result of `RowGroupReader.fetch`."""
+    charge: Charge | None = None
+    """The memory of what was fetched."""
 
 
 class Releasable(Protocol):
@@ -116,6 +120,8 @@ class Decoded:
         """`parts` is the number of the read's parts in the table, if not all. `final`: values already have a batch's
         form, so none is missing."""
         self.task = task
+        if task.charge is not None:
+            task.charge.release()  # the reader has freed what was fetched
         self.rows: Any = rows
         """An Arrow table, rows in pages, or a dict of arrays for users of Petastorm's own reader."""
         self._charge = charge

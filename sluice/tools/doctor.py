@@ -16,7 +16,7 @@ _EXAMPLES = """\
 examples:
   sluice doctor
   sluice doctor data/clicks --json
-  sluice doctor --cache /mnt/nvme --clean
+  sluice doctor data/clicks --clean
 """
 _DESCRIPTION = (
     "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
@@ -30,9 +30,6 @@ class DoctorOptions:
 
     table: str = setting(
         "", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True
-    )
-    cache: str | None = setting(
-        None, "a cache of remote files, to be looked at for leftovers", metavar="DIR"
     )
     clean: bool = setting(False, "remove what dead runs left, and nothing else")
     json: bool = setting(False, "no table; all findings in the JSON line")
@@ -56,7 +53,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
         *doctor_checks.machine(machine),
         *doctor_checks.shared_memory(),
         *doctor_checks.workers(),
-        *doctor_checks.leftovers(options.cache, options.table or None, options.clean),
+        *doctor_checks.leftovers(options.table, options.clean),
         *(doctor_checks.table(options.table, options.code) if options.table else ()),
     ]
     result: dict[str, Any] = {

@@ -38,10 +38,9 @@ from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
-from sluice.ingest.read import cache
+from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
-from sluice.ingest.read.remote_files import RemoteFiles
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4
@@ -277,7 +276,7 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
     for path in chosen:
         try:
             began = time.perf_counter()
-            with RemoteFiles.at(path).open() as file:
+            with FileOpener().open_remote(path) as file:
                 file.read(_PIECE)
                 times.append(time.perf_counter() - began)
                 with pq.ParquetFile(file) as parquet:
@@ -320,17 +319,14 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
         )
 
 
-def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
+def leftovers(table: str, clean: bool) -> Iterator[Finding]:
     """Finds files and processes that dead runs left behind. Only these are removed."""
     orphans = list(_orphans())
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     yield _left("workers without a parent", [str(pid) for pid in orphans], clean)
-    if cache_folder is not None:
-        halves = cache.half_written(cache_folder, remove=clean)
-        yield _left(f"half-written files in {cache_folder}", [path.name for path in halves], clean)
-    if table is not None and os.path.isdir(table):
+    if os.path.isdir(table):
         # No process of this host has a draft's number. A draft that another host is writing is written again next time.
         drafts = [
             path

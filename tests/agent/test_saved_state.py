@@ -116,6 +116,12 @@ def test_a_state_of_release_0_2_0_is_read_and_its_read_is_decode(registry, tmp_p
     with pytest.warns(FutureWarning, match="read is now fetch and decode.*Write decode="):
         entry = registry.recall(_context(), LIMITS)
     assert entry == dataclasses.replace(_entry(), policy="")
+    far = Limits(workers={"fetch": (1, 64), "decode": (1, 2), "collate": (1, 1)})
+    with pytest.warns(FutureWarning):  # 8 readers, of which most waited, became 8 decoders
+        entry = registry.recall(_context(), far)
+    assert entry.knobs.workers == {"fetch": 8, "decode": 2, "collate": 1}
+    with raises(KnobError, "'decode'", "1 to 2", "set fetch"):
+        far.check(_entry().knobs)
 
 
 def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):

@@ -18,7 +18,6 @@ import pytest
 from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.process.worker import WorkerProcess
-from sluice.ingest.read.cache import FileCache
 from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
 from sluice.tools.doctor_checks import chunks_with_crc
@@ -170,24 +169,3 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(
         assert alive.call({}) == {}
     for descriptor in (held, watched):
         os.close(descriptor)
-
-
-def test_half_written_files_of_a_cache(tidy, tmp_path, capsys):
-    half = "a" * 64 + "." + "b" * 32 + ".part"
-    with FileCache(tmp_path, 10**6, "dead") as cache:
-        dead = cache._home
-        cache.put("x", b"kept")
-    with FileCache(tmp_path, 10**6, "alive") as cache:
-        for home in (dead, cache._home):
-            (home / half).write_bytes(b"half")
-        (dead / "notes.part").write_text("not ours")
-        code, result, _ = said(capsys, "--cache", str(tmp_path))
-        assert code == 1
-        assert "half-written files" in result["problems"][0]
-        assert said(capsys, "--cache", str(tmp_path), "--clean")[0] == 0
-        assert not (dead / half).exists()
-        assert (cache._home / half).exists(), "its run lives"
-        assert (dead / "notes.part").exists()
-    with FileCache(tmp_path, 10**6, "dead") as cache:
-        assert cache.get("x") == b"kept"
-    assert said(capsys, "--cache", str(tmp_path / "none"))[0] == 0

@@ -50,6 +50,9 @@ def test_read_of_release_0_2_0_is_decode_and_a_line_says_so():
         assert Knobs(workers={"read": 3}).workers == {"decode": 3}
     with says:
         assert Knobs(workers={"decode": 1}).parse("read=12").workers == {"decode": 12}
+    with pytest.warns(FutureWarning, match="taken as fetch=4. Write fetch=4$"):
+        far = Knobs(workers={"fetch": 1, "decode": 2}).parse("read=12")
+    assert far.workers == {"fetch": 12, "decode": 2}
     with says, raises(KnobError, "read and decode are the same stage"):
         Knobs(workers={"read": 3, "decode": 4})
 

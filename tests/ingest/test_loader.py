@@ -93,37 +93,6 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
                     assert stored[int(at)].as_py() == batch.dense[row, column]
 
 
-def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table):
-    barrier = threading.Barrier(4)
-    grown, used, tripped = threading.Event(), 0, 0
-
-    def before_read(_read):
-        nonlocal tripped
-        if grown.is_set() and not tripped:
-            barrier.wait(60)
-            tripped = 1
-
-    with open_loader(
-        table,
-        batch_size=64,
-        epochs=50,
-        before_read=before_read,
-        knobs=Knobs(workers={"decode": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
-    ) as loader:
-        for used, _batch in enumerate(loader):
-            if used == 3:
-                grown.set()
-                loader.apply(loader.knobs.with_workers(decode=4))
-            if tripped and used > 5:
-                break
-        assert not barrier.broken
-        assert tripped or used == len(loader) - 1
-        for _ in range(40):  # an epoch or two may have been read before there were four
-            if not tripped:
-                deque(loader, maxlen=0)
-        assert tripped
-
-
 def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
     files = twin.Table(table.files_of("train"))
     options = {"batch_size": 200, "epochs": 2, "last": "pad", "reader": "arrow", "window_rows": 300}
@@ -253,17 +222,18 @@ class TestSnapshots:
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
 
-    def test_row_groups_in_flight_are_readers_and_their_waits_are_fetching(self, table):
-        knobs = Knobs(workers={"decode": 2, "fetch": 4})
-        how = {"before_read": lambda _: None, "read_ahead_epochs": 10**6, "knobs": knobs}
-        with BatchLoader(table, batch_size=80, **how) as loader:
-            next(iter(loader))
-            names = [thread.name for thread in threading.enumerate()]
+    def test_fetching_and_decoding_have_workers_and_figures_of_their_own(self, table):
+        knobs = Knobs(workers={"decode": 1, "fetch": 4})
+        with BatchLoader(f"latency://0ms{table.uri}", batch_size=80, knobs=knobs) as loader:
+            deque(loader, maxlen=0)
             fetch, decode, *_ = loader.snapshot().stages
-        assert sum(name.startswith("sluice-decode") for name in names) == 5
-        assert (fetch.name, fetch.workers, decode.workers) == ("fetch", 4, 2)
-        assert fetch.rows == decode.rows > 0
-        assert fetch.cpu_s < decode.cpu_s <= decode.busy_s
+            pools = loader._pipeline._pools
+            assert loader._pipeline._governor.charged == 0
+            planned = len(loader.plan.schedule(0).reads)
+        assert (pools["fetch"]._started, pools["decode"]._started) == (4, 1)
+        assert (fetch.name, fetch.workers, decode.workers) == ("fetch", 4, 1)
+        assert fetch.items == decode.items == planned
+        assert fetch.bytes < decode.bytes, "stored, and decoded"
 
     def test_cores_that_come_and_go_are_seen_at_the_next_look(self, table):
         class Changing(Machine):

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from pathlib import Path
 
@@ -14,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.choices import Errors
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read import remote_files
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
-from sluice.ingest.read.retry import DeliveryError, RetryPolicy
-from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.read.retry import Clock, DeliveryError, RetryPolicy
+from sluice.ingest.row_order import Position, Read, WindowPart
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.open_loader import open_loader
@@ -89,33 +93,53 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
     )
     order, store = order_of(table, files=files)
     assert order == order_of(table)[0]
-    [*disturbed] = files.disturbances()
-    assert (
-        min(sum(getattr(d, what) for d in disturbed) for what in ("errors", "shorts", "stalls")) > 0
-    )
-    assert store["retries"] >= sum(d.errors for d in disturbed)
+    faults = files.faults
+    assert min(faults.errors, faults.shorts, faults.stalls) > 0
+    assert store["retries"] >= faults.errors
+
+
+def test_a_loader_whose_store_does_not_answer_is_closed_at_once_and_leaves_no_thread(
+    table, monkeypatch
+):
+    monkeypatch.setattr(remote_files, "_PART_BYTES", 512)  # a thread for each part
+    waiting, sleep = threading.Semaphore(0), Clock.sleep
+    monkeypatch.setattr(Clock, "sleep", lambda *given: (waiting.release(), sleep(*given)))
+    files = FileOpener(disturbed="latency_ms=0")
+    before = set(threading.enumerate())
+    loader = open_loader(table, batch_size=80, files=files, knobs=Knobs(workers={"fetch": 2}))
+    deque(loader, maxlen=0)
+    files.faults.stall(3600)
+    loader._pipeline.start(Position(), 1)
+    for _ in range(4):  # more than there are workers
+        assert waiting.acquire(timeout=60)
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 2
+    assert set(threading.enumerate()) <= before
 
 
 GROUP = 2
 
 
-def damaged(table, folder):
+def damaged(table, folder, place=""):
     """A table whose first file has a flipped bit in one row group."""
     first = table.files_of("train")[0]
     column = pq.read_metadata(first.path).row_group(GROUP).column(5)
     data = bytearray(Path(first.path).read_bytes())
     data[column.data_page_offset + column.total_compressed_size * 3 // 4] ^= 4
     (folder / "harmed.parquet").write_bytes(data)
-    harmed = dataclasses.replace(first, path=str(folder / "harmed.parquet"))
+    harmed = dataclasses.replace(first, path=f"{place}{folder}/harmed.parquet")
     return dataclasses.replace(table, files=tuple(harmed if f is first else f for f in table.files))
 
 
 class TestDamage:
-    @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+    @pytest.mark.parametrize(
+        ("reader", "place"), [("arrow", ""), ("petastorm", ""), ("arrow", "latency://0ms")]
+    )
     def test_a_damaged_row_group_is_quarantined_and_all_other_rows_stay_in_their_places(
-        self, table, reader, tmp_path
+        self, table, reader, place, tmp_path
     ):
-        harmed, path = damaged(table, tmp_path), tmp_path / "aside"
+        harmed, path = damaged(table, tmp_path, place), tmp_path / "aside"
         data = twin.Table(table.files_of("train"))
         with open_loader(
             harmed,
@@ -163,11 +187,10 @@ class TestDamage:
         """The disturbed store, which bench uses as well."""
         whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=0")
         groups = RowGroupReader([whole], ("I1",), opened=files)
-        [disturbed] = files.disturbances()
-        disturbed.corrupt("part-")
+        files.faults.corrupt("part-")
         with raises(SourceError, "part-00000.parquet", "row group 0"):
             groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
-        assert disturbed.corrupted == 1
+        assert files.faults.corrupted == 1
         groups.close()
 
 

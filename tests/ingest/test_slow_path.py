@@ -15,8 +15,9 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.remote_files import RemoteFiles
+from sluice.ingest.read.remote_files import Store
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -50,16 +51,15 @@ def test_a_name_has_a_delay_and_a_path(name, parts):
     "name",
     [
         "latency://60/data",
-        "latency://60ms",
         "latency://60ms/",
         "latency://-5ms/data",
-        "latency://60 ms/data",
         "latency://data/clicks",
         "latency://60msdata",
     ],
 )
 def test_a_malformed_name_is_refused_with_the_right_form(name):
-    for taking in (Place.of, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
+    opening = FileOpener().open_remote
+    for taking in (Place.of, TableStore, opening, ParquetFiles.open, FeatureTable.open):
         with raises(UsageError, "latency://60ms/ABSOLUTE/PATH"):
             taking(name)
 
@@ -93,25 +93,32 @@ def test_plain_files_do_so_too(table, tmp_path):
         ParquetFiles.open([files[0], f"latency://1ms{files[1]}"])
 
 
-def test_as_many_reads_of_a_store_are_under_way_as_there_are_readers(table, monkeypatch):
-    """Failed before: Arrow fetched for eight readers at once, however many there were."""
-    readers = 12
-    all_there = threading.Barrier(readers)
-    row_groups = iter(range(readers))
-    fetch = RemoteFiles.read
+def test_as_many_row_groups_are_under_way_as_fetch_says_and_decoding_asks_for_nothing(
+    table, monkeypatch
+):
+    workers = 12
+    all_there = threading.Barrier(workers)
+    row_groups = iter(range(0))
+    fetch, names = Store.read, set()
 
     def read(self, *about):
-        is_of_arrow = threading.get_ident() not in {
-            thread.ident for thread in threading.enumerate()
-        }
-        if is_of_arrow and next(row_groups, None) is not None:
+        name = threading.current_thread().name
+        names.add(name.rpartition("-")[0])
+        if name.startswith("sluice-fetch") and next(row_groups, None) is not None:
             all_there.wait(60)
         return fetch(self, *about)
 
-    monkeypatch.setattr(RemoteFiles, "read", read)
+    monkeypatch.setattr(Store, "read", read)
     with BatchLoader(
-        f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"decode": readers})
+        f"latency://0ms{table.uri}",
+        batch_size=80,
+        read_ahead_epochs=9,
+        knobs=Knobs(workers={"fetch": 1}, read_ahead_bytes=2**20),
     ) as loader:
-        deque(loader, maxlen=0)
-    assert not all_there.broken
+        next(iter(loader))
+        row_groups = iter(range(workers))
+        loader.apply(loader.knobs.with_workers(fetch=workers))  # while it runs
+        for _ in range(8):
+            deque(loader, maxlen=0)
     assert next(row_groups, None) is None
+    assert "sluice-decode" not in names

@@ -30,9 +30,10 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
     assert tuple(stage.first_workers(cores) for stage in STAGES) == first
 
 
-def test_a_far_store_is_a_stage_before_the_others():
-    first, *_ = pipeline([], fetches=True)
-    assert (first.name, first.most_workers(2), first.first_workers(2)) == ("fetch", 64, 1)
+def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores():
+    fetch, decode, *_ = pipeline([], fetches=True)
+    assert (fetch.name, fetch.most_workers(8), fetch.first_workers(8)) == ("fetch", 64, 8)
+    assert (decode.name, decode.most_workers(8), decode.first_workers(8)) == ("decode", 8, 8)
 
 
 def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffling():

@@ -84,22 +84,6 @@ def test_a_window_that_cannot_be_placed_gives_its_memory_back():
     assert governor.charged == Rows.nbytes
 
 
-@pytest.mark.parametrize("fused", [JOINED, frozenset()])
-def test_the_loader_reads_each_planned_row_group_once(table, fused):
-    came = []
-    with open_loader(
-        table,
-        batch_size=80,
-        knobs=Knobs(workers={"decode": 3}, fused=fused),
-        before_read=lambda read: came.append((read.file, read.group)),
-        window_rows=100,
-    ) as loader:
-        for _ in loader:
-            pass
-        planned = [(read.file, read.group) for read in loader.plan.schedule(0).reads]
-    assert sorted(came) == sorted(planned)
-
-
 class Counted:
     """Counts what the shuffle stage gets: windows that readers placed, and others."""
 

@@ -75,6 +75,9 @@ class _File:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._read(self._path, group).select(columns)
 
+    def drop_fetched(self) -> None:
+        """Nothing was fetched."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -112,7 +115,7 @@ class MemoryGroups(RowGroupReader):
             ),
         )
 
-    def _is_unchanged(self, number: int, file: Any = None) -> bool:
+    def _is_unchanged(self, number: int, file: Any) -> bool:
         """Nobody replaces a file in memory."""
         return True
 

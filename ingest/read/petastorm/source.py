@@ -69,6 +69,7 @@ class PetastormSource:
             raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
         groups.compare = self._compare
         groups.in_pages &= not options.asked_for and shards is None
+        groups.fetches &= options.cache is None  # it may have the row group
         self.row_groups, self.chosen_rows = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
@@ -157,7 +158,7 @@ def _worker_class(as_arrays: bool) -> Any:
             self._dataset_path_or_paths: Any = args[1][0]  # a part of the cache's key
             self._positions = pieces_at(self._filesystem.row_groups)
             self._at = (0, 0)
-            self._predicate = None
+            self._predicate = self.fetched = None
 
         def process(self, piece_index: int, *args: Any, **options: Any) -> None:
             self._at = self._positions[piece_index]
@@ -172,7 +173,7 @@ def _worker_class(as_arrays: bool) -> Any:
         def _read_with_shuffle_row_drop(
             self, _piece: Any, _file: Any, _columns: Any, _part: Any
         ) -> pa.Table:
-            table = self._filesystem.decoded(*self._at)
+            table = self._filesystem.decoded(*self._at, fetched=self.fetched)
             return (
                 table
                 if self._predicate is None
@@ -309,6 +310,7 @@ class _PoolOfReader:
                 return table
 
             def work(task: ReadTask, charge: Charge) -> Decoded:
+                worker.fetched = task.fetched
                 return Decoded(task, self._groups.read(task.read, decode), charge)
 
             return work
