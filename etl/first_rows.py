@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
+from sluice.etl.apply.cells import stored_cells
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.input_checks import headers_of, refuse_header
@@ -24,7 +26,6 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
 from sluice.etl.read.input_paths import SameFile, files_of
 from sluice.etl.read.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
-from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.foreign_tables import ForeignTableError
@@ -125,11 +126,12 @@ def _first_rows(job: Job, environment: Mapping[str, str]) -> FirstRows | None:
                 rows = flattened(
                     next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns)))
                 )
-            typed = {name: converted(rows[name], kind) for name, kind in source.read_as.items()}
-            if any(lost is not None and lost.any() for _, lost in typed.values()):
-                return None
-            columns = {name: values for name, (values, _) in typed.items()}
-            return FirstRows(file.name, pa.RecordBatch.from_pydict(columns), 0.0)
+            typed = stored_cells(rows.select(list(source.columns)), source)
+            return (
+                None
+                if pc.any(typed["_bad"].is_valid()).as_py()
+                else FirstRows(file.name, typed, 0.0)
+            )
         except (pa.ArrowException, OSError, KeyError, StopIteration):
             return None
     if source.header:

@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.common.suggest import nearest
+from sluice.etl.apply.cells import WRONG, TextCells, json_cell
 from sluice.etl.apply.features import MODEL_ROLES
-from sluice.etl.apply.json_lines import as_kind
-from sluice.etl.apply.number_texts import NumberTexts
-from sluice.etl.apply.parse import LONG_TEXT, WRONG, fits
+from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_section import NUMBERS
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -69,7 +68,7 @@ class Decoder:
         self._body_schema = pa.schema([("rows", pa.list_(self._row)), ("fingerprint", pa.string())])
         self._known = spec.input.columns
         self._times = spec.input.times
-        self._texts = NumberTexts(spec.input)
+        self._texts = TextCells(spec.input)
         self._may_be_texts = {
             name
             for name, kind in self.kinds.items()
@@ -207,7 +206,10 @@ class Decoder:
             values = [None if value == "" else value for value in values]
         is_text_read = name in self._may_be_texts
         for number, value in enumerate(values):
-            if not (fits(value, kind) or (is_text_read and fits(value, "text"))):
+            is_text = is_text_read and isinstance(value, str)
+            try:
+                json_cell(value, "text" if is_text else kind)
+            except (ValueError, OverflowError):
                 shown = json.dumps(value, ensure_ascii=False)[:60]
                 hint = ""
                 if kind == "text" and isinstance(value, int | float):
@@ -216,7 +218,7 @@ class Decoder:
                     hint = "; write a number without quotes, or null"
                 raise Refusal(
                     422, f"rows[{number}]: feature {name!r} is {shown}, {WRONG[kind]}{hint}"
-                )
+                ) from None
         if is_text_read and str in map(type, values):
             texts = [value if isinstance(value, str) else None for value in values]
             numbers = [None if isinstance(value, str) else value for value in values]
@@ -226,21 +228,15 @@ class Decoder:
 
     def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
         """Parses numbers and times that are written as in the input, as the ETL job does."""
-        kind = self.kinds[name]
+        why = f"{WRONG[self.kinds[name]]}; write it as the spec's input does, or without quotes"
         if name in self._times:
-            texts = self._texts.drop_missing(texts)
             texts = pc.if_else(pc.equal(texts, ""), None, texts)
-            values = self._times[name].apply(texts, None)
-            wrong = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(values)), True).as_py()
-            why = f"which is no time in its format {self._times[name].format!r}; write it so, or as seconds since 1970"
-            values = values.cast(ARROW_TYPES[kind])
-        else:
-            values, bad = self._texts.convert(texts, kind)
-            wrong = bad[0] if bad else -1
-            why = f"{WRONG[kind]}; write it as the spec's input does, or without quotes"
-        if wrong >= 0:
+            form = self._times[name].format
+            why = f"which is no time in its format {form!r}; write it so, or as seconds since 1970"
+        values, bad = self._texts.column(name, texts)
+        for row in bad:
             raise Refusal(
-                422, f"rows[{wrong}]: feature {name!r} is {texts[wrong].as_py()[:60]!r}, {why}"
+                422, f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, {why}"
             )
         return values
 
@@ -354,7 +350,7 @@ def _to_array(values: Sequence[Any], kind: str) -> pa.Array:
         return pa.array(values, ARROW_TYPES[kind])
     except (pa.ArrowException, OverflowError):
         # There are booleans among integers, or integers beyond 64 bits.
-        return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])
+        return pa.array([json_cell(value, kind) for value in values], ARROW_TYPES[kind])
 
 
 def _is_usual(content_type: str, body: bytes) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ from sluice.etl.apply.unreadable import unread
 from sluice.etl.ops.base import value_counts
 from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
-from sluice.etl.spec.row_split import Keys, row_keys
+from sluice.etl.spec.row_split import Keys, row_keys, split_of
 from sluice.etl.spec.spec import Learned, Spec
 
 _UNMATCHED_KEY = -9
@@ -135,7 +135,7 @@ class CountsOfRows:
             ]
             yield _counts(_EXAMPLE_KEY, shown, [1] * len(shown))
 
-    def count_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
+    def count_selected(self, columns: dict[str, pa.Array], keys: Keys) -> Batches:
         """Counts the rows that `selected` kept."""
         spec = self._spec
         label, negatives = columns[spec.label], spec.rows.negatives
@@ -144,13 +144,10 @@ class CountsOfRows:
         if not len(label):
             return
         if spec.table.partition:
-            keys = row_keys(columns, spec) if keys is None else keys
-            placement = FileAssignment(spec, ())
-            pairs = placement.paired(placement.split(keys, columns), columns)
+            pairs = FileAssignment(spec, ()).paired(split_of(columns, keys, spec), columns)
             yield _counts(_PAIRS_KEY, *value_counts(pairs))
         if not self._wanted:
             return
-        keys = row_keys(columns, spec) if keys is None else keys
         of_rows = self._features.extras(columns, keys)
         for of_all in {learned.op.of_all_splits for _, learned in self._wanted}:
             chosen, extras = {name: columns[name] for name in self._read}, of_rows
@@ -199,9 +196,8 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
         yield _counts(_REJECT_KEY, reasons.tolist(), times)
 
 
-def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
-    """Returns the rows that filters and the sample keep, texts with dictionaries. Also returns their keys, if the
-    sample had to compute them."""
+def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys]:
+    """Returns the rows that filters and the sample keep, texts with dictionaries, and their keys."""
     columns = parsed.columns
     rows = spec.rows
     keys = None
@@ -225,7 +221,18 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
         name: values.dictionary_encode() if pa.types.is_string(values.type) else values
         for name, values in columns.items()
     }
-    return coded, keys
+    return coded, row_keys(coded, spec) if keys is None else keys
+
+
+def with_key_column(columns: Mapping[str, pa.Array], keys: Keys) -> pa.RecordBatch:
+    """Returns rows as one batch, with their keys as its last column."""
+    return pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+
+
+def split_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
+    """Returns the columns and the keys of a batch that `with_key_column` made."""
+    *columns, keys = rows.columns
+    return dict(zip(rows.schema.names, columns, strict=False)), keys.to_numpy()
 
 
 def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:

@@ -55,9 +55,7 @@ def in_training(
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
-    return np.asarray(
-        (FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number
-    )
+    return np.asarray((split_of(columns, keys, spec) if split is None else split) == number)
 
 
 class Features:
@@ -86,20 +84,10 @@ class Features:
         self._groups = column_groups(self._model_columns)
 
     def apply(
-        self,
-        columns: Mapping[str, pa.Array],
-        keys: Keys | None = None,
-        split: npt.NDArray[np.int32] | None = None,
-        folds: Keys | None = None,
+        self, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
     ) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`
-        names must not be stored. `split` and `folds` are given for rows whose keys do not decide them, such as drawn
-        negatives.
-
-        Without `keys`, as in serving, rows belong to no fold, and labels may be missing. Rows outside the training
-        split belong to no fold either, because nothing was learned from them. They are treated as a server treats them.
-        """
-        extras = self.extras(columns, keys, split, folds)
+        names must not be stored. `extras` comes from the method of this name. In serving, labels may be missing."""
         return [
             stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
             for column in self.spec.columns
@@ -109,23 +97,18 @@ class Features:
     def rejected_after_learning(
         self,
         columns: Mapping[str, pa.Array],
-        keys: Keys,
-        split: npt.NDArray[np.int32],
-        folds: Keys,
-        *,
+        extras: Mapping[str, pa.Array],
         made: Mapping[str, pa.Array] | None = None,
     ) -> dict[str, Flags]:
         """Returns the rows with a number that must not be published, by reason, as far as it is known only after
         operators have learned. `made` are columns that `apply` made. Columns that are left to the loader are
         checked, too."""
         found = {}
-        extras: dict[str, pa.Array] | None = None
         for column in self.spec.columns:
             if column.role in NUMBERS and is_late(column):
                 if made is not None and column.online is None:
                     bad = unfit(made[column.name].to_numpy(zero_copy_only=False), column)
                 else:
-                    extras = self.extras(columns, keys, split, folds) if extras is None else extras
                     bad = unfit_after(
                         column, partial(self.run, column, columns=columns, extras=extras)
                     )
@@ -184,7 +167,11 @@ class Features:
         split: npt.NDArray[np.int32] | None = None,
         folds: Keys | None = None,
     ) -> dict[str, pa.Array]:
-        """Returns what operators may need about each row in addition to their column: label, key and time."""
+        """Returns what operators may need about each row in addition to their column: label, key and time. `split` and
+        `folds` are given for rows whose keys do not decide them, such as drawn negatives.
+
+        Without `keys`, as in serving, rows belong to no fold. Rows outside the training split belong to no fold either,
+        because nothing was learned from them. They are treated as a server treats them."""
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
@@ -369,10 +356,6 @@ class FileAssignment:
         the key."""
         others = self.spec.input.with_place.keys() - {self.spec.label}
         return self.spec.rows.looks_back or not self.spec.rule.covers(others)
-
-    def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
-        """Returns the number of each row's split; -1 for a row in no split."""
-        return split_of(columns, keys, self.spec)
 
     def file(
         self,

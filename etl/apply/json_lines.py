@@ -7,7 +7,6 @@ only lines that are certainly one object each are read together. Python's reader
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, is_whole_number, json_cell
 from sluice.etl.apply.lines import Flags, find_irregular, join_lines, strip_end
-from sluice.etl.apply.number_texts import NumberTexts
-from sluice.etl.spec.input_section import NUMBERS
+from sluice.etl.spec.input_section import NUMBERS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 
 MAX_DEPTH = 100
-_ELEMENT = {"texts": "text", "floats": "float"}
 _LOOKED_AT = 100
 """The number of lines that `JsonObjects.read` searches for true and false."""
 
@@ -53,24 +51,15 @@ class JsonObjects:
 
     - If a name occurs twice, the last one counts.
     - A column with a dotted name is a part of an object, unless a line has a member with this full name.
-    - As numbers, true and false are 1 and 0.
-    - In a list of texts, a whole number becomes the text of its digits.
-    - With `texts`, a number may be a text."""
+    - `json_cell` says which values fit a column."""
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        kinds: Mapping[str, str],
-        wrong: Mapping[str, str],
-        texts: NumberTexts | None = None,
-    ) -> None:
-        self._schema, self._kinds = schema, kinds
-        self._texts = texts
-        self._wrong = {**wrong, "text": f"{wrong['text']} in quotes"}
+    def __init__(self, source: Input) -> None:
+        self._schema, self._kinds = source.schema, source.read_as
+        self._texts = TextCells(source) if source.number_texts else None
         self._parts = {
             name: name.split(".")
-            for name in kinds
-            if _outer(name) and not _outer(name) & kinds.keys()
+            for name in self._kinds
+            if _outer(name) and not _outer(name) & self._kinds.keys()
         }
         self._written_as: dict[str, pa.DataType] = {}
         """The columns that the last lines wrote as another type: true, false or texts for numbers, whole numbers for
@@ -172,22 +161,21 @@ class JsonObjects:
             return "not a JSON object"
         found = {}
         for name, kind in self._kinds.items():
-            member = self._value(value, name)
             try:
-                if self._texts and kind in NUMBERS and isinstance(member, str):
-                    found[name] = self._texts.number(member, kind)
-                    continue
-            except ValueError:
-                pass
-            if not fits(member, kind):
-                return f"{name}: {self._wrong[kind]}"
-            found[name] = as_kind(member, kind)
+                found[name] = json_cell(self._value(value, name), kind, self._texts)
+            except (ValueError, OverflowError):
+                return f"{name}: {WRONG[kind]}{' in quotes' if kind == 'text' else ''}"
         return found
 
     def _written_kind(self, value: Any, kind: str) -> pa.DataType | None:
-        if self._texts and kind in NUMBERS and isinstance(value, str):
+        """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""
+        if kind in NUMBERS and isinstance(value, bool):
+            return pa.bool_()
+        if kind in NUMBERS and isinstance(value, str) and self._texts:
             return pa.string()
-        return _written_as(value, kind)
+        if kind == "texts" and isinstance(value, list) and any(map(is_whole_number, value)):
+            return pa.list_(pa.int64())
+        return None
 
 
 def _outer(name: str) -> set[str]:
@@ -223,76 +211,3 @@ def _is_too_deep(text: str) -> bool:
             if depth > MAX_DEPTH:
                 return True
     return False
-
-
-def has_infinity(table: pa.Table) -> bool:
-    """Returns whether a column of numbers, or of lists of them, has an infinity."""
-    columns = (
-        pc.list_flatten(column) if pa.types.is_list(column.type) else column
-        for column in table.columns
-    )
-    return any(
-        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
-        for column in columns
-    )
-
-
-def as_kind(value: Any, kind: str) -> Any:
-    """Converts a value that fits as Arrow does. A whole number that no float holds exactly stays a whole number."""
-    if isinstance(value, bool):
-        value = int(value)
-    if value is None or kind in ("int", "text"):
-        return value
-    one = str if kind == "texts" else float
-    return (
-        one(value) if kind == "float" else [None if item is None else one(item) for item in value]
-    )
-
-
-def _written_as(value: Any, kind: str) -> pa.DataType | None:
-    """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""
-    if isinstance(value, bool) and kind in ("int", "float"):
-        return pa.bool_()
-    if (
-        kind == "texts"
-        and isinstance(value, list)
-        and any(_is_whole_number(item) for item in value)
-    ):
-        return pa.list_(pa.int64())
-    return None
-
-
-def _is_whole_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def fits(value: Any, kind: str) -> bool:
-    """Returns whether a value from JSON fits a column of that type. None always does."""
-    if value is None:
-        return True
-    if kind in _ELEMENT:
-        return isinstance(value, list) and all(
-            fits(item, _ELEMENT[kind]) or (kind == "texts" and _is_whole_number(item))
-            for item in value
-        )
-    if kind == "text":
-        return isinstance(value, str) and _is_whole(value)
-    if not isinstance(value, (int, float)):
-        return False
-    if kind == "float":
-        try:
-            return not math.isinf(value)
-        except OverflowError:  # a whole number whose nearest float is infinite
-            return False
-    return isinstance(value, int) and -(2**63) <= value < 2**63
-
-
-def _is_whole(text: str) -> bool:
-    """Returns whether a text can be written as UTF-8. Half of a surrogate pair cannot."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from sluice.etl.spec.input_section import Input
+
 Flags = npt.NDArray[np.bool_]
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
@@ -127,26 +129,18 @@ class Delimited:
     In `quoted` lines, a field that begins with a quote ends at the next quote that is not doubled. Text between this
     quote and the delimiter belongs to the field. Any other quote is an ordinary character."""
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        delimiter: str,
-        *,
-        quoted: bool,
-        optional: int = 0,
-        decimal: str = ".",
-    ) -> None:
-        """A line may end before the last `optional` columns. These are then null."""
-        self._least, self._decimal = len(schema) - optional, decimal
-        self._schema = schema
-        self._quoted = quoted
-        self._delimiter = delimiter.encode()
+    def __init__(self, source: Input) -> None:
+        """A line may end before the input's optional columns. These are then null."""
+        self._schema, self._decimal = source.schema, source.decimal
+        self._least = len(self._schema) - len(source.optional)
+        self._quoted = source.format == "csv"
+        self._delimiter = source.delimiter.encode()
         self._options: dict[str, Any] = {
-            "delimiter": delimiter,
-            "quote_char": '"' if quoted else False,
+            "delimiter": source.delimiter,
+            "quote_char": '"' if self._quoted else False,
             "ignore_empty_lines": False,
         }
-        end = rf"\x{ord(delimiter):02x}"
+        end = rf"\x{ord(source.delimiter):02x}"
         field = rf'(?:"(?:[^"]|"")*"|(?:[^"\n{end}][^\n{end}]*)?)'
         self._closed = rf"^{field}(?:{end}{field})*\r*\n$"
         """Lines that Arrow reads as we do: each quoted field ends with its closing quote."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,28 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.apply.cells import WRONG, TextCells, find_false, has_infinity
 from sluice.etl.apply.compiled_lines import CompiledLines
-from sluice.etl.apply.json_lines import JsonObjects, fits, has_infinity
+from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.apply.lines import FIELDS, Delimited, merge_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
-from sluice.etl.apply.number_texts import NumberTexts, find_false
 from sluice.etl.ops.base import as_number, plain
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
-from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
-__all__ = ["ADDED_COLUMNS", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
-
 Batches = Iterator[pa.RecordBatch]
-WRONG = {
-    "int": "not a whole number of 64 bits",
-    "float": "not a number of 64 bits",
-    "text": "not UTF-8 text",
-    "texts": "not a list of texts",
-    "floats": "not a list of numbers of 64 bits",
-}
 LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
@@ -60,18 +50,8 @@ class InputParser:
         self.types = spec.input.read_as
         self._spec, self.label = spec, spec.label
         self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
-        self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
-        self._delimited = Delimited(
-            self.schema,
-            spec.input.delimiter,
-            quoted=spec.input.format == "csv",
-            optional=len(spec.input.optional),
-            decimal=spec.input.decimal,
-        )
-        self._texts = NumberTexts(spec.input)
-        self._objects = JsonObjects(
-            self.schema, self.types, WRONG, self._texts if spec.input.number_texts else None
-        )
+        self._delimited, self._objects = Delimited(spec.input), JsonObjects(spec.input)
+        self._texts = TextCells(spec.input)
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
@@ -91,20 +71,36 @@ class InputParser:
             lines = self._encode_as_utf8(batch["line"])
             parsed = self._parse_lines(lines)
         elif "_broken" in names:
-            parsed = self._parse_cells_of_bytes(batch)
+            # The reader has cut rows into cells. If a row has too few or too many, `_broken` is not null.
+            complete = pc.is_null(batch["_broken"])
+            cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(complete)
+            rejected = [(row, FIELDS) for row in find_false(complete)]
+            parsed = self._parse_cells(cells, rejected, batch.num_rows)
         else:
             parsed = self._reject_marked(batch)
         # A text is no longer than its line.
         longest = pc.max(pc.binary_length(lines)).as_py() if "line" in names else None
         if longest is None or longest > MOST_TEXT_BYTES:
-            parsed = _reject_long_texts(parsed)
-        parsed = self._reject_bad_labels(self._parse_times(parsed))
-        parsed = self._reject_without_split(parsed)
+            for name in parsed.columns:
+                long = rows_of_long_texts(parsed.columns[name])
+                parsed = _reject(parsed, long, f"{name}: {LONG_TEXT}")
+        for name in self._spec.input.times:
+            texts = plain(parsed.columns[name])
+            # After joins and histories, the times are numbers already.
+            if pa.types.is_string(texts.type):
+                parsed.columns[name], bad = self._texts.column(name, texts)
+                parsed = _reject(parsed, bad, f"{name}: {NO_TIME}")
+        parsed = self._reject_without_split(self._reject_bad_labels(parsed))
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(
                 np.delete(places, [row for row, _ in parsed.rejected])
             )
-        return self._reject_bad_numbers(parsed)
+        # The numbers of other columns are checked when they are computed.
+        for column in self._numbers:
+            if parsed.rows and all(name in parsed.columns for name in column.sources):
+                unfit = np.flatnonzero(early_unfit(column, parsed.columns))
+                parsed = _reject(parsed, unfit, reason(column))
+        return parsed
 
     def _encode_as_utf8(self, lines: pa.Array) -> pa.Array:
         """Returns the lines in UTF-8. Bytes that are invalid in the input's encoding become invalid UTF-8."""
@@ -152,14 +148,6 @@ class InputParser:
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
         return {name: join_chunks(table[name]) for name in self.types}
 
-    def _parse_cells_of_bytes(self, batch: pa.RecordBatch) -> Parsed:
-        """Parses rows that the reader has cut into cells. If a row has too few or too many cells, its `_broken` is not
-        null."""
-        complete = pc.is_null(batch["_broken"])
-        rejected = [(row, FIELDS) for row in find_false(complete)]
-        cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(complete)
-        return self._parse_cells(cells, rejected, batch.num_rows)
-
     def _parse_cells(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
         """Parses the cells of a batch of `count` rows; `table` lacks the rejected ones. Finds each cell that cannot be
         converted."""
@@ -181,7 +169,7 @@ class InputParser:
         try:
             table = self._objects.read(lines.filter(pa.array(~irregular)))
         except pa.ArrowInvalid:
-            table, irregular = self.schema.empty_table(), np.ones(len(lines), bool)
+            table, irregular = self._spec.input.schema.empty_table(), np.ones(len(lines), bool)
         if not irregular.any():
             return Parsed(self._columns(table), table.num_rows, [])
         rejected: list[tuple[int, str]] = []
@@ -192,7 +180,7 @@ class InputParser:
                 rejected.append((number, found))
             else:
                 rows[number] = found
-        more = pa.Table.from_pylist(list(rows.values()), self.schema)
+        more = pa.Table.from_pylist(list(rows.values()), self._spec.input.schema)
         table = merge_rows(table, np.flatnonzero(~irregular), more, list(rows))
         return Parsed(self._columns(table), table.num_rows, rejected)
 
@@ -209,7 +197,7 @@ class InputParser:
             name = marks[row].as_py()
             return f"{name}: {WRONG[self.types[name]]}"
 
-        return _reject(parsed, pc.is_null(marks), describe)
+        return _reject(parsed, find_false(pc.is_null(marks)), describe)
 
     def _reject_bad_labels(self, parsed: Parsed) -> Parsed:
         label = self._spec.labels(parsed.columns)
@@ -218,19 +206,9 @@ class InputParser:
         good = pc.or_(good, missing) if self._spec.table.unlabelled else good
         return _reject(
             parsed,
-            good,
+            find_false(good),
             lambda row: f"{self.label}: {'missing' if missing[row].as_py() else 'neither 0 nor 1'}",
         )
-
-    def _reject_bad_numbers(self, parsed: Parsed) -> Parsed:
-        """Rejects the rows with a number that could not be published. It checks the columns that neither learn nor
-        depend on other rows. The other columns are checked when they are computed."""
-        for column in self._numbers:
-            if parsed.rows and all(name in parsed.columns for name in column.sources):
-                bad = early_unfit(column, parsed.columns)
-                if len(bad):
-                    parsed = _reject(parsed, pa.array(~bad), reason(column))
-        return parsed
 
     def _reject_without_split(self, parsed: Parsed) -> Parsed:
         """Rejects the rows without a time if splits are cut by time. Rows without a label have a split of their own."""
@@ -240,45 +218,27 @@ class InputParser:
         good = pc.invert(pc.is_null(as_number(parsed.columns[name]), nan_is_null=True))
         if self._spec.table.unlabelled:
             good = pc.or_(good, pc.is_null(self._spec.labels(parsed.columns)))
-        return _reject(parsed, good, f"{name}: {NO_SPLIT}")
-
-    def _parse_times(self, parsed: Parsed) -> Parsed:
-        """Converts times that are texts to numbers. Rejects the rows with a text that is not a time."""
-        for name, op in self._spec.input.times.items():
-            texts = plain(parsed.columns[name])
-            # After joins and histories, the times are numbers already.
-            if pa.types.is_string(texts.type):
-                texts = self._texts.drop_missing(texts)
-                found = op.apply(texts, None)
-                parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
-                good = pc.or_(pc.is_null(texts), pc.is_valid(found))
-                parsed = _reject(parsed, good, f"{name}: {NO_TIME}")
-        return parsed
+        return _reject(parsed, find_false(good), f"{name}: {NO_SPLIT}")
 
 
-def _reject_long_texts(parsed: Parsed) -> Parsed:
-    for name in parsed.columns:
-        rows = rows_of_long_texts(parsed.columns[name])
-        if len(rows):
-            good = np.ones(parsed.rows, bool)
-            good[rows] = False
-            parsed = _reject(parsed, pa.array(good), f"{name}: {LONG_TEXT}")
-    return parsed
-
-
-def _reject(parsed: Parsed, good: pa.Array, reason: str | Callable[[int], str]) -> Parsed:
-    """Returns the batch without the rows that are not `good`, which are now rejected, too."""
-    if pc.all(good).as_py() is not False:
+def _reject(
+    parsed: Parsed,
+    bad: Sequence[int] | npt.NDArray[np.int64],
+    reason: str | Callable[[int], str],
+) -> Parsed:
+    """Returns the batch without the `bad` rows, which are now rejected, too."""
+    if not len(bad):
         return parsed
     numbers = np.setdiff1d(
         np.arange(parsed.rows + len(parsed.rejected)), [number for number, _ in parsed.rejected]
     )
     rejected = [
-        (int(numbers[row]), reason if isinstance(reason, str) else reason(row))
-        for row in find_false(good)
+        (int(numbers[row]), reason if isinstance(reason, str) else reason(int(row))) for row in bad
     ]
+    good = np.ones(parsed.rows, bool)
+    good[bad] = False
     return Parsed(
-        {name: values.filter(good) for name, values in parsed.columns.items()},
+        {name: values.filter(pa.array(good)) for name, values in parsed.columns.items()},
         parsed.rows - len(rejected),
         parsed.rejected + rejected,
     )

@@ -20,7 +20,7 @@ from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lines import are_headers, strip_end
 from sluice.etl.apply.parse import ADDED_COLUMNS, InputParser, Parsed
-from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
+from sluice.etl.spec.row_split import fold_keys, split_of
 from sluice.etl.spec.spec import Spec
 
 Places = npt.NDArray[np.float64]
@@ -102,10 +102,10 @@ class RejectFinder:
             self._spec, replace(parsed, columns={**parsed.columns, _NUMBER: pa.array(numbers)})
         )
         kept = columns.pop(_NUMBER).to_numpy()
-        keys = row_keys(columns, self._spec) if keys is None else keys
         found: dict[int, str] = {}
         split, folds = split_of(columns, keys, self._spec), fold_keys(columns, keys, self._spec)
-        flags = self._features.rejected_after_learning(columns, keys, split, folds)
+        extras = self._features.extras(columns, keys, split, folds)
+        flags = self._features.rejected_after_learning(columns, extras)
         for reason, bad in flags.items():
             for number in kept[bad].tolist():
                 found.setdefault(number, reason)

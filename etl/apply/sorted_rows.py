@@ -15,7 +15,7 @@ _PART_BYTES = 4 << 20
 
 
 class SortedRows:
-    """Collects rows with the columns of `RowPlacement.order`, and yields them in that order.
+    """Collects rows with the columns of `RowPlacement.finish`, and yields them in that order.
 
     Rows stay in memory up to a budget. Beyond it they wait on the disk in sorted runs, which are merged at the end.
     """
@@ -107,7 +107,7 @@ class SortedRows:
 
 
 def sort_order(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Returns the numbers of the rows in the order of their file: see `RowPlacement.order`."""
+    """Returns the numbers of the rows in the order of their file: see `RowPlacement.finish`."""
     names = ("_row", "_key", "_then", "_first")
     by = [rows[name].to_numpy() for name in names if name in rows.column_names]
     return np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pyarrow as pa
+
 from sluice.etl.jobs.engine import MAPPED
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import MAX_VALUES
@@ -16,10 +18,11 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
-    known = {}
-    if job.before and not learning:
-        stored = job.before.stored
-        known = {key: MAPPED if key in stored else "broadcast" for key in job.before.tables}
+    key = [column.name for column in spec.rule.columns]
+    # No row's split depends on these.
+    free = [name for name in spec.input.columns if name not in key]
+    kept = job.before.tables if job.before and not learning else {}
+    known = {key: "broadcast" if isinstance(kept[key], pa.Table) else MAPPED for key in kept}
     about: dict[str, Any] = {
         "engine": engine,
         "mode": job.mode,
@@ -35,7 +38,7 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         "joins": [
             f"{join.path}: {'as of a time' if join.time else 'by size'}" for join in spec.rows.joins
         ],
-        "key": [column.name for column in spec.rule.columns],
+        "key": key,
         "file_rows": spec.table.file_rows,
         "row_group_rows": spec.table.row_group_rows,
     }
@@ -47,23 +50,20 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
             else f"version {job.base.next} on version {job.base.version}"
         ),
         f"input: {', '.join(job.inputs)} as {spec.input.format}, {len(spec.input.columns)} columns",
-        _known_by(spec),
+        f"rows are known by {spec.rule.text}" + (f"; {', '.join(free)} move none" if free else ""),
         "",
     ]
     lines += [*_rows(spec), "columns:", *[_of_column(c) for c in spec.columns], ""]
-    lines += [
+    lines.append(
         f"passes over the input: {passes} to {'learn' if learning else 'count'} and 1 to write"
-    ]
+    )
     if learning:
         lines += [
             f"  level {level + 1}: {', '.join(x.key for x in spec.fitted if x.level == level)}"
             for level in range(spec.levels)
         ]
-        lines += (
-            [f"  all is learned from the rows of split {spec.table.training!r} alone"]
-            if spec.fitted
-            else []
-        )
+        if spec.fitted:
+            lines.append(f"  all is learned from the rows of split {spec.table.training!r} alone")
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
     lines += _ways(spec, known, job.collected_values) if engine == "spark" else []
@@ -72,15 +72,6 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
         f"{', '.join(spec.table.split)}; rows lie {_order(spec)}"
     )
     return lines, about
-
-
-def _known_by(spec: Spec) -> str:
-    """Says what a row's split depends on, and what it does not."""
-    names = {column.name for column in spec.rule.columns}
-    free = [name for name in spec.input.columns if name not in names]
-    return f"rows are known by {spec.rule.text}" + (
-        f"; {', '.join(free)} move none" if free else ""
-    )
 
 
 def _ways(spec: Spec, known: dict[str, str], most: int) -> list[str]:

@@ -33,11 +33,6 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
     ), counted
 
 
-def count(engine: Engine) -> RowCounts:
-    """Counts good rows and rejects, without fitting."""
-    return engine.sums(None, FittedState(), {}).counted
-
-
 def too_many_values(names: str, max_values: int) -> InputError:
     return InputError(
         f"{names}: its columns have more than {max_values:,} values to keep in all; give the "

@@ -16,7 +16,7 @@ from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.fitting import count, fit
+from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.job import Job
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
@@ -64,16 +64,6 @@ class Result:
     """The version of each Delta or Iceberg table that was read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Version:
-    """A version that is written and checked, but not published."""
-
-    record: JobRecord
-    fields: tuple[Field, ...]
-    counted: RowCounts
-    ways: Mapping[str, str]
-
-
 def run_job(job: Job, engine: Engine) -> Result:
     """Makes the version. Readers see nothing of it before the last step, and all of it afterwards."""
     try:
@@ -98,14 +88,13 @@ class _JobRun:
         self.engine.check()
         self._warn_of_spec()
         try:
-            made = self._make()
+            record, fields, counted, ways = self._make()
         except BaseException as error:
             self._clean(error)
             raise
-        record = made.record
         try:
             # Only the log knows whether the commit landed.
-            version = publish(self.store, job.base, record, made.fields)
+            version = publish(self.store, job.base, record, fields)
         except CommitConflict:
             self._remove_files()
             raise
@@ -115,26 +104,31 @@ class _JobRun:
             for name in filter(re.compile(JOB).fullmatch, jobs):
                 self.store.remove(f"{_REJECTS}/{name}")
         return Result(
-            rows_in=made.counted.parsed + sum(made.counted.rejected.values()),
+            rows_in=counted.parsed + sum(counted.rejected.values()),
             rows_out=record.rows,
-            rejected=made.counted.rejected,
+            rejected=counted.rejected,
             version=version,
-            fingerprint=Fingerprint.of(made.fields),
+            fingerprint=Fingerprint.of(fields),
             files=len(record.files),
             splits=_rows_by_split(record.files),
-            ways=made.ways,
+            ways=ways,
             engine=self.engine.name,
             inputs=self.job.input_versions,
         )
 
-    def _make(self) -> _Version:
-        """Makes the version's files and its record."""
+    def _make(
+        self,
+    ) -> tuple[JobRecord, tuple[Field, ...], RowCounts, Mapping[str, str]]:
+        """Makes the version's files. Returns its record and columns, the counts, and how rows were joined."""
         job, progress = self.job, self.progress
         with progress.stage("fitting" if job.learns else "counting rows"):
             if job.learns:
                 state, counted = fit(self.engine, job.before)
             else:
-                state, counted = job.before or FittedState(), count(self.engine)
+                state, counted = (
+                    job.before or FittedState(),
+                    self.engine.sums(None, FittedState(), {}).counted,
+                )
         self._check_input(counted)
         self.is_input_accepted = True
         ways = self.engine.ways(state)
@@ -157,7 +151,7 @@ class _JobRun:
             self._check_drift(record)
             self._warn_of_shifts(record)
         fields = self.spec.fields(record.cardinalities, profile.bags)
-        return _Version(record=record, fields=fields, counted=counted, ways=ways)
+        return record, fields, counted, ways
 
     def _warn_of_spec(self) -> None:
         before = self.job.before

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from sluice.common.errors import InputError
+from sluice.etl.apply.cells import stored_cells
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
@@ -45,7 +45,7 @@ class RowGroups:
             rows = max(1024, min(_PIECE_ROWS, _BATCH_BYTES // max(1, width)))
             try:
                 for batch in reader.iter_batches(rows, self.groups, there):
-                    yield self._typed(flattened(batch))
+                    yield stored_cells(flattened(batch), self.source)
             except (pa.ArrowException, OSError) as error:
                 if getattr(error, "errno", None):  # a fault of the machine
                     raise
@@ -54,18 +54,6 @@ class RowGroups:
                     f"({error}): the file is damaged, or in a form that this Arrow does not know; "
                     "nothing was published; write the file again"
                 ) from error
-
-    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns, bad = [], np.full(batch.num_rows, "", object)
-        for name, kind in self.source.read_as.items():
-            known = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
-            values, lost = converted(known, kind)
-            columns.append(values)
-            if lost is not None:
-                bad[lost & (bad == "")] = name
-        return pa.record_batch(
-            [*columns, pa.array(bad, pa.string(), mask=bad == "")], [*self.source.columns, "_bad"]
-        )
 
 
 def row_groups_of(files: Mapping[InputFile, FileColumns], source: Input) -> Iterator[RowGroups]:

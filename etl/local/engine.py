@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
-from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
+from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected, split_keys, with_key_column
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.file_writer import FileWriter
@@ -45,7 +45,7 @@ from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.read.input_paths import store_of
 from sluice.etl.read.pieces import Piece
-from sluice.etl.spec.row_split import Keys, row_keys
+from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
@@ -144,8 +144,7 @@ class LocalEngine(Engine):
         if place in self._complete:
             for rows in self._parsed.get(place):
                 self._threads.check_wanted()
-                *values, keys = rows.columns
-                yield dict(zip(rows.schema.names, values, strict=False)), keys.to_numpy()
+                yield split_keys(rows)
             if last:
                 self._parsed.drop(place)
             return
@@ -156,11 +155,9 @@ class LocalEngine(Engine):
             number += batch.num_rows
             parsed = parser.parse(batch, self._places(place, number, batch.num_rows))
             columns, keys = selected(self.spec, parsed)
-            keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-                has_room = has_room and self._parsed.put([(place, rows)])
+                has_room = has_room and self._parsed.put([(place, with_key_column(columns, keys))])
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys
@@ -259,22 +256,17 @@ class LocalEngine(Engine):
         )
         seen, widest = Gathered(), [1]
         lock = threading.Lock()
-        made_here = [column.name for column in spec.columns]
-        names = [*made_here, *RowPlacement.order(placement)]
 
         def place(piece: Piece | RowGroups) -> int:
             placing, count = RowPlacement(placement, look, features, state), 0
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
-                    every = placing.of(columns, keys)
-                    made = features.apply(every.columns, every.keys, every.split, every.folds)
-                    rows, made = placing.fit(every, made, made_here)
-                    if len(rows.keys) < len(every.keys):
+                    batch, files, every = placing.finish(columns, keys)
+                    if batch.num_rows < every:
                         self._bad.add((piece.file.name, piece.number))
-                    batch = pa.record_batch([*made, *rows.order], names)
                     widest[0] = max(widest[0], batch.nbytes // max(1, batch.num_rows))
-                    self._finished.put(split_by_number(batch, rows.files, placement.total))
-                    count += len(every.keys)
+                    self._finished.put(split_by_number(batch, files, placement.total))
+                    count += every
             with lock:
                 gather(seen, placing.seen)
             return count

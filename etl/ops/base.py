@@ -40,9 +40,8 @@ NO_NUMBER = -(2**63)
 MAX_VALUES = 20_000_000
 """The number of values that all fitted states of a job may hold together. A driver of a few GiB can collect them."""
 
-_BETWEEN = "\x1f"
-_ESCAPED = {"\x1b": "\x1b0", _BETWEEN: "\x1b1"}
-"""The escapes for these characters in a part of a key. Without them two keys could become equal."""
+BETWEEN = "\x1f"
+"""The character between the parts of a key. No keyboard types it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +163,14 @@ def key_texts(columns: Sequence[pa.Array]) -> pa.Array:
     ]
     if len(texts) == 1:
         return texts[0]
-    for character, code in _ESCAPED.items():
-        texts = [pc.replace_substring(part, character, code) for part in texts]
-    return pc.binary_join_element_wise(*texts, _BETWEEN)
+    return pc.binary_join_element_wise(*(escaped(part) for part in texts), BETWEEN)
+
+
+def escaped(texts: pa.Array, *marks: str) -> pa.Array:
+    """Returns texts in which `BETWEEN` and other marks are escaped, so that no two keys become equal."""
+    for number, character in enumerate(("\x1b", BETWEEN, *marks)):
+        texts = pc.replace_substring(texts, character, f"\x1b{number}")
+    return texts
 
 
 def as_number(column: pa.Array) -> pa.Array:

@@ -26,11 +26,8 @@ class Lookup:
 
     @classmethod
     def of(cls, values: pa.Array) -> Lookup:
-        return cls.of_hashes(hash_texts(values))
-
-    @classmethod
-    def of_hashes(cls, hashes: npt.NDArray[np.uint64]) -> Lookup:
-        """Returns the table of a vocabulary whose values have these hashes."""
+        """Returns the table of a vocabulary."""
+        hashes = hash_texts(values)
         if len(np.unique(hashes)) < len(hashes):
             raise ValueError(
                 "two values of one vocabulary have the same 64-bit hash; leave one out"

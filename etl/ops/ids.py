@@ -5,6 +5,7 @@ Ids: 0 padding, 1 null, then the buckets for values outside the vocabulary, then
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,11 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spread(Operator):
-    """An operator that spreads values over `size` ids by our hash."""
+class _Sized(Operator):
+    """An operator that gives `size` ids."""
 
     gives = "id"
     size: int
-    salt: int = 0
 
     def __post_init__(self) -> None:
         within(self, size=(1, MAX_ID - FIRST))
@@ -50,41 +50,38 @@ class _Spread(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hash(_Spread):
+class Hash(_Sized):
     """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
 
     name = "hash"
     takes = ("text",)
+    salt: int = 0
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return ids_of(spread(hash_texts(column, self.salt), self.size), column)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cross(_Spread):
+class Cross(_Sized):
     """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
     name = "cross"
     takes = ("row",)
+    salt: int = 0
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return pa.array(spread(hash_rows(column.flatten(), self.salt), self.size))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Modulus(Operator):
+class Modulus(_Sized):
     """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. A value that is not a
     whole number of 64 bits has id 1, as null has."""
 
     name = "modulus"
     takes = ("text",)
-    gives = "id"
     online_too = True
     left_as = "int64"
-    size: int
-
-    def __post_init__(self) -> None:
-        within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         numbers = (
@@ -105,9 +102,7 @@ class Modulus(Operator):
                 pa.uint64()
             )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
-            return pa.array(
-                [self._fit_int64(_parse_whole(text)) for text in column.to_pylist()], pa.int64()
-            )
+            return pa.array(map(self._stored_number, column.to_pylist()), pa.int64())
         low = signed.fill_null(0).to_numpy(zero_copy_only=False)
         high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
         numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
@@ -115,22 +110,13 @@ class Modulus(Operator):
         numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
         return pa.array(numbers)
 
-    def _fit_int64(self, number: int | None) -> int:
-        if number is None:
+    def _stored_number(self, text: str | None) -> int:
+        if not text or not re.fullmatch("-?[0-9]{1,20}", text):
             return NO_NUMBER
-        return number if NO_NUMBER < number <= _MOST else number % self.size
-
-    def cardinality(self, _state: pa.Table | None) -> int:
-        return FIRST + self.size
-
-
-def _parse_whole(text: str | None) -> int | None:
-    sign = text[:1] == "-" if text else False
-    digits = (text or "")[sign:]
-    if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
-        return None
-    number = -int(digits) if sign else int(digits)
-    return number if -(2**63) <= number < 2**64 else None
+        number = int(text)
+        if NO_NUMBER < number <= _MOST:
+            return number
+        return number % self.size if NO_NUMBER <= number < 2**64 else NO_NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)

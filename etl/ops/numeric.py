@@ -117,46 +117,45 @@ class Scale(NumberMap):
         return (values - self.minus) / self.by
 
 
-def _check_argument(op: Log | BoxCox) -> None:
-    """Refuses a shift or a floor with which there would be no logarithm."""
-    if not math.isfinite(op.shift):
-        raise OperatorError(f"shift = {op.shift}: must be a finite number")
-    if not 0 < op.floor < math.inf:
-        raise OperatorError(f"floor = {op.floor}: must be above 0")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Log(NumberMap):
-    """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
+class _Logarithm(NumberMap):
+    """Takes the logarithm of x + `shift`, but at least `floor`."""
 
-    name = "log"
     keeps_order = True
     online_too = True
-    shift: float = 1.0
+    shift: float
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
-        _check_argument(self)
+        if not math.isfinite(self.shift):
+            raise OperatorError(f"shift = {self.shift}: must be a finite number")
+        if not 0 < self.floor < math.inf:
+            raise OperatorError(f"floor = {self.floor}: must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(_Logarithm):
+    """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
+
+    name = "log"
+    shift: float = 1.0
 
     def map(self, values: Numbers) -> Numbers:
         return np.log(np.maximum(values + self.shift, self.floor))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxCox(NumberMap):
+class BoxCox(_Logarithm):
     """(x^`power` - 1) / `power`, where x is the value + `shift`, but at least `floor`; the logarithm of x if `power` is
     0. Nulls stay."""
 
     name = "boxcox"
-    keeps_order = True
-    online_too = True
-    power: float
     shift: float = 0.0
-    floor: float = 1e-6
+    power: float
 
     def __post_init__(self) -> None:
         within(self, power=(-5, 5))
-        _check_argument(self)
+        super().__post_init__()
 
     def map(self, values: Numbers) -> Numbers:
         logs = np.log(np.maximum(values + self.shift, self.floor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +31,20 @@ def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Ar
     return _named(names, counts)
 
 
-def _sum_of(kept: pa.Table, power: int) -> Any:
-    found = zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True)
-    return total(
-        (int(name.split(":")[1]), count) for name, count in found if name.startswith(f"{power}:")
-    )
-
-
-def _rows(kept: pa.Table) -> int:
+def _sums(kept: pa.Table, *powers: int) -> list[Any]:
+    """Returns the number of values, or 1 if there are none, and the sum of each power."""
     found = dict(zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True))
-    return int(found.get("n", 0))
+    return [
+        max(1, found.get("n", 0)),
+        *(
+            total(
+                (int(name.split(":")[1]), count)
+                for name, count in found.items()
+                if name.startswith(f"{power}:")
+            )
+            for power in powers
+        ),
+    ]
 
 
 class _Distribution(Fitted):
@@ -72,7 +77,8 @@ class FillMean(_Fill):
         return _moments(column, (1,))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        return pa.table({"mean": [float(_sum_of(counted, 1) / max(1, _rows(counted)))]})
+        rows, first = _sums(counted, 1)
+        return pa.table({"mean": [float(first / rows)]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,28 +91,33 @@ class FillMedian(_Fill, _Distribution):
         return pa.table({"median": quantiles(counted, [0.5])})
 
 
+class _Scaled(Fitted):
+    """Scales numbers by two that are learned."""
+
+    online_too = True
+
+    def prepare(self, state: pa.Table) -> list[float]:
+        return [float(column[0].as_py()) for column in state.columns]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Standardise(Fitted):
+class Standardise(_Scaled):
     """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
     name = "standardise"
-    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1, 2))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        rows = max(1, _rows(counted))
-        mean = _sum_of(counted, 1) / rows
-        variance = _sum_of(counted, 2) / rows - mean**2
+        rows, first, second = _sums(counted, 1, 2)
+        mean = first / rows
+        variance = second / rows - mean**2
         return pa.table(
             {"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]}
         )
 
-    def prepare(self, state: pa.Table) -> tuple[float, float]:
-        return float(state["mean"][0].as_py()), float(state["spread"][0].as_py())
-
-    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
         values, nulls = values_of(column)
         mean, spread = state
         with np.errstate(over="ignore"):
@@ -114,29 +125,21 @@ class Standardise(Fitted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinMax(Fitted):
+class MinMax(_Scaled):
     """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
 
     name = "min_max"
-    online_too = True
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         values = finite_of(column)
-        if not len(values):
-            return _named([], [])
-        return _named(
-            [repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
-            [1] * len({values.min() + 0.0, values.max() + 0.0}),
-        )
+        ends = {values.min() + 0.0, values.max() + 0.0} if len(values) else ()
+        return _named([repr(float(end)) for end in ends], [1] * len(ends))
 
     def learn(self, counted: pa.Table) -> pa.Table:
         ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
         return pa.table({"least": [min(ends)], "largest": [max(ends)]})
 
-    def prepare(self, state: pa.Table) -> tuple[float, float]:
-        return float(state["least"][0].as_py()), float(state["largest"][0].as_py())
-
-    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
         values, nulls = values_of(column)
         low, high = state
         return pa.array(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import Fitted, as_number, as_text, value_counts, values_of, within
-from sluice.etl.ops.exact_sums import parts, quotient, root, total
+from sluice.etl.ops.exact_sums import parts, quotient, root
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix
 from sluice.etl.ops.past_values import (
@@ -102,25 +102,17 @@ class Count(_Encoded):
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         if self.past:
-            return self._before(column, *state)
+            timeline, counts, totals = state
+            value, time = column.flatten()
+            rank = timeline.rank(*moments_of(time, self.past_step))
+            found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
+            return pa.array(
+                found / np.maximum(totals[rank], 1) if self.share else found,
+                mask=pc.is_null(value).to_numpy(zero_copy_only=False),
+            )
         lookup, counts = state
         nulls = pc.is_null(column).to_numpy(zero_copy_only=False)
         return pa.array(counts[lookup.places(hash_texts(column))], mask=nulls)
-
-    def _before(
-        self,
-        column: pa.Array,
-        timeline: Timeline,
-        counts: npt.NDArray[np.int64],
-        totals: npt.NDArray[np.int64],
-    ) -> pa.Array:
-        value, time = column.flatten()
-        rank = timeline.rank(*moments_of(time, self.past_step))
-        found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
-        return pa.array(
-            found / np.maximum(totals[rank], 1) if self.share else found,
-            mask=pc.is_null(value).to_numpy(zero_copy_only=False),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,30 +159,23 @@ class Target(_Encoded):
         return value_counts(pc.binary_join_element_wise(cells, _keys(value), ""))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        names = _one(counted["value"])
+        names, counts = _one(counted["value"]), counted["count"].to_numpy()
         if self.past:
-            values, at = split_moments(pc.utf8_slice_codeunits(names, 1))
-            counts = counted["count"].to_numpy()
+            by = "at"
+            values, places = split_moments(pc.utf8_slice_codeunits(names, 1))
             clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
-            both = pa.table(
-                {"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)}
-            )
-            both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
-            return add_running_sums(
-                both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks")
-            )
-        cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
-        counts = counted["count"].to_numpy()
+        else:
+            by = "fold"
+            values = pc.utf8_slice_codeunits(names, 3)
+            cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32())
+            places, clicked = np.divmod(cell.to_numpy(zero_copy_only=False), 2)
         table = pa.table(
-            {
-                "value": pc.utf8_slice_codeunits(names, 3),
-                "fold": pa.array(cell // 2),
-                "count": counts,
-                "clicks": np.where(cell % 2 == 1, counts, 0),
-            }
+            {"value": values, by: places, "count": counts, "clicks": np.where(clicked, counts, 0)}
         )
-        grouped = table.group_by(["value", "fold"]).aggregate([("count", "sum"), ("clicks", "sum")])
-        renamed = grouped.rename_columns(["value", "fold", "count", "clicks"])
+        grouped = table.group_by(["value", by]).aggregate([("count", "sum"), ("clicks", "sum")])
+        renamed = grouped.rename_columns(["value", by, "count", "clicks"])
+        if self.past:
+            return add_running_sums(renamed, ("count", "clicks"))
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
@@ -297,41 +282,15 @@ class Group(_Encoded):
         return ordered.set_column(2, "end", pa.array(np.concatenate(whole), pa.float64()))
 
     def _moments(self, kept: pa.Table) -> pa.Table:
+        """Returns the statistics of each key or, with `past`, of each key and moment, over the rows up to that moment.
+        The sums are exact."""
         sums: dict[str, dict[str, list[tuple[int, int]]]] = {}
         for name, count in zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True):
             head, _, key = name.partition(":")
             power, _, scale = head.partition(",")
             sums.setdefault(key, {}).setdefault(power, []).append((int(scale or 0), count))
-        if self.past:
-            return self._running_moments(sums)
-        table: dict[str, list[Any]] = {"value": [], "count": [], "sum": [], "std": []}
-        for key in sorted(sums):
-            rows = sums[key]["n"][0][1]
-            first, second = (total(sums[key].get(power, ())) for power in "12")
-            variance = second / rows - (first / rows) ** 2
-            for name, value in (
-                ("value", key),
-                ("count", rows),
-                ("sum", quotient(*first.as_integer_ratio())),
-                ("std", root(*variance.as_integer_ratio())),
-            ):
-                table[name].append(value)
-        return pa.table(
-            table,
-            schema=pa.schema(
-                [
-                    ("value", pa.string()),
-                    ("count", pa.int64()),
-                    ("sum", pa.float64()),
-                    ("std", pa.float64()),
-                ]
-            ),
-        )
-
-    def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
-        """Returns the statistics of `_moments` for each key and moment, over the rows up to that moment. The sums are
-        exact."""
-        names, times = split_moments(pa.array(sums, pa.string()))
+        stamps = pa.array(list(sums), pa.string())
+        names, times = split_moments(stamps) if self.past else (stamps, pa.nulls(len(stamps)))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
         scales = (
             scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ())
@@ -351,14 +310,11 @@ class Group(_Encoded):
                 for known, power in ((first, "1"), (second, "2"))
             )
             deviation = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
-            for name, value in (
-                ("value", key),
-                ("at", at),
-                ("count", rows),
-                ("sum", quotient(first, 1 << finest)),
-                ("std", deviation),
-            ):
-                table[name].append(value)
+            row = (key, at, rows, quotient(first, 1 << finest), deviation)
+            for values, value in zip(table.values(), row, strict=True):
+                values.append(value)
+        if not self.past:
+            del table["at"]
         kinds = {"value": pa.string(), "count": pa.int64()}
         return pa.table(
             table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table])

@@ -11,17 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Operator, as_text, check_different, within
+from sluice.etl.ops.base import BETWEEN, Operator, as_text, check_different, escaped, within
 from sluice.etl.ops.lists import flat, relisted
 
-_BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
-# The marks are escaped, so that no text is taken for one of them.
-_ESCAPED = {
-    "\x1b": "\x1b0",
-    _BETWEEN: "\x1b1",
-    _NO_VALUE: "\x1b2",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +87,7 @@ class Concat(Operator):
     gives = "text"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        return pc.binary_join_element_wise(*map(_part, column.flatten()), _BETWEEN)
+        return pc.binary_join_element_wise(*map(_part, column.flatten()), BETWEEN)
 
 
 def _part(column: pa.Array) -> pa.Array:
@@ -103,8 +96,7 @@ def _part(column: pa.Array) -> pa.Array:
         pa.types.is_string(column.type)
         and pc.any(pc.match_substring_regex(texts, r"[\x00\x1b\x1f]")).as_py()
     ):
-        for character, code in _ESCAPED.items():
-            texts = pc.replace_substring(texts, character, code)
+        texts = escaped(texts, _NO_VALUE)
     return pc.fill_null(texts, _NO_VALUE)
 
 
@@ -146,7 +138,7 @@ class Ngram(Operator):
         values = _part(values)
         many = max(0, len(values) - self.size + 1)
         grams = pc.binary_join_element_wise(
-            *[values.slice(i, many) for i in range(self.size)], _BETWEEN
+            *[values.slice(i, many) for i in range(self.size)], BETWEEN
         )
         # Among the windows over the elements of all rows, those that are within one row stay.
         ends = np.repeat(np.cumsum(lengths), lengths)[:many]

@@ -41,7 +41,7 @@ class ParseTime(Operator):
                 raise OperatorError(
                     f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last"
                 )
-        _known(self.zone)
+        _check(self.zone)
 
     @property
     def _formats(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class _LocalPart(Operator):
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        _known(self.zone)
+        _check(self.zone)
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         if pa.types.is_struct(column.type):
@@ -159,13 +159,17 @@ class Weekday(_LocalPart):
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.day_of_week)
 
 
-def _known(zone: str) -> None:
+def _is_known(zone: str) -> bool:
     try:
         zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise OperatorError(
-            f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin"
-        ) from None
+        return False
+    return True
+
+
+def _check(zone: str) -> None:
+    if not _is_known(zone):
+        raise OperatorError(f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin")
 
 
 _LATEST = 253_402_300_799.0  # the last second of the year 9999
@@ -186,11 +190,8 @@ def _row_by_zone(column: pa.Array, take: Any) -> pa.Array:
     missing = pc.is_null(seconds).to_numpy(zero_copy_only=False).copy()
     for zone in pc.unique(zones).to_pylist():
         there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
-        try:
-            zoneinfo.ZoneInfo(zone)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            got = pa.nulls(len(there), pa.int64())
-        else:
+        got = pa.nulls(len(there), pa.int64())
+        if _is_known(zone):
             got = take(_local(seconds.take(pa.array(there)), zone))
         missing[there] |= pc.is_null(got).to_numpy(zero_copy_only=False)
         result[there] = pc.fill_null(got, 0).to_numpy(zero_copy_only=False)

@@ -9,7 +9,7 @@ from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.number_texts import INFINITY
+from sluice.etl.apply.cells import INFINITY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
+
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.rejected import Reject
@@ -19,7 +21,7 @@ from sluice.etl.spark.errors import find_cause
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import check_side_table, select_side_columns, unit_of_time
-from sluice.etl.spark.large import Large, extend_state
+from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions, frame_bytes
@@ -42,23 +44,18 @@ class SparkEngine(Engine):
     def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
         super().__init__(job, progress)
         self._spark = spark
-        self._raw = RawInput(
-            spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier()
-        )
-        self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
-        progress.follow(passes_of(spark))
-
-    def _earlier(self) -> dict[str, str]:
-        """Returns for each history the files from which it continues, if this job appends to a table with histories."""
-        job = self.job
-        if job.mode != "append" or job.parent is None or not job.parent.tails:
-            return {}
-        folders = {h.name: folder_of_tails(job.parent.job, h.name) for h in job.spec.rows.histories}
-        return {
+        folders = {}
+        if job.mode == "append" and job.parent is not None and job.parent.tails:
+            names = [history.name for history in job.spec.rows.histories]
+            folders = {name: folder_of_tails(job.parent.job, name) for name in names}
+        earlier = {
             name: job.store.spark_url(folder)
             for name, folder in folders.items()
             if job.store.files(folder)
         }
+        self._raw = RawInput(spark, job.spec, job.inputs, 0 if job.learns else None, earlier)
+        self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
+        progress.follow(passes_of(spark))
 
     def check(self) -> None:
         if self.job.rejects is not None:
@@ -96,7 +93,9 @@ class SparkEngine(Engine):
         return found
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
-        return extend_state(op, old, new, self._large.of_level(level), number)
+        if isinstance(old, pa.Table) and isinstance(new, pa.Table):
+            return op.update(old, new)
+        return self._large.of_level(level).add(old, new, number, op)
 
     def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         return write_rejects(self._raw, folder, state)

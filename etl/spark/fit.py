@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNT_ROWS, COUNTS, CountsOfRows, RowCounts, join_batches
+from sluice.etl.apply.counts import (
+    COUNT_ROWS,
+    COUNTS,
+    CountsOfRows,
+    RowCounts,
+    join_batches,
+    split_keys,
+)
 from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.jobs.engine import Sums
 from sluice.etl.jobs.fitting import too_many_values
@@ -22,7 +29,7 @@ from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots, with_keys
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
@@ -69,18 +76,16 @@ def sum_counts(
         table = _collect(sums.where(~sums["key"].isin(chosen)))
     finally:
         sums.unpersist(blocking=True)
-    relational = not level and raw.spec.rows.relational
-    return Sums(table, stored, RowCounts.of(_sum_all(_collect(raw.parsed))) if relational else None)
+    before = None
+    if not level and raw.spec.rows.relational:
+        counts = _collect(raw.parsed).group_by(["key", "value"]).aggregate([("count", "sum")])
+        before = RowCounts.of(counts.rename_columns(COUNTS.names))
+    return Sums(table, stored, before)
 
 
 def _collect(cells: DataFrame) -> pa.Table:
     """Returns all counts of cells."""
     return pa.Table.from_batches(read_counts(cells.select("counts").toArrow().to_batches()), COUNTS)
-
-
-def _sum_all(counts: pa.Table) -> pa.Table:
-    sums = counts.group_by(["key", "value"]).aggregate([("count", "sum")])
-    return sums.rename_columns(COUNTS.names)
 
 
 def _count_rows(raw: RawInput, level: int | None, state: FittedState) -> DataFrame:
@@ -106,4 +111,4 @@ def _count_in_worker(
             yield from count_cells(list(counts.of(parser.parse(with_dots(batch)))), parts)
         return
     for rows in join_batches(parsed.read(batches), COUNT_ROWS):
-        yield from count_cells(list(counts.count_selected(*with_keys(rows))), parts)
+        yield from count_cells(list(counts.count_selected(*split_keys(rows))), parts)

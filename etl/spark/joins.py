@@ -83,7 +83,8 @@ def _cast_side(
     """Returns the columns of a side table in the types of the spec, by their new names. `_since` is its time."""
     from pyspark.errors import AnalysisException
 
-    wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(_key(join))}
+    keys = zip(join.their_on or join.on, join.on, strict=True)
+    wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(keys)}
     wanted |= {name: (name, kind) for name, kind in join.columns.items()}
     if join.time and join.their_time:
         # Whole seconds would make a side row valid before its time.
@@ -135,11 +136,6 @@ def check_side_table(spark: SparkSession, join: Join, spec: Spec, accepted: Cont
                 f"type, {kind}, for instance {row[name][:100]!r}; nothing was published; "
                 f"correct them, or accept that they are null with --accept-nulls {name}"
             )
-
-
-def _key(join: Join) -> zip[tuple[str, str]]:
-    """Returns the columns of a join's key: those of the side table, each with that of the rows."""
-    return zip(join.their_on or join.on, join.on, strict=True)
 
 
 def _named(join: Join) -> str:

@@ -1,4 +1,4 @@
-"""Vocabularies that are too large for the driver: `Large` writes them to files, and `extend` adds values."""
+"""Vocabularies that are too large for the driver: `Large` writes them to files."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Large:
         old: pa.Table | FileBackedState,
         new: pa.Table | FileBackedState,
         number: int,
-        max_size: int,
+        op: Fitted,
     ) -> FileBackedState:
-        """Returns the values of `old`, and then those that only `new` has, up to `max_size` in all."""
+        """Returns the values of `old`, and then those that only `new` has, up to the operator's `max_size` in all."""
         from pyspark.sql import functions as sql
 
         first = (
@@ -86,7 +86,7 @@ class Large:
         unseen = self._frame(new).join(self._frame(first).select("value"), "value", "left_anti")
         folder = f"{self.folder}/more"
         self._sort(unseen.withColumn("key", sql.lit(number)), new.num_rows, folder)
-        more = self._first(self._files(f"{folder}/key={number}"), max_size - first.num_rows)
+        more = self._first(self._files(f"{folder}/key={number}"), _most(op) - first.num_rows)
         return FileBackedState.of(self.store, [*(path for path, _ in first.parts), *more])
 
     def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
@@ -144,16 +144,3 @@ class Large:
 def _most(op: Fitted) -> int:
     assert isinstance(op, Categorify)
     return op.max_size
-
-
-def extend_state(
-    op: Fitted,
-    old: pa.Table | FileBackedState,
-    new: pa.Table | FileBackedState,
-    large: Large,
-    number: int,
-) -> pa.Table | FileBackedState:
-    """Returns `old` with the values that only `new` has. The ids of known values do not change."""
-    if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
-        return op.update(old, new)
-    return large.add(old, new, number, _most(op))

@@ -57,7 +57,10 @@ def with_constants(frame: DataFrame, files: Mapping[str, FileColumns]) -> DataFr
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StringType, StructField, StructType
 
-    located = {_uri(path): columns.constants for path, columns in files.items()}
+    names = ((_hadoop_name(path), columns) for path, columns in files.items())
+    located = {
+        name if "://" in name else f"file://{name}": columns.constants for name, columns in names
+    }
     first = next(iter(located.values()))
     if not first:
         return frame
@@ -115,8 +118,3 @@ def _hadoop_name(path: str) -> str:
     """Returns the name by which Spark opens a file. Its options for S3 are its own."""
     name = path.partition("?")[0] if "://" in path else path
     return f"s3a{name[2:]}" if name.startswith("s3://") else name
-
-
-def _uri(path: str) -> str:
-    name = _hadoop_name(path)
-    return name if "://" in name else f"file://{name}"

@@ -101,16 +101,11 @@ def _apply(
     """Yields cells with the finished columns and the sort keys of each file's rows. Runs in a worker."""
     state, features = load_features(placement.spec, packed(), ahead=True)
     placing = RowPlacement(placement, look, features, state)
-    made_here = [column.name for column in placement.spec.columns]
-    names = [*made_here, *RowPlacement.order(placement)]
     waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
     size = 0
     for columns, keys in selected_rows(parsed_rows, batches, last=True):
-        rows = placing.of(columns, keys)
-        made = features.apply(rows.columns, rows.keys, rows.split, rows.folds)
-        rows, made = placing.fit(rows, made, made_here)
-        finished = pa.record_batch([*made, *rows.order], names)
-        waiting.append((finished, rows.files))
+        finished, numbers, _ = placing.finish(columns, keys)
+        waiting.append((finished, numbers))
         size += finished.nbytes
         if size >= _GROUPED_BYTES:
             yield from _in_cells(waiting, placement.total)

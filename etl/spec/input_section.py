@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import operator
-from sluice.etl.spec.input_values import THOUSANDS
+from sluice.etl.spec.input_values import ARROW_TYPES, THOUSANDS
 from sluice.etl.spec.toml_keys import (
     SpecError,
     check_keys,
@@ -92,6 +94,11 @@ class Input:
     def read_as(self) -> dict[str, str]:
         """The columns with the types that they have in files: times are texts there."""
         return {name: "text" if name in self.times else kind for name, kind in self.columns.items()}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as `read_as`, with their types in Arrow."""
+        return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.read_as.items()])
 
     @property
     def with_place(self) -> dict[str, str]:

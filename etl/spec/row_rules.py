@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.suggest import nearest
-from sluice.etl.ops.base import MAX_VALUES, plain
+from sluice.etl.ops.base import LISTS, MAX_VALUES, plain
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
@@ -213,28 +213,39 @@ def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str,
     joins = tuple(
         _read_join(entry, path, kinds, types) for path, entry in read_sections(raw, "join")
     )
-    histories = [_read_history(entry, path, kinds) for path, entry in read_sections(raw, "history")]
-    histories += [_read_lag(entry, path, kinds) for path, entry in read_sections(raw, "lag")]
+    histories = tuple(
+        _read_history(entry, path, kinds, is_lag=key == "lag")
+        for key in ("history", "lag")
+        for path, entry in read_sections(raw, key)
+    )
     filters = tuple(
         _read_filter(entry, path, kinds) for path, entry in read_sections(raw, "filter")
     )
+    sample = negatives = None
+    if "sample" in raw:
+        about = read_section(raw, "sample")
+        check_keys(about, ("negatives", "weight"), "sample")
+        share = float(read_required(about, "negatives", (int, float), "sample"))
+        if not 0 < share <= 1:
+            raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
+        weight = read_value(about, "weight", str, None, "sample")
+        sample = Sample(negatives=share, weight=weight)
+    if "negatives" in raw:
+        about = read_section(raw, "negatives")
+        check_keys(about, ("column", "each", "by"), "negatives")
+        negatives = Negatives(
+            column=read_column_name(about, "column", kinds, "negatives", ONE_VALUE),
+            each=read_count(about, "each", 1, 100, "negatives"),
+            by=read_choice(about, "by", ("count", "value"), "count", "negatives"),
+        )
     return RowRules(
         dedup=dedup,
         joins=joins,
-        histories=tuple(histories),
+        histories=histories,
         filters=filters,
-        sample=_read_sample(raw),
-        negatives=_read_negatives(raw, kinds),
+        sample=sample,
+        negatives=negatives,
     )
-
-
-def _read_new_name(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
-    name = str(read_required(raw, "name", str, path))
-    if name in kinds or not name or name.startswith("_"):
-        raise SpecError(
-            f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own"
-        )
-    return name
 
 
 def _read_join(
@@ -294,25 +305,16 @@ def _read_join(
     )
 
 
-def _read_history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> HistorySpec:
-    check_keys(raw, ("name", "of", "by", "order", "length", "positive"), path)
-    name = _read_new_name(raw, path, kinds)
-    of = read_column_name(raw, "of", kinds, path, ONE_VALUE)
-    found = HistorySpec(
-        name=name,
-        of=of,
-        by=read_column_name(raw, "by", kinds, path),
-        order=read_column_name(raw, "order", kinds, path, ONE_VALUE),
-        length=read_count(raw, "length", 0, MAX_ROWS_BACK, path),
-        positive=read_value(raw, "positive", bool, False, path),
-    )
-    kinds[name] = {"text": "texts", "number": "numbers"}[kinds[of]]
-    return found
-
-
-def _read_lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> HistorySpec:
-    check_keys(raw, ("name", "of", "by", "order", "rows", "difference"), path)
-    name = _read_new_name(raw, path, kinds)
+def _read_history(
+    raw: dict[str, Any], path: str, kinds: dict[str, str], *, is_lag: bool
+) -> HistorySpec:
+    own = ("rows", "difference") if is_lag else ("length", "positive")
+    check_keys(raw, ("name", "of", "by", "order", *own), path)
+    name = str(read_required(raw, "name", str, path))
+    if name in kinds or not name or name.startswith("_"):
+        raise SpecError(
+            f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own"
+        )
     difference = read_value(raw, "difference", bool, False, path)
     of = read_column_name(raw, "of", kinds, path, ("number",) if difference else ONE_VALUE)
     found = HistorySpec(
@@ -320,10 +322,12 @@ def _read_lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> HistoryS
         of=of,
         by=read_column_name(raw, "by", kinds, path),
         order=read_column_name(raw, "order", kinds, path, ONE_VALUE),
-        lag=read_count(raw, "rows", 1, MAX_ROWS_BACK, path),
+        length=0 if is_lag else read_count(raw, "length", 0, MAX_ROWS_BACK, path),
+        lag=read_count(raw, "rows", 1, MAX_ROWS_BACK, path) if is_lag else 0,
         difference=difference,
+        positive=read_value(raw, "positive", bool, False, path),
     )
-    kinds[name] = kinds[of]
+    kinds[name] = kinds[of] if is_lag else LISTS[kinds[of]]
     return found
 
 
@@ -347,26 +351,3 @@ def _read_filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Fi
     if op in ("in", "not in") and not isinstance(given, list):
         raise SpecError(f"{path}.value = {given!r}: must be a list")
     return Filter(column=name, op=op, value=given)
-
-
-def _read_sample(raw: Mapping[str, Any]) -> Sample | None:
-    if "sample" not in raw:
-        return None
-    about = read_section(raw, "sample")
-    check_keys(about, ("negatives", "weight"), "sample")
-    share = float(read_required(about, "negatives", (int, float), "sample"))
-    if not 0 < share <= 1:
-        raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
-    return Sample(negatives=share, weight=read_value(about, "weight", str, None, "sample"))
-
-
-def _read_negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | None:
-    if "negatives" not in raw:
-        return None
-    about = read_section(raw, "negatives")
-    check_keys(about, ("column", "each", "by"), "negatives")
-    return Negatives(
-        column=read_column_name(about, "column", kinds, "negatives", ONE_VALUE),
-        each=read_count(about, "each", 1, 100, "negatives"),
-        by=read_choice(about, "by", ("count", "value"), "count", "negatives"),
-    )

@@ -106,21 +106,17 @@ def read_table(
     for name in names:
         if names.count(name) > 1:
             raise SpecError(f"table.key = {name!r}: is there twice")
+    layout = read_value(raw, "layout", str, None, "table")
+    if layout not in (None, *LAYOUTS):
+        raise SpecError(f"table.layout = {layout!r}: must be one of {', '.join(LAYOUTS)}")
     return replace(
         _read_splits(raw),
         key=names,
         split_by=read_column_names(raw, "split_by", kinds, "table", ONE_VALUE),
         plain_lists=read_value(raw, "plain_lists", bool, False, "table"),
-        layout=_read_layout(raw),
+        layout=layout,
         **given,
     )
-
-
-def _read_layout(raw: dict[str, Any]) -> str | None:
-    layout: str | None = read_value(raw, "layout", str, None, "table")
-    if layout not in (None, *LAYOUTS):
-        raise SpecError(f"table.layout = {layout!r}: must be one of {', '.join(LAYOUTS)}")
-    return layout
 
 
 def _read_splits(raw: dict[str, Any]) -> TableSpec:

@@ -215,27 +215,25 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
         ):
             raise SpecError(f"--transform {text!r}: {_SHORT}")
         inputs, _, outputs = columns.partition(">")
+        made = []
+        for output in filter(None, outputs.split(",")):
+            name, equals, size = output.partition("=")
+            if not name or (equals and not size.isdecimal()):
+                raise SpecError(f"--transform {text!r}: {output!r} is no output; {_SHORT}")
+            cardinality = int(size) if equals else None
+            _check_size(cardinality, f"--transform {text!r}: {name}")
+            made.append(TransformOutput(name=name, cardinality=cardinality))
         same = sum(other.function.endswith(f":{attribute}") for other in found)
         found.append(
             TableTransform(
                 name=f"{attribute}_{same + 1}" if same else attribute,
                 function=function,
                 inputs=tuple(name for name in inputs.split(",") if name),
-                outputs=tuple(
-                    _read_short_output(name, text) for name in outputs.split(",") if name
-                ),
+                outputs=tuple(made),
                 limit_s=limit_s,
             )
         )
     return tuple(found)
-
-
-def _read_short_output(text: str, whole: str) -> TransformOutput:
-    name, equals, size = text.partition("=")
-    if not name or (equals and not size.isdecimal()):
-        raise SpecError(f"--transform {whole!r}: {text!r} is no output; {_SHORT}")
-    _check_size(int(size) if equals else None, f"--transform {whole!r}: {name}")
-    return TransformOutput(name=name, cardinality=int(size) if equals else None)
 
 
 def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -> tuple[Field, ...]:

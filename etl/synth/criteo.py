@@ -220,7 +220,10 @@ class Clicks:
         label = (uniform("label") < probability).astype(np.int8)
         for name in CATEGORIES:
             if _VALUES[name][0] > _CHURN_FROM and day:
-                _churn(name, ranks[name], day)
+                # A share of the rarer values has a new identity on that day.
+                mixed = mix(ranks[name].astype(np.uint64) ^ _stream("churn", name))
+                chosen = mixed < np.uint64(int(_CHURN * 2**64))
+                ranks[name][chosen & (ranks[name] >= _STEADY)] += day * _VALUES[name][0]
         return SyntheticRows(first, label, probability, counts, ranks, nulls)
 
     def _logit(
@@ -267,12 +270,6 @@ def _rank(name: str, u: Floats) -> npt.NDArray[np.int64]:
         u = u ** (math.log(math.log(2) / math.log(values + 1)) / math.log(top))
     rank: npt.NDArray[np.int64] = np.exp(u * math.log(values + 1)).astype(np.int64)
     return np.minimum(rank - 1, values - 1)
-
-
-def _churn(name: str, rank: npt.NDArray[np.int64], day: int) -> None:
-    """Gives a share of the rarer values a new identity on that day."""
-    chosen = mix(rank.astype(np.uint64) ^ _stream("churn", name)) < np.uint64(int(_CHURN * 2**64))
-    rank[chosen & (rank >= _STEADY)] += day * _VALUES[name][0]
 
 
 @dataclass

@@ -1,30 +1,26 @@
-"""Writes synthetic clicks as raw logs: text put together column by column in numpy, or Parquet."""
+"""Writes synthetic clicks as raw logs: text or Parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks, SyntheticRows
+from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, BestAUC, Clicks, SyntheticRows
 
-Bytes = npt.NDArray[np.uint8]
 _CHUNK = 32_768
 _AHEAD = 4
-_HEX = np.frombuffer(b"".join(b"%04x" % i for i in range(65536)), np.uint8).reshape(65536, 4)
-_PADDED = np.frombuffer(b"".join(b"%04d" % i for i in range(10000)), np.uint8).reshape(10000, 4)
-# The same without leading zeros: bytes of value 0 are left out when a chunk is put together.
-_BARE = np.frombuffer(
-    b"".join(b"%d" % i if i > 999 else (b"%d" % i).rjust(4, b"\0") for i in range(10000)), np.uint8
-).reshape(10000, 4)
+_SCHEMA = pa.schema([(name, pa.string() if name in CATEGORIES else pa.int32()) for name in COLUMNS])
+_SEPARATORS = {"tsv": "\t", "csv": ",", "json": ","}
+_Chunk = tuple[SyntheticRows, pa.Table | bytes]
 
 
 def synthesize(
@@ -48,24 +44,15 @@ def synthesize(
     with ThreadPoolExecutor(2, "sluice-synth") as pool:
         for day in range(days):
             path = target / f"day_{day}.{form}" if days > 1 else target
-            starts = range(bounds[day], bounds[day + 1], _CHUNK)
-            chunks = _in_order(
-                pool,
-                [
-                    partial(
-                        _chunk,
-                        clicks,
-                        first,
-                        min(_CHUNK, bounds[day + 1] - first),
-                        day=day,
-                        form=form,
-                    )
-                    for first in starts
-                ],
-            )
-            with _Sink(path, form) as sink:
-                for part, content in chunks:
-                    sink.write(content)
+            end = bounds[day + 1]
+
+            def make(first: int, day: int = day, end: int = end) -> _Chunk:
+                part = clicks.rows(first, min(_CHUNK, end - first), day)
+                return part, _table(part) if form == "parquet" else _text(_table(part), form)
+
+            with _opened(path, form) as write:
+                for part, content in _in_order(pool, make, range(bounds[day], end, _CHUNK)):
+                    write(content)
                     best.add(part.probability)
                     clicked += int(part.label.sum())
                     done += len(part)
@@ -85,124 +72,57 @@ def synthesize(
     }
 
 
+@contextlib.contextmanager
+def _opened(path: Path, form: str) -> Iterator[Callable[[Any], object]]:
+    """Opens a file, and yields the function that writes a chunk to it."""
+    with open(path, "wb") as file:
+        if form != "parquet":
+            yield file.write
+            return
+        with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+            yield writer.write_table
+
+
 def _in_order(
-    pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[SyntheticRows, bytes | pa.Table]]]
-) -> Iterator[tuple[SyntheticRows, bytes | pa.Table]]:
-    """Yields results in order, a few of them made ahead."""
-    waiting = [pool.submit(make) for make in makers[:_AHEAD]]
-    for number in range(len(makers)):
-        yield waiting.pop(0).result()
-        if number + _AHEAD < len(makers):
-            waiting.append(pool.submit(makers[number + _AHEAD]))
-
-
-class _Sink:
-    """One file that rows are written to, text or Parquet."""
-
-    def __init__(self, path: Path, form: str) -> None:
-        self._path, self._form = path, form
-
-    def __enter__(self) -> _Sink:
-        self._file = open(self._path, "wb")
-        parquet = self._form == "parquet"
-        self._parquet = (
-            pq.ParquetWriter(self._file, raw_schema(), compression="zstd") if parquet else None
-        )
-        return self
-
-    def write(self, content: bytes | pa.Table) -> None:
-        if self._parquet is not None:
-            self._parquet.write_table(content)
-        else:
-            self._file.write(content)
-
-    def __exit__(self, *_: object) -> None:
-        if self._parquet is not None:
-            self._parquet.close()
-        self._file.close()
-
-
-def raw_schema() -> pa.Schema:
-    return pa.schema(
-        [
-            ("label", pa.int32()),
-            *((n, pa.int32()) for n in INTEGERS),
-            *((n, pa.string()) for n in CATEGORIES),
-        ]
-    )
-
-
-def _chunk(
-    clicks: Clicks, first: int, count: int, *, day: int, form: str
-) -> tuple[SyntheticRows, bytes | pa.Table]:
-    rows = clicks.rows(first, count, day)
-    if form == "parquet":
-        return rows, _table(rows)
-    return rows, _text(rows, form)
-
-
-def _text(rows: SyntheticRows, form: str) -> bytes:
-    pieces: list[Bytes] = []
-    separator = {"tsv": b"\t", "csv": b",", "json": b","}[form]
-    for number, name in enumerate(COLUMNS):
-        before = separator if number else b""
-        if form == "json":
-            before = (
-                (b"{" if not number else before)
-                + b'"%s":' % name.encode()
-                + (b'"' if name in CATEGORIES else b"")
-            )
-        after = b'"' if form == "json" and name in CATEGORIES else b""
-        if name == "label":
-            value = rows.label[:, None].view(np.uint8) + np.uint8(ord("0"))
-        else:
-            value = (
-                _digits(rows.counts[name]) if name in INTEGERS else _hexadecimal(rows.codes(name))
-            )
-        field = np.hstack([_constant(before, len(rows)), value, _constant(after, len(rows))])
-        if name in rows.nulls:
-            # In JSON a null is left out together with its name.
-            keep = 0 if form == "json" else len(before)
-            field[rows.nulls[name], keep:] = 0
-        pieces.append(field)
-    pieces.append(_constant(b"}\n" if form == "json" else b"\n", len(rows)))
-    whole = np.hstack(pieces).ravel()
-    return bytes(whole[whole != 0])
-
-
-def _constant(text: bytes, rows: int) -> Bytes:
-    return np.broadcast_to(np.frombuffer(text, np.uint8), (rows, len(text)))
-
-
-def _digits(values: npt.NDArray[np.int64]) -> Bytes:
-    """Returns the text of numbers between -10^8 and 10^8 in nine bytes each. Bytes of value 0 are left out later."""
-    size = np.abs(values)
-    high, low = size // 10_000, size % 10_000
-    text = np.zeros((len(values), 9), np.uint8)
-    text[values < 0, 0] = ord("-")
-    text[:, 1:5] = np.where(high[:, None] > 0, _BARE[high], 0)
-    text[:, 5:] = np.where(high[:, None] > 0, _PADDED[low], _BARE[low])
-    return text
-
-
-def _hexadecimal(values: npt.NDArray[np.uint32]) -> Bytes:
-    return np.hstack([_HEX[values >> np.uint32(16)], _HEX[values & np.uint32(0xFFFF)]])
+    pool: ThreadPoolExecutor, make: Callable[[int], _Chunk], starts: Iterable[int]
+) -> Iterator[_Chunk]:
+    """Yields chunks in order, a few of them made ahead."""
+    waiting = deque[Any]()
+    for start in starts:
+        waiting.append(pool.submit(make, start))
+        if len(waiting) >= _AHEAD:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _table(rows: SyntheticRows) -> pa.Table:
     columns = []
-    for field in raw_schema():
-        mask = rows.nulls.get(field.name)
-        if field.name in CATEGORIES:
-            text = _hexadecimal(rows.codes(field.name)).tobytes()
-            offsets = np.arange(len(rows) + 1, dtype=np.int32) * 8
+    for name in COLUMNS:
+        mask = rows.nulls.get(name)
+        if name in CATEGORIES:
+            text = rows.codes(name).astype(">u4").tobytes().hex().encode()
+            offsets = np.arange(0, len(text) + 1, 8, dtype=np.int32)
             whole = pa.StringArray.from_buffers(
                 len(rows), pa.py_buffer(offsets), pa.py_buffer(text)
             )
-            columns.append(
-                whole if mask is None else pa.compute.if_else(pa.array(~mask), whole, None)
-            )
+            columns.append(whole if mask is None else pc.if_else(pa.array(~mask), whole, None))
         else:
-            values = rows.label if field.name == "label" else rows.counts[field.name]
+            values = rows.label if name == "label" else rows.counts[name]
             columns.append(pa.array(values.astype(np.int32), mask=mask))
-    return pa.table(columns, schema=raw_schema())
+    return pa.table(columns, schema=_SCHEMA)
+
+
+def _text(rows: pa.Table, form: str) -> bytes:
+    """Returns rows as lines. In JSON a null is left out together with its name."""
+    cells = [column.cast(pa.string()) for column in rows.columns]
+    if form == "json":
+        quotes = ['"' if name in CATEGORIES else "" for name in COLUMNS]
+        cells = [
+            pc.binary_join_element_wise(f'"{name}":{quote}', cell, quote, "")
+            for name, quote, cell in zip(COLUMNS, quotes, cells, strict=True)
+        ]
+    missing = "skip" if form == "json" else "replace"
+    lines = pc.binary_join_element_wise(*cells, _SEPARATORS[form], null_handling=missing)
+    before, after = ("{", "}\n") if form == "json" else ("", "\n")
+    return "".join(f"{before}{line}{after}" for line in lines.to_pylist()).encode()

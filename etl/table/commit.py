@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from sluice.common.errors import RunFailure
 from sluice.etl.schema import Field
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
-from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
+from sluice.etl.table.job_record import NO_PARTITION, JobRecord
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import folders_of
 from sluice.etl.table.store import TableStore
@@ -165,10 +165,15 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
     """Makes one Delta commit on a version. Raises delta-rs's errors."""
     schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
     now_ms = int(time.time() * 1000)
-    added: list[Any] = [
-        AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
-        for f in record.files
-    ]
+    added: list[Any] = []
+    for f in record.files:
+        where = {
+            "split": f.split,
+            "partition": None if f.partition == NO_PARTITION else f.partition,
+        }
+        names = {name: where[name] for name in folders}
+        count = json.dumps({"numRecords": f.rows})
+        added.append(AddAction(f.path, f.bytes, names, now_ms, True, count))
     properties = CommitProperties(
         custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0
     )
@@ -198,15 +203,6 @@ def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
     """Returns a table's schema with the columns that are in the names of folders, not in files."""
     stored = arrow_schema(fields).append(pa.field("split", pa.string(), nullable=False))
     return stored.append(pa.field("partition", pa.string())) if partitioned else stored
-
-
-def _folders(file: FileRecord) -> dict[str, str | None]:
-    if file.partition is None:
-        return {"split": file.split}
-    return {
-        "split": file.split,
-        "partition": None if file.partition == NO_PARTITION else file.partition,
-    }
 
 
 def _find_commit(store: TableStore, job: str) -> int | None:

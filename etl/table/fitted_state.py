@@ -250,7 +250,10 @@ class FittedState:
         try:
             about = store.read_json(f"{folder}/state.json")
             tables: dict[str, pa.Table | FileBackedState] = {
-                key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet"))
+                key: pq.ParquetFile(
+                    io.BytesIO(store.read(f"{folder}/{quote(key, safe='')}.parquet")),
+                    page_checksum_verification=True,
+                ).read()
                 for key in about["keys"]
             }
             tables |= {
@@ -301,7 +304,3 @@ class FittedState:
             found |= {f"{folder}/{quote(key, safe='')}.parquet" for key in about["keys"]}
             found |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
         return found
-
-
-def _read(content: bytes) -> pa.Table:
-    return pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()

@@ -251,7 +251,10 @@ def _check_whole(store: TableStore, version: int) -> None:
     going = being_removed(store)
     try:
         needs = needed_files(store, FeatureTable.open(store.uri, version))
-        lost = _missing(store, needs) | (folders_of(needs) & going)
+        # Two folders are listed, instead of one request for each file.
+        there = {*store.files("data"), *store.files("_sluice")}
+        missing = {path for path in needs - there if store.size(path) is None}
+        lost = missing | (folders_of(needs) & going)
     except FileNotFoundError as error:
         lost = {str(error.filename or error)}
     if not lost:
@@ -260,9 +263,3 @@ def _check_whole(store: TableStore, version: int) -> None:
         f"{store.uri}: a vacuum has removed version {version}, or is removing it ({min(lost)}); start again on the "
         "newest version"
     )
-
-
-def _missing(store: TableStore, needs: set[str]) -> set[str]:
-    """Returns the files that do not exist. Lists two folders, instead of one request for each file."""
-    found = {*store.files("data"), *store.files("_sluice")}
-    return {path for path in needs - found if store.size(path) is None}

@@ -178,14 +178,10 @@ class Seen:
         """A description for messages. Empty if nothing was trained on."""
         about = "" if self.exact else "about "
         return " and ".join(
-            f"{about}{_percent(share)} of the rows of split {split!r}"
+            f"{about}{100 * share:.3g} % of the rows of split {split!r}"
             for split, share in self.shares.items()
             if share
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def trained_on(before: SplitRows, after: SplitRows) -> Seen:

@@ -160,7 +160,9 @@ def write(
     state = fitted(spec, {name: values[:first] for name, values in columns.items()}, before)
     state.save(store)
     keys = row_keys(columns, spec)
-    made = pa.table(Features(spec, state).apply(columns, keys), [c.name for c in spec.columns])
+    features = Features(spec, state)
+    arrays = features.apply(columns, features.extras(columns, keys))
+    made = pa.table(arrays, [c.name for c in spec.columns])
     sizes, lists = cardinalities(spec, state), [c for c in spec.columns if c.role == "id_list"]
     bags = {c.name: _bag(columns[c.sources[0]]) for c in lists}
     fields = spec.fields(sizes, bags)

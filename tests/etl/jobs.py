@@ -17,7 +17,6 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.job_run import Result, run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -123,7 +122,8 @@ def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array])
     spec = Spec.own(text)
     parsed = InputParser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
     kept, keys = selected(spec, parsed)
-    made = Features(spec, table.state()).apply(kept, row_keys(kept, spec) if keys is None else keys)
+    features = Features(spec, table.state())
+    made = features.apply(kept, features.extras(kept, keys))
     return pa.table(made, [c.name for c in spec.columns]).to_pylist()
 
 

@@ -16,7 +16,7 @@ from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects
-from sluice.etl.spec.row_split import row_keys
+from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
@@ -81,7 +81,7 @@ def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
     spec, lines = Spec.parse(TEXT), raw.read_bytes().splitlines()
     columns = InputParser(spec).parse(batch_of(lines)).columns
     keys = row_keys(columns, spec)
-    return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
+    return keys, split_of(columns, keys, spec)
 
 
 def twin(raw: Path) -> list[tuple]:

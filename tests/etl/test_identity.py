@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.features import FileAssignment
+from sluice.etl.spec import row_split
 from sluice.etl.spec.row_identity import Identity, SplitMoved
 from sluice.etl.spec.row_split import hash_of, row_keys, whole_rows
 from sluice.etl.spec.spec import Spec
@@ -80,7 +81,7 @@ def record(
 
 
 def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
-    return FileAssignment(spec, (1, 1)).split(row_keys(columns, spec), columns)
+    return row_split.split_of(columns, row_keys(columns, spec), spec)
 
 
 def now(

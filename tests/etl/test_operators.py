@@ -123,7 +123,7 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
     assert state["mean"].to_pylist() == [mean]
     _, state = fitted(Standardise(), values)
     assert state["mean"].to_pylist() == [mean]
-    assert state["spread"][0].as_py() == pytest.approx(spread, rel=1e-15, abs=0)
+    assert state["spread"][0].as_py() == pytest.approx(spread, rel=1e-15, abs=5e-324)
     pairs = [(None, value) for value in values]
     # The group's mean is made of its sum, which was rounded before, and may be too large for any float.
     for of, want in (
@@ -133,7 +133,7 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
         ("max", max(values)),
     ):
         got, _ = fitted_pairs(Group(of=of), pairs)
-        assert got == pytest.approx([want] * len(values), rel=1e-15, abs=0)
+        assert got == pytest.approx([want] * len(values), rel=1e-15, abs=5e-324)
     times = [*range(len(values)), len(values)]
     column = struct_of(
         value=struct_of(key=pa.nulls(len(times), TEXT), of=pa.array([*values, 0.0])),
@@ -142,7 +142,7 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
     op = Group(of="std", past=True)
     got = applied(op, column, state=op.prepare(learned(op, column)))
     assert got[0] is None
-    assert got[-1] == pytest.approx(spread, rel=1e-15, abs=0)
+    assert got[-1] == pytest.approx(spread, rel=1e-15, abs=5e-324)
 
 
 def sums(values):

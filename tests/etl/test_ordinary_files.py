@@ -10,6 +10,7 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.json_lines import JsonObjects
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.jobs import rows_of, run
@@ -155,8 +156,7 @@ def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
         tmp_path / "a.json",
     )
     assert rejected == {}
-    schema = pa.schema([("ids", pa.list_(pa.string()))])
-    whole = JsonObjects(schema, {"ids": "texts"}, {"text": ""}).read(
+    whole = JsonObjects(Input(format="json", columns={"ids": "texts"})).read(
         pa.array([json.dumps({"ids": bag}).encode() + b"\n" for bag in bags if bag])
     )
     assert whole["ids"].to_pylist() == [[str(one) for one in bag] for bag in bags if bag]

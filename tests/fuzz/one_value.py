@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, columns_of
+from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.apply.number_texts import NumberTexts
 from sluice.etl.ops.base import key_texts
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
@@ -65,7 +65,7 @@ _STORED: dict[str, tuple[tuple[pa.DataType, tuple[Any, ...]], ...]] = {
 def typed(stored: pa.Array, kind: str) -> pa.Array:
     """The values of a file in a declared type; null where they do not fit."""
     if pa.types.is_string(stored.type) and kind != "text":
-        return NumberTexts(Input(format="json", columns={})).convert(stored, kind)[0]
+        return TextCells(Input(format="json", columns={})).convert(stored, kind)[0]
     return converted(stored, kind)[0]
 
 

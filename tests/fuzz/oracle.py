@@ -401,9 +401,10 @@ class TablePart:
     def learned_from(self) -> Mask:
         """Which of the kept rows this job learned from, including those whose features it then rejected."""
         keys, learned_from = row_keys(self.columns, self.spec), self.written.copy()
-        rejected = Features(self.spec, self.state, ahead=False).rejected_after_learning(
-            self.columns, keys, self.splits, fold_keys(self.columns, keys, self.spec)
-        )
+        features = Features(self.spec, self.state, ahead=False)
+        folds = fold_keys(self.columns, keys, self.spec)
+        extras = features.extras(self.columns, keys, self.splits, folds)
+        rejected = features.rejected_after_learning(self.columns, extras)
         for flags in rejected.values():
             learned_from[flags] = True
         return learned_from

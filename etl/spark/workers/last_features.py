@@ -4,33 +4,22 @@ For a spec like Criteo's it takes a third of a second to read the fitted state a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sluice.etl.apply.features import Features
 from sluice.etl.spark.workers.mapped_lookup import MappedLookup
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, Packed
 
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    packed: Packed
-    ahead: bool
-    state: FittedState
-    features: Features
-
-
-_last: list[_Loaded] = []
+_last: list[tuple[Packed, bool, FittedState, Features]] = []
 """What the last task of this process loaded, or nothing. A process runs one task at a time."""
 
 
 def load_features(spec: Spec, packed: Packed, *, ahead: bool) -> tuple[FittedState, Features]:
     """Returns the state that was sent to the workers, and the spec's operators with it. All tasks of a pass get the
     same `packed` object, so those of the last task are used again."""
-    if not _last or _last[0].packed is not packed or _last[0].ahead != ahead:
+    if not _last or _last[0][0] is not packed or _last[0][1] != ahead:
         _last.clear()
         state = FittedState.unpacked(spec.fitted_hash, packed)
         mapped = {key: MappedLookup.of(table) for key, table in state.stored.items()}
         features = Features(spec, state, ahead=ahead, prepared=mapped)
-        _last.append(_Loaded(packed, ahead, state, features))
-    return _last[0].state, _last[0].features
+        _last.append((packed, ahead, state, features))
+    return _last[0][2:]

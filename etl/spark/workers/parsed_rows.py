@@ -28,6 +28,8 @@ from sluice.etl.apply.counts import (
     is_full,
     join_batches,
     selected,
+    split_keys,
+    with_key_column,
 )
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
@@ -37,7 +39,7 @@ from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spark.workers.task_lines import TaskLines
-from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
+from sluice.etl.spec.row_split import TIES, Keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 
@@ -81,25 +83,23 @@ class ParsedRows:
             for rows in batch["rows"].drop_null():
                 yield from read_stream(rows)
             for number, path in zip(*batch.select(["part", "file"]).columns, strict=True):
-                if path.is_valid:
-                    yield from self._read_file(number.as_py(), path.as_py(), last)
-
-    def _read_file(self, task: int, path: str, last: bool) -> Batches:
-        try:
-            stored = pa.memory_map(path)
-        except FileNotFoundError:
-            # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
-            assert self.lines is not None
-            with RowFile(task) as file:
-                for _, rows in self.parsed(self.lines.of(task)):
-                    file.write(rows)
-            path = file.path
-            stored = pa.memory_map(path)
-            last = True
-        if last:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        yield from pa.ipc.open_stream(stored, options=READ)
+                if not path.is_valid:
+                    continue
+                file = path.as_py()
+                try:
+                    stored = pa.memory_map(file)
+                except FileNotFoundError:
+                    # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
+                    assert self.lines is not None
+                    with RowFile(number.as_py()) as again:
+                        for _, rows in self.parsed(self.lines.of(number.as_py())):
+                            again.write(rows)
+                    file = again.path
+                    stored = pa.memory_map(file)
+                if last or file != path.as_py():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file)
+                yield from pa.ipc.open_stream(stored, options=READ)
 
     def parsed(self, lines: Batches) -> Iterator[tuple[Parsed, pa.RecordBatch]]:
         """Parses lines. With each result it yields the rows to store: for joins and histories all that parse,
@@ -114,9 +114,7 @@ class ParsedRows:
                 stored = {name: plain(parsed.columns[name]) for name in names}
                 yield parsed, pa.record_batch(stored)
                 continue
-            columns, keys = selected(self.spec, parsed)
-            keys = row_keys(columns, self.spec) if keys is None else keys
-            yield parsed, pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+            yield parsed, with_key_column(*selected(self.spec, parsed))
 
 
 def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
@@ -132,15 +130,9 @@ def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.rename_columns([name.replace(DOT, ".") for name in rows.schema.names])
 
 
-def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
-    """Returns the columns of a cell's rows, and the keys of the rows."""
-    *columns, keys = rows.columns
-    return dict(zip(rows.schema.names, columns, strict=False)), keys.to_numpy()
-
-
 def selected_rows(
     parsed: ParsedRows, batches: Batches, *, last: bool = False
-) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
+) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
     """Yields the rows that filters and the sample keep. `batches` have stored rows, or columns after joins and
     histories. After the `last` pass, files with rows are removed."""
     spec = parsed.spec
@@ -148,7 +140,7 @@ def selected_rows(
         parser = InputParser(spec)
         yield from (selected(spec, parser.parse(with_dots(batch))) for batch in batches)
     else:
-        yield from map(with_keys, join_batches(parsed.read(batches, last=last), ROWS))
+        yield from map(split_keys, join_batches(parsed.read(batches, last=last), ROWS))
 
 
 @name_part
@@ -185,11 +177,11 @@ def _parse_lines(parsed_rows: ParsedRows, file: RowFile | None, lines: Batches) 
         counted += counts.count_parsed(parsed)
         to_count.append(rows)
         if is_full(to_count, COUNT_ROWS):
-            counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+            counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
             yield from _count_cells(counted, parsed_rows.count_parts)
             to_count, counted = [], []
     if to_count:
-        counted += counts.count_selected(*with_keys(pa.concat_batches(to_count)))
+        counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
     yield from _count_cells(counted, parsed_rows.count_parts)
 
 

@@ -1,4 +1,8 @@
-"""Reads texts of numbers as the input writes them: `NumberTexts`."""
+"""What a cell of a declared type is, in each form in which it comes.
+
+`TextCells` reads texts as the input writes them, `json_cell` reads a value of JSON, and `stored_cells` the columns of
+Parquet and tables. Jobs and the server use these three. `cast_column` of `sluice.etl.spark.columns` is the rule for
+stored columns in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -10,8 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import ARROW_TYPES, grouped_digits
+from sluice.etl.spec.input_section import NUMBERS, Input
+from sluice.etl.spec.input_values import ARROW_TYPES, converted, grouped_digits
+
+WRONG = {
+    "int": "not a whole number of 64 bits",
+    "float": "not a number of 64 bits",
+    "text": "not UTF-8 text",
+    "texts": "not a list of texts",
+    "floats": "not a list of numbers of 64 bits",
+}
+"""For each type, why a value does not fit it."""
+_ELEMENT = {"texts": "text", "floats": "float"}
 
 _SPACE = " \t"
 """The characters that may surround a number."""
@@ -25,10 +39,11 @@ INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
 """A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
 
 
-class NumberTexts:
-    """Reads the texts of one input by its `decimal`, `thousands` and `null_values`."""
+class TextCells:
+    """Reads the texts of one input by its `decimal`, `thousands`, `null_values`, and the formats of its times."""
 
     def __init__(self, source: Input) -> None:
+        self._source = source
         self._thousands, self._decimal = source.thousands, source.decimal
         fraction = rf"(?:{re.escape(source.decimal)}[0-9]*)?"
         self._grouped = rf"^[ \t]*[+-]?{grouped_digits(source.thousands)}{fraction}[ \t]*$"
@@ -39,7 +54,18 @@ class NumberTexts:
         self.are_special = bool(source.thousands or source.null_values)
         """Whether Arrow's reader of lines cannot read these texts."""
 
-    def drop_missing(self, cells: pa.Array) -> pa.Array:
+    def column(self, name: str, texts: pa.Array) -> tuple[pa.Array, list[int]]:
+        """Returns the numbers, or the times, in a column's texts, and the rows whose text is none. Their value is
+        null."""
+        kind = self._source.columns[name]
+        if name not in self._source.times:
+            return self.convert(texts, kind)
+        texts = self._drop_missing(texts)
+        times = self._source.times[name].apply(texts, None)
+        is_none = pc.and_(pc.is_valid(texts), pc.is_null(times))
+        return times.cast(ARROW_TYPES[kind]), find_false(pc.invert(is_none))
+
+    def _drop_missing(self, cells: pa.Array) -> pa.Array:
         """Returns the cells with null in place of those that stand for a missing value."""
         if self._missing is None:
             return cells
@@ -51,7 +77,7 @@ class NumberTexts:
         converts all cells together if it can. Otherwise the unusual ones are converted one by one."""
         cells = cells.cast(pa.binary())
         if kind != "text":
-            cells = self._rewrite(self.drop_missing(cells))
+            cells = self._rewrite(self._drop_missing(cells))
         try:
             values = _cast(cells, kind)
             if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
@@ -109,3 +135,58 @@ def _convert_cell(cell: bytes, kind: str) -> Any:
     if kind == "float" and math.isinf(value) and not re.match(INFINITY, text):
         raise ValueError(f"{text!r} is larger than any number of 64 bits")
     return value
+
+
+def has_infinity(table: pa.Table) -> bool:
+    """Returns whether a column of numbers, or of lists of them, has an infinity. Arrow reads numbers that are a little
+    too large as infinite."""
+    columns = (
+        pc.list_flatten(column) if pa.types.is_list(column.type) else column
+        for column in table.columns
+    )
+    return any(
+        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
+        for column in columns
+    )
+
+
+def is_whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def json_cell(value: Any, kind: str, texts: TextCells | None = None) -> Any:
+    """Returns a value of JSON as Arrow reads it in a column of that type. Raises a ValueError or an OverflowError if it
+    does not fit.
+
+    As numbers, true and false are 1 and 0. In a list of texts, a whole number becomes the text of its digits. With
+    `texts`, a number may be a text."""
+    if value is None:
+        return None
+    if isinstance(value, list) and kind in _ELEMENT:
+        items = (str(one) if kind == "texts" and is_whole_number(one) else one for one in value)
+        return [json_cell(item, _ELEMENT[kind]) for item in items]
+    if isinstance(value, str) and kind == "text":
+        value.encode()  # fails for half of a surrogate pair
+        return value
+    if isinstance(value, str) and texts and kind in NUMBERS:
+        return texts.number(value, kind)
+    if isinstance(value, int) and kind == "int" and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, (int, float)) and kind == "float" and not math.isinf(value):
+        return float(value)
+    raise ValueError(f"{value!r} is no {kind}")
+
+
+def stored_cells(rows: pa.RecordBatch, source: Input) -> pa.RecordBatch:
+    """Returns the spec's columns of stored rows, and `_bad`, the name of the first column whose value does not fit its
+    type. A column that the rows lack is null."""
+    columns, bad = [], np.full(rows.num_rows, "", object)
+    for name, kind in source.read_as.items():
+        known = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
+        values, lost = converted(known, kind)
+        columns.append(values)
+        if lost is not None:
+            bad[lost & (bad == "")] = name
+    return pa.record_batch(
+        [*columns, pa.array(bad, pa.string(), mask=bad == "")], [*source.columns, "_bad"]
+    )
