@@ -148,10 +148,10 @@ from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.loader import BatchLoader
 from sluice.common.control_groups import MemoryGroup
 from sluice.ingest.machine import Machine
+from sluice.ingest.read.parquet_files import ParquetFiles
 
 def load():
-    return BatchLoader(data, batch_size=4096, read_ahead_epochs=2,
-                       roles={"label": "label", "dense": "d*", "sparse": "s*"})
+    return BatchLoader(ParquetFiles.open(data, *json.loads(sys.argv[4])), batch_size=4096, read_ahead_epochs=2)
 
 limit(Machine().memory_used() + ballast + 2**26)
 refused = None
@@ -193,22 +193,28 @@ def group():
     )
 
 
-def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(group, repo, tmp_path):
-    """One row group of 1.5 M rows. Another process in the same group holds 64 MiB."""
-    chance, rows, ballast = np.random.default_rng(0), 1_500_000, 64 * MIB
-    pq.write_table(
-        pa.table(
-            {
-                "label": chance.integers(0, 2, rows, np.int8),
-                **{f"d{n}": chance.random(rows, np.float32) for n in range(4)},
-                **{f"s{n}": chance.integers(0, 10**6, rows) for n in range(4)},
-            }
-        ),
-        tmp_path / "part-0.parquet",
-        row_group_size=rows,
-    )
+@pytest.mark.parametrize(
+    ("rows", "roles"),
+    [
+        (1_500_000, [{"label": "label", "dense": "d*", "sparse": "s*"}]),
+        (40_000, [{"label": "label", "id_list": "t"}, {"t": 100}]),
+    ],
+    ids=["numbers", "a file of few bytes with lists of texts"],
+)
+def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(
+    group, repo, tmp_path, rows, roles
+):
+    """The file has one row group. Another process in the same group holds 64 MiB."""
+    chance, ballast = np.random.default_rng(0), 64 * MIB
+    if "dense" in roles[0]:
+        columns = {f"d{n}": chance.random(rows, np.float32) for n in range(4)}
+        columns |= {f"s{n}": chance.integers(0, 10**6, rows) for n in range(4)}
+    else:
+        columns = {"t": [["x" * 900, "y" * 900]] * rows}
+    table = pa.table({"label": chance.integers(0, 2, rows, np.int8), **columns})
+    pq.write_table(table, tmp_path / "part-0.parquet", row_group_size=rows)
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, group, tmp_path, str(ballast)],
+        [sys.executable, "-c", _RUN, group, tmp_path, str(ballast), json.dumps(roles)],
         cwd=repo,
         capture_output=True,
         text=True,
@@ -220,9 +226,7 @@ def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(group, repo, tm
     found = json.loads(done.stdout)
     assert found["refused"] is not None
     assert_names(found["refused"], "row groups", "decoding", "windows", "batches")
-    assert found["minimum"] > 64 * MIB + 2 * rows * (1 + 4 * 4 + 4 * 8), (
-        "the neighbour, and two decoded row groups"
-    )
+    assert found["minimum"] > ballast + 2 * table.nbytes, "and two decoded row groups"
 
 
 V2 = {
