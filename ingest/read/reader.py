@@ -328,14 +328,13 @@ class RowGroupReader:
 
     def _check_ids(self, rows: Any, read: Read) -> None:
         """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
-        converted. These columns never stay stored."""
+        converted, and stored ones when they are moved."""
         if isinstance(rows, StoredRows):
             rows = rows.others
         for name in self._ids:
-            number = rows.schema.get_field_index(name)
-            if unit_of(rows.schema.types[number]) == 1:
+            if name not in rows.column_names or unit_of(rows.schema.field(name).type) == 1:
                 continue  # only a job stores ids as bytes
-            column = join_chunks(rows.column(number))
+            column = join_chunks(rows.column(name))
             flat = elements(column)
             if pa.types.is_integer(flat.type) and not flat.null_count:
                 try:
@@ -453,8 +452,7 @@ class RowGroupReader:
             if columns is None and self.in_pages and isinstance(file, LocalFile):
                 if self._buffers.idle_bytes() > _IDLE_BYTES:
                     self._buffers.trim()
-                wanted = [[n for n in some if n not in self._ids] for some in portions]
-                if rows := file.fetch(group, wanted, self._buffers):
+                if rows := file.fetch(group, portions, self._buffers):
                     lacking = ([n for n in some if n not in rows.stored] for some in portions)
                     others = self._table(file, number, group, [*filter(None, lacking)])
                     rows.complete(self.columns, others)

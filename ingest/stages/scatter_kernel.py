@@ -23,10 +23,10 @@ from numba.extending import intrinsic
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import warn
 
-CONVERTED, WORDS, WORDS_TO_FLOATS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 4)
+CONVERTED, WORDS, IDS, WORDS_TO_FLOATS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 5)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
-unchanged. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become floats. The others: signed
-bytes become numbers of 4 bytes."""
+unchanged. IDS: the same, but none may be below 0. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become
+floats. The others: signed bytes become numbers of 4 bytes."""
 VALUES, INDICES, DICTIONARY = range(3)
 """What a page holds: values, indices into the column's dictionary, or the dictionary, which is the first page."""
 PAGE = np.dtype(
@@ -258,29 +258,19 @@ def unpack_column(pages: npt.NDArray[np.void], start: int, stop: int, into: Any)
     return bool(_unpack_rows(pages, start, stop, into.itemsize, np.uint64(into.ctypes.data)))
 
 
-def scatter(  # noqa: PLR0917
-    pages: npt.NDArray[np.void],
-    starts: Any,
-    ends: Any,
-    kinds: Any,
-    order: Any,
-    places: Any,
-    targets: Any,
-    strides: Any,
-) -> int:
+def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> int:
     """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
     empty. Each column is unpacked in the core's cache and moved at once.
 
     pages[p, c]: the pages of column c in piece p, of which the rows from `starts[p]` on are moved. They end before row
-    `ends[p]` of all pieces. kinds[p, c]: what happens to the values. targets[k, c]: address of column c in the first
-    batch of chunk k. strides[c]: bytes from one batch to the next.
+    `ends[p]` of all pieces. `how` has kinds, order, places, targets and strides. kinds[p, c]: what happens to the
+    values. targets[k, c]: address of column c in the first batch of chunk k. strides[c]: bytes from one batch to the
+    next.
 
-    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged."""
+    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged. Returns -1 - c if column c has an id
+    below 0."""
     values = np.empty(ends[-1], np.int32)
-    address = np.uint64(values.ctypes.data)
-    return int(
-        _scatter_columns(address, pages, starts, ends, kinds, order, places, targets, strides)
-    )
+    return int(_scatter_columns(np.uint64(values.ctypes.data), pages, starts, ends, *how))
 
 
 @compiled
@@ -315,6 +305,12 @@ def _scatter_columns(  # noqa: PLR0917
                 if kind == WORDS_TO_FLOATS:
                     for n in range(count):
                         floats[n] = np.float32(np.int8(words[n]))
+                elif kind == IDS:
+                    least: Any = np.int32(0)
+                    for n in range(count):
+                        least = min(least, words[n])
+                    if least < 0:
+                        return -1 - c
             start = ends[p]
         _scatter(_int32_at(address), c, order, places, targets, strides)
     return 0
@@ -479,7 +475,7 @@ def load_compiled(bags: bool = False) -> None:
 
 _KINDS = (
     {pa.float32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS)},
-    {pa.int32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_WORDS, CONVERTED)},
+    {pa.int32(): (WORDS, IDS), pa.int8(): (BYTES_TO_WORDS, CONVERTED)},
 )
 """What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer

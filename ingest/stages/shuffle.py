@@ -450,8 +450,11 @@ class Gatherer:
                 pages[number, column, 0]["rows"] = piece.stop
         starts = np.array([piece.start for piece in pieces])
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        if damaged := scatter(pages, starts, ends, kinds, *how):
-            number, column = divmod(damaged - 1, kinds.shape[1])
+        wrong = scatter(pages, starts, ends, kinds, *how)
+        if wrong < 0:
+            self._convert_column(-1 - wrong, pieces)  # raises an error that names the id
+        if wrong:
+            number, column = divmod(wrong - 1, kinds.shape[1])
             raise DamagedPage(self._stored[column][0], pieces[number].decoded)
 
     def _must_convert(
