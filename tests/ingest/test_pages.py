@@ -132,7 +132,7 @@ def test_drawn_files_give_the_values_that_arrow_decodes(tmp_path, seed):
 
 @pytest.fixture
 def simple(tmp_path):
-    """Five required columns, of which all but the text stay stored; two row groups of two pages."""
+    """Five required columns, of which all but the last two stay stored; two row groups of two pages."""
 
     def write(optional=False, **options):
         chance = np.random.default_rng(3)
@@ -157,15 +157,14 @@ def simple(tmp_path):
 @pytest.mark.parametrize(
     ("options", "stored"),
     [
-        ({}, ("label", "d", "few", "long")),
-        ({"compression": "lz4"}, ("label", "d", "few", "long")),
-        ({"use_dictionary": False, "compression": "lz4"}, ("label", "d", "few", "long")),
-        ({"compression": {"d": "gzip", "few": "zstd"}}, ("label", "few", "long")),
-        ({"compression": "snappy", "data_page_version": "2.0"}, ("label", "d", "few", "long")),
+        ({}, ("label", "d", "few")),
+        ({"compression": "lz4"}, ("label", "d", "few")),
+        ({"compression": {"d": "gzip", "few": "zstd"}}, ("label", "few")),
+        ({"compression": "snappy", "data_page_version": "2.0"}, ("label", "d", "few")),
         ({"compression": "gzip"}, None),
         (
-            {"use_dictionary": False, "column_encoding": {"long": "DELTA_BINARY_PACKED"}},
-            ("label", "d", "few"),
+            {"use_dictionary": False, "column_encoding": {"few": "DELTA_BINARY_PACKED"}},
+            ("label", "d"),
         ),
     ],
 )
@@ -229,9 +228,7 @@ def test_levels_in_any_runs_are_read_as_they_are():
     assert min(outcomes.values()) > 300
 
 
-@pytest.mark.parametrize(
-    ("names", "calls"), [(("label", "d", "few", "long"), 1), (("few", "label"), 2)]
-)
+@pytest.mark.parametrize(("names", "calls"), [(("label", "d", "few"), 1), (("few", "label"), 2)])
 def test_one_call_reads_the_stored_columns_that_lie_together(simple, monkeypatch, names, calls):
     groups, reads = reader(path := simple(), names), []
     preadv = os.preadv
@@ -354,7 +351,7 @@ def test_random_indices_are_read_within_their_memory_or_refused(last_bytes):
         described[0] = values.ctypes.data, 1200, 0, DICTIONARY
         described[1] = memory.ctypes.data, len(content), rows, INDICES
         outcomes[bool(unpack_column(described, 0, rows, np.empty(rows, np.int32)))] += 1
-    assert min(outcomes[False] // 30, outcomes[True]) > 10, outcomes
+    assert min(outcomes[False] // 30, outcomes[True]) > 10
 
 
 @pytest.mark.parametrize(("codec", "number"), [("snappy", 1), ("zstd", 6), ("lz4_raw", 7)])
@@ -369,11 +366,11 @@ def test_a_page_of_another_size_than_its_head_says_is_refused(codec, number):
 
 
 def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple):
-    """6,000 chunks: those of files with random bytes in the heads of their pages."""
+    """4,500 chunks: those of files with random bytes in the heads of their pages."""
     for options in ({}, {"data_page_version": "2.0", "compression": "snappy", "optional": True}):
         file = LocalFile(str(simple(**options)), None, [])
         file.fetch(0, [], Buffers())
-        chunks = file._columns._chunks[0, :4].copy()
+        chunks = file._columns._chunks[0, :3].copy()
         data = pages._read_chunks(file.descriptor, chunks, Buffers())
         file.close()
         check_heads(data, chunks)
@@ -386,7 +383,7 @@ def check_heads(data, chunks):
     begins = heads[: pages.page_heads(address, chunks, 2000, heads), 1].tolist()
     for _ in range(750):
         data[:] = whole
-        for at in chance.sample(begins, 4):
+        for at in chance.sample(begins, 3):
             data[at - chance.randrange(1, 70)] = chance.randrange(256)
         some = heads[: pages.page_heads(address, chunks, 2000, heads)]
         column, at, size, unpacked, rows, form, levels, packed, _ = some.T
@@ -396,7 +393,7 @@ def check_heads(data, chunks):
         assert {*np.bincount(column, rows)} <= {0, 2000}
         assert (packed.astype(bool) | (size == unpacked)).all()
         assert (unpacked[form == DICTIONARY] % width[form == DICTIONARY] == 0).all()
-    assert 300 < accepted < 2900
+    assert 300 < accepted < 2200
 
 
 @pytest.fixture

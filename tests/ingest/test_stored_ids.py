@@ -33,11 +33,14 @@ def column(kind: pa.DataType, ids: np.ndarray) -> pa.Array:
     return pa.array([bag.tolist() for bag in bags], kind)
 
 
-def write(folder, kind: pa.DataType, ids: np.ndarray, statistics: bool) -> str:
+def write(folder, kind: pa.DataType, ids: np.ndarray, statistics: bool, required: bool) -> str:
     """Writes a file of row groups, and returns the roles of its columns."""
-    made = column(kind, ids)
     label = np.resize(np.float32([0, 1]), ROWS)
-    table = pa.table({"y": label, "x": np.arange(ROWS, dtype=np.float32), "item": made})
+    table = pa.table(
+        {"y": label, "x": np.arange(ROWS, dtype=np.float32), "item": column(kind, ids)}
+    )
+    if required:  # one id of 4 bytes stays stored until its row is moved
+        table = table.cast(pa.schema([f.with_nullable(False) for f in table.schema]))
     pq.write_table(table, folder / "a.parquet", row_group_size=GROUP, write_statistics=statistics)
     return f"label=y;dense=x;{'id_list' if kind in BAGS else 'sparse'}=item"
 
@@ -52,7 +55,7 @@ def test_an_id_below_0_is_refused_with_its_row(tmp_path, kind, spread, statistic
     ids[300] = -3  # row 44 of row group 2; its bag has only this id if there are bags
     if kind in BAGS:
         ids[301] = 1
-    roles = write(tmp_path, kind, ids, statistics)
+    roles = write(tmp_path, kind, ids, statistics, required=spread == 60)
     with (
         raises(ColumnError, "a.parquet, row group 2, row 44", "'item'", "-3", "hash"),
         open_loader(str(tmp_path / "a.parquet"), roles=roles, batch_size=BATCH) as loader,
