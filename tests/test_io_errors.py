@@ -25,7 +25,7 @@ from sluice.ingest.read.reader import RowGroupReader, SourceError
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
-from tests.raises import assert_names
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.skipif(
     not is_known, reason="the numbers of the system's calls are those of x86-64"
@@ -117,6 +117,11 @@ def test_a_job_on_such_a_disk_publishes_nothing_and_the_version_before_stays(row
     assert after.check() == []
     run(None, tmp_path / "t", rows, text=SPEC, mode="append")  # once the disk works again
     assert FeatureTable.open(tmp_path / "t").rows == 2 * before.rows
+
+
+def test_a_job_that_may_not_use_a_file_names_its_input_too():
+    with raises(JobFailure, "No", "input", "output", "TMPDIR"), clearly_here():
+        raise PermissionError(13, "No")
 
 
 @WRITES

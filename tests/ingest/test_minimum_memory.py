@@ -199,7 +199,6 @@ def group():
         (1_500_000, [{"label": "label", "dense": "d*", "sparse": "s*"}]),
         (40_000, [{"label": "label", "id_list": "t"}, {"t": 100}]),
     ],
-    ids=["numbers", "a file of few bytes with lists of texts"],
 )
 def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(
     group, repo, tmp_path, rows, roles
