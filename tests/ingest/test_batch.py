@@ -43,7 +43,7 @@ def files(tmp_path_factory):
 
 def _loader(files, bags=True, **more):
     roles = ROLES if bags else ROLES.removesuffix(";id_list=seen")
-    return Loader(files, batch_size=64, roles=roles, tuning="fixed", **more)
+    return Loader(files, **{"batch_size": 64, "roles": roles, "tuning": "fixed"} | more)
 
 
 def _check(columns, bags):
@@ -163,6 +163,7 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
             {"as_": "kjt", "errors": Errors(on_error="quarantine")},
             ("as_='kjt'", "on_error='quarantine'", "weights"),
         ),
+        ({"as_": "kjt", "roles": "label=clicked;weight=price;sparse=item"}, ("'price'", "weights")),
         ({"as_": None}, ("as_=None", "batch, dict, kjt, numpy, pandas")),
         ({"knobs": "decode=2"}, ("knobs='decode=2'", "knobs=Knobs(workers={'decode': 2})")),
     ],
