@@ -259,7 +259,7 @@ class BatchReader:
         self.num_epochs = num_epochs
         self._groups = groups
         self._order = order
-        self.schema = source.idle().schema
+        self.schema = source.schema
         """The Unischema of the batches."""
         self._row_groups = RowGroupStage(
             groups, source, order, machine=machine, memory_limit=memory_limit, workers=workers

@@ -5,14 +5,14 @@ tests (`tests/petastorm_own.py`): `compat` changes the whole process, and the pr
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.ingest.read.petastorm.compat import RowGroupPiece, install_local_files
+from sluice.ingest.read.petastorm.compat import install_local_files
 
 
 def compat(*, trust: bool = False) -> None:
@@ -34,6 +34,38 @@ def compat(*, trust: bool = False) -> None:
         "in1d": np.isin,
     }.items():
         setattr(np, name, now)
+
+
+class RowGroupPiece:
+    """The removed ParquetDatasetPiece of a file or of one of its row groups, as far as Petastorm uses it."""
+
+    def __init__(
+        self,
+        path: str,
+        open_file_func: Any = None,
+        row_group: int | None = None,
+        partition_keys: Sequence[Any] = (),
+    ):
+        self.path = path
+        self.row_group = row_group
+        self.partition_keys = list(partition_keys)
+        self._open = open_file_func
+
+    def get_metadata(self) -> Any:
+        with self._open(self.path) as file:
+            return pq.read_metadata(file)
+
+    def read(self, columns: Collection[str], partitions: Any = None) -> pa.Table:
+        """Reads columns of the file and adds those that its folders' names hold."""
+        with self._open(self.path) as opened:
+            file, names = pq.ParquetFile(opened), list(columns)
+            groups = range(file.num_row_groups) if self.row_group is None else [self.row_group]
+            table = file.read_row_groups(groups, names)
+        for name, at in self.partition_keys if partitions else ():
+            values = next(p.dictionary for p in partitions or () if p.name == name)
+            indices = pa.array(np.full(len(table), at, np.int32))
+            table = table.append_column(name, pa.DictionaryArray.from_arrays(indices, values))
+        return table
 
 
 class Partition(NamedTuple):
