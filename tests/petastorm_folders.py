@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,28 +37,22 @@ def compat(*, trust: bool = False) -> None:
         setattr(np, name, now)
 
 
+@dataclass
 class RowGroupPiece:
     """The removed ParquetDatasetPiece of a file or of one of its row groups, as far as Petastorm uses it."""
 
-    def __init__(
-        self,
-        path: str,
-        open_file_func: Any = None,
-        row_group: int | None = None,
-        partition_keys: Sequence[Any] = (),
-    ):
-        self.path = path
-        self.row_group = row_group
-        self.partition_keys = list(partition_keys)
-        self._open = open_file_func
+    path: str
+    open_file_func: Callable[[str], Any]
+    row_group: int | None = None
+    partition_keys: Sequence[Any] = ()
 
     def get_metadata(self) -> Any:
-        with self._open(self.path) as file:
+        with self.open_file_func(self.path) as file:
             return pq.read_metadata(file)
 
     def read(self, columns: Collection[str], partitions: Any = None) -> pa.Table:
         """Reads columns of the file and adds those that its folders' names hold."""
-        with self._open(self.path) as opened:
+        with self.open_file_func(self.path) as opened:
             file, names = pq.ParquetFile(opened), list(columns)
             groups = range(file.num_row_groups) if self.row_group is None else [self.row_group]
             table = file.read_row_groups(groups, names)

@@ -227,8 +227,7 @@ class Pool(Generic[In, Out]):
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
-        # Petastorm's Reader, which is part of a reference cycle, may keep a pool alive for long. The pool's items must
-        # be freed now.
+        # A reference cycle may keep a pool alive for long. The pool's items must be freed now.
         if self._closed and self.gone and self._pull.acquire(blocking=False):
             self._results.clear()
             self._upstream, self._make_work = iter(()), None  # type: ignore[assignment]
