@@ -10,8 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +21,7 @@ import psutil
 import pytest
 
 from tests import browser, processes
+from tests.run_program import run_program
 
 if TYPE_CHECKING:
     from tests.dlrm.forks import Forks
@@ -298,33 +297,23 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(repo / name, copy / name, symlinks=True, ignore=without_caches)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(repo / name, copy)
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from setuptools import build_meta; build_meta.build_sdist('dist')",
-        ],
+    run_program(
+        "-c",
+        "from setuptools import build_meta; build_meta.build_sdist('dist')",
         cwd=copy,
         check=True,
-        capture_output=True,
-        text=True,
     )
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "-w",
-            out,
-            next((copy / "dist").glob("*.tar.gz")),
-        ],
+    run_program(
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        out,
+        next((copy / "dist").glob("*.tar.gz")),
         check=True,
-        capture_output=True,
-        text=True,
     )
     return next(out.glob("*.whl"))

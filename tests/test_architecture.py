@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.optional_folders import OPTIONAL, is_left_out
+from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
@@ -311,9 +311,7 @@ for name in {LIGHT!r}:
     importlib.import_module(name)
     assert not {{*{HEAVY!r}}} & sys.modules.keys(), name
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = run_program("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,6 @@
 """A training's imports, and Python's garbage collector."""
 
-import subprocess
-import sys
+from tests.run_program import run_program
 
 _TRAINING = """
 import gc
@@ -24,7 +23,7 @@ print(gc.isenabled())
 
 
 def _last_line(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program("-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

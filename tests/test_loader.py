@@ -7,8 +7,6 @@ import functools
 import gc
 import json
 import math
-import subprocess
-import sys
 import threading
 from collections import deque
 from multiprocessing.reduction import ForkingPickler
@@ -32,6 +30,7 @@ from sluice.ingest.machine import Machine
 from sluice.ingest.stages.transform import TransformError
 from tests.ingest.twin import eventually, halve
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -184,9 +183,7 @@ class TestEnds:
         gc.collect()
         assert not agents()
 
-    def test_a_fork_ends_although_a_thread_held_a_lock_and_harms_nobody(
-        self, clicks, repo, tmp_path
-    ):
+    def test_a_fork_ends_although_a_thread_held_a_lock_and_harms_nobody(self, clicks, tmp_path):
         """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's. The
         program forgets its loader, and leaves one record."""
         code = (
@@ -209,14 +206,7 @@ class TestEnds:
             "assert workers and loader.worker_pids == workers\n"
             "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, clicks, tmp_path / "run"],
-            cwd=repo,
-            text=True,
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_program("-W", "ignore", "-c", code, clicks, tmp_path / "run")
         assert (done.returncode, done.stderr) == (0, "")
         error, rest = done.stdout.splitlines()
         assert "forked" in error

@@ -16,6 +16,7 @@ import yaml
 
 from sluice.__main__ import LEFT, VERBS, main
 from tests.optional_folders import is_left_out
+from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
@@ -23,14 +24,7 @@ ROOMS = ("etl", "ingest", "agent", "dlrm")
 
 def start(*words: object, folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a folder."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=folder,
-        text=True,
-        capture_output=True,
-        env={**os.environ, **more},
-        check=False,
-    )
+    return run_program(*words, cwd=folder, env={**os.environ, **more})
 
 
 def test_the_wheel_installs_nothing_but_sluice(wheel):

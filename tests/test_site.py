@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from tests.e2e.test_adapters import ADAPTERS
 from tests.e2e.test_readme import blocks
 from tests.optional_folders import OPTIONAL
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 from tests.test_architecture import tree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +58,8 @@ def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_p
             for page, source in zip(("tutorial", *HOW_TO), sources, strict=True)
         )
     )
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    done = run_program(
+        script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "of 19 steps were left" in done.stdout

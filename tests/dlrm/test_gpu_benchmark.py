@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,9 +10,10 @@ import torch
 from benchmarks.gpu import parse
 from benchmarks.gpu_cases import compare
 from sluice.common.errors import UsageError
-from tests.dlrm.rig import ROOT, environment, last_json, written
+from tests.dlrm.rig import environment, last_json, written
 from tests.dlrm.test_checkpoint import META
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
 
@@ -31,15 +30,7 @@ def test_without_a_gpu_one_sentence_says_so():
 def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(tmp_path):
     """It compares CPUs with CPUs, so no weight differs."""
     words = ["--device", "cpu", "--ranks", "1", "--short", "--only", "bf16 tables"]
-    process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *words],
-        cwd=ROOT,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    process = run_program("-m", "benchmarks.gpu", *words, env=environment(tmp_path))
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert found["equal"] is True

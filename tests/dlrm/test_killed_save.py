@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, SMALL_MODEL, environment, last_json
+from tests.dlrm.rig import SMALL_MODEL, environment, last_json
 from tests.raises import assert_names
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +47,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
         4,
         "--resume",
     ]
-    killed = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment(tmp_path),
-        timeout=150,
-        check=False,
-    )
+    killed = run_program("-c", _PROGRAM, *words, env=environment(tmp_path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     checkpoints = tmp_path / "run" / "checkpoints"
     path, meta = latest(checkpoints)

@@ -16,18 +16,13 @@ from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
 from sluice.dlrm.sharding.shard_sizes import DTYPES
 from sluice.etl.schema import Field
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
 
-def plan(repo, *args):
-    done = subprocess.run(
-        [sys.executable, "-m", "dlrm.plan", *args],
-        capture_output=True,
-        text=True,
-        cwd=repo,
-        check=False,
-    )
+def plan(*args):
+    done = run_program("-m", "dlrm.plan", *args)
     lines = done.stdout.strip().splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from sluice.dlrm.optim.torch_tables import _DROPPED_BITS, TorchTables, round_at_random
+from tests.run_program import run_program
 
 KINDS = {
     torch.float32: SparseType.FP32,
@@ -179,13 +178,8 @@ print(json.dumps(found))
 def test_the_backward_pass_holds_at_its_peak_what_the_plan_says(repo):
     """Memory is handed back at once (blocks of 64 KiB are mapped), so the process's size is what is in use. The plan
     says 48 MiB; a table's own gradients would be 73 MiB more in float32."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)},
+    done = run_program(
+        "-c", PEAK, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)}
     )
     assert done.returncode == 0, done.stderr[-2000:]
     planned = 4 * 3 * 32_768 * 8 * 16

@@ -20,6 +20,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
 from tests import processes
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -28,21 +29,15 @@ pytestmark = pytest.mark.slow
 def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywhere(tmp_path):
     """Its terminal, its last line, the run's page, its last event and `explain`; on a Spark cluster, and with a
     torchrun agent for each rank."""
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "examples.demo",
-            "--out",
-            tmp_path / "out",
-            "--rows",
-            "100000",
-            "--cluster",
-        ],
-        capture_output=True,
-        text=True,
+    result = run_program(
+        "-m",
+        "examples.demo",
+        "--out",
+        tmp_path / "out",
+        "--rows",
+        "100000",
+        "--cluster",
         timeout=390,
-        check=False,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr[-4000:]
@@ -89,13 +84,7 @@ def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, mon
 
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "precious").write_text("mine")
-    result = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--out", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_program("-m", "examples.demo", "--out", tmp_path)
     assert result.returncode == 2
     assert_names(result.stderr, tmp_path, "not made")
     assert (tmp_path / "precious").read_text() == "mine"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from examples.demo.schema_change import AGENT, Comparison
 from sluice.agent.report.run_folder import Run
 from tests.raises import assert_names
+from tests.run_program import run_program
 
 RANKS, BATCH = 2, 4096
 
@@ -93,24 +92,18 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "examples.demo.schema_change",
-            "--out",
-            tmp_path / "out",
-            "--rows",
-            "30000",
-            "--seconds",
-            "2",
-            "--ranks",
-            "1",
-        ],
-        capture_output=True,
-        text=True,
+    result = run_program(
+        "-m",
+        "examples.demo.schema_change",
+        "--out",
+        tmp_path / "out",
+        "--rows",
+        "30000",
+        "--seconds",
+        "2",
+        "--ranks",
+        "1",
         timeout=590,
-        check=False,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr[-4000:]

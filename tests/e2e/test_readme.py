@@ -19,6 +19,7 @@ import pytest
 
 from tests import processes
 from tests.dlrm.rig import SMALL_MODEL
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -136,14 +137,7 @@ def test_every_command_of_the_readme_works(place):
 
 def test_every_python_example_of_the_readme_works(place):
     for block in blocks("python"):
-        result = subprocess.run(
-            [sys.executable, "-c", block.replace("8192", "512")],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        result = run_program("-c", block.replace("8192", "512"), cwd=place)
         assert result.returncode == 0, result.stderr
         assert result.stdout
     assert (place / "run-loader" / "report.html").exists()
@@ -153,13 +147,6 @@ def test_every_example_for_those_who_come_from_another_loader_works(place):
     """In one process: each begins with its own import."""
     examples = blocks("python", "docs/coming-from.md")
     assert len(examples) == 5
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(examples)],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_program("-c", "\n".join(examples), cwd=place)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == len(examples)

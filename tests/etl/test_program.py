@@ -14,6 +14,7 @@ import pytest
 from sluice.common.errors import UsageError
 from sluice.common.program import run
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 CRITEO = f"--spec {ROOT}/features/criteo.toml"
@@ -22,15 +23,8 @@ PRELUDE = (
 )
 
 
-def ended(body: str, repo) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + body],
-        capture_output=True,
-        text=True,
-        cwd=repo,
-        check=False,
-        timeout=60,
-    )
+def ended(body: str) -> subprocess.CompletedProcess:
+    return run_program("-c", PRELUDE + body)
 
 
 @pytest.mark.parametrize(

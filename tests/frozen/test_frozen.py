@@ -7,27 +7,20 @@ git shows.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.frozen.compare import LEFT_OUT, differences
+from tests.run_program import run_program
 
 REFERENCE = Path(__file__).parent / "reference.json"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of a core, which other tests may share
-def test_nothing_differs_from_the_reference(repo):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.frozen", "compare", REFERENCE],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_nothing_differs_from_the_reference():
+    done = run_program("-m", "tests.frozen", "compare", REFERENCE, timeout=890)
     assert done.stdout == "no difference\n", done.stdout or done.stderr[-3000:]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from sluice.etl.spec import columns
 from tests.changed_function import changed
 from tests.fuzz import four_ways
 from tests.fuzz.drawn_specs import JSON_MISFITS, PARAMETERS, drawn
+from tests.run_program import run_program
 
 REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44, 20342, 174563564, 516262805)
 """Seeds that once found something."""
@@ -48,16 +47,14 @@ def test_every_operator_is_drawn():
     assert PARAMETERS.keys() == OPERATORS.keys()
 
 
-def test_a_seed_draws_the_same_in_every_process(tmp_path, repo):
+def test_a_seed_draws_the_same_in_every_process(tmp_path):
     case = drawn(11, tmp_path)
     program = (
         "import json, pathlib; from tests.fuzz.drawn_specs import drawn; "
         f"case = drawn(11, pathlib.Path({str(tmp_path)!r})); "
         "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repo
-    )
+    found = run_program("-c", program, check=True)
     assert json.loads(found.stdout) == [case.etl(), case.loader(), repr(case.rows)]
 
 

@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -29,19 +27,13 @@ from sluice.tools.bench_session import _figures
 from tests.agent.run_figures import assert_same_figures
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
 
-def bench(repo, words):
-    done = subprocess.run(
-        [sys.executable, "-m", "ingest", *words.split()],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def bench(words):
+    done = run_program("-m", "ingest", *words.split())
     return done.returncode, done.stdout, done.stderr
 
 
@@ -246,15 +238,8 @@ for words in (["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "
 """
 
 
-def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
-    done = subprocess.run(
-        [sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+def test_typos_are_refused_before_anything_heavy_is_imported(table):
+    done = run_program("-c", TYPOS, next(f.path for f in table.files_of("train")), check=True)
     lines = done.stdout.splitlines()
     facts = (
         ("'lable'", "'label'"),

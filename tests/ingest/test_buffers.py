@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from sluice.ingest.memory.buffers import Buffers
+from tests.run_program import run_program
 
 _ARROW = """
 import sluice
@@ -58,14 +57,7 @@ def test_arrow_holds_freed_memory_a_while_and_returns_it_when_asked():
     environment = {
         name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"
     }
-    result = subprocess.run(
-        [sys.executable, "-c", _ARROW],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={**environment, "MIMALLOC_VERBOSE": "1"},
-    )
+    result = run_program("-c", _ARROW, check=True, env={**environment, "MIMALLOC_VERBOSE": "1"})
     assert "option 'purge_delay': 1000" in result.stderr
     backend, used, held, left = result.stdout.split()
     assert backend == "mimalloc"

@@ -23,6 +23,7 @@ from tests.e2e.test_readme import blocks
 from tests.ingest import twin
 from tests.ingest.scene import assert_gone
 from tests.open_loader import open_loader
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -262,17 +263,11 @@ print(names())
 
 
 @pytest.mark.parametrize("door", ["Loader", "make_batch_reader"])
-def test_no_reader_is_in_a_users_function_when_the_interpreter_is_taken_down(tmp_path, repo, door):
+def test_no_reader_is_in_a_users_function_when_the_interpreter_is_taken_down(tmp_path, door):
     """The function never returns, and six readers are in it when the program ends."""
     table = pa.table({"label": [0, 1] * 500, "x": np.arange(1000.0)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
-    ended = subprocess.run(
-        [sys.executable, "-c", _BUSY, str(tmp_path), door],
-        check=False,
-        cwd=repo,
-        text=True,
-        capture_output=True,
-    )
+    ended = run_program("-c", _BUSY, tmp_path, door)
     assert ended.returncode == 0, ended.stderr
     after_close, at_last = map(eval, ended.stdout.splitlines())
     assert len(after_close) == 6

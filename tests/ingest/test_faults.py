@@ -18,6 +18,7 @@ from sluice.ingest.faults.faults import (
     signal_workers,
 )
 from tests.raises import raises
+from tests.run_program import run_program
 
 
 def test_the_text_becomes_faults():
@@ -152,7 +153,7 @@ print(resident() - before)
 
 def test_a_memory_spike_is_really_taken_and_given_back():
     """In a process of its own, whose memory no other test's thread changes."""
-    done = subprocess.run([sys.executable, "-c", SPIKE], capture_output=True, text=True, check=True)
+    done = run_program("-c", SPIKE, check=True)
     said, taken, left = done.stdout.splitlines()
     assert said == "took 64 MiB"
     assert int(taken) > 60 * 2**20

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from contextlib import suppress
 
 import numpy as np
@@ -24,6 +22,7 @@ from sluice.ingest.read.footers import REMEMBERED, HeldFooters, footers_of
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
+from tests.run_program import run_program
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 BY_TIME = """
@@ -109,16 +108,9 @@ print(outcomes.get("read", 0), outcomes.get("ParquetError", 0), outcomes.get("So
 
 
 @pytest.mark.slow
-def test_three_hundred_mutated_footers_give_our_errors_only(folder, repo, tmp_path_factory):
+def test_three_hundred_mutated_footers_give_our_errors_only(folder, tmp_path_factory):
     """In a process of its own, which must live."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m")],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_program("-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m"))
     assert done.returncode == 0, done.stderr[-3000:]
     read, at_the_start, later = map(int, done.stdout.split())
     assert at_the_start > 100, "most are found before anything is read"
@@ -260,11 +252,9 @@ print(refused, read)
 """
 
 
-def test_no_flipped_bit_ends_the_process_where_statistics_are_read(repo):
+def test_no_flipped_bit_ends_the_process_where_statistics_are_read():
     """Without the check, about a hundredth of the bits did: Arrow cannot raise an error there."""
-    done = subprocess.run(
-        [sys.executable, "-c", _EACH_BIT], cwd=repo, capture_output=True, text=True, check=False
-    )
+    done = run_program("-c", _EACH_BIT)
     assert done.returncode == 0, done.stderr[-3000:]
     refused, read = map(int, done.stdout.split())
     assert refused > 20

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from sluice.ingest.memory.governor import Governor, MemoryLimitError, MemoryReadings
 from tests.raises import raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -210,17 +209,8 @@ def wide(tmp_path_factory):
     )
 
 
-def test_a_run_stays_inside_its_limit(wide, repo):
-    found = json.loads(
-        subprocess.run(
-            [sys.executable, "-c", _RUN, wide.uri, str(256 * MIB)],
-            cwd=repo,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
-    )
+def test_a_run_stays_inside_its_limit(wide):
+    found = json.loads(run_program("-c", _RUN, wide.uri, 256 * MIB, check=True).stdout)
     assert found["peak"] <= 1.05 * found["limit"]
     assert found["minimum"] <= found["limit"]
     assert found["held_back"]["limit"] > 0, "the knobs ask for more than there is"

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_does(
-    repo, tmp_path
-):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "benchmarks/kills.py",
-            "--runs",
-            "5",
-            "--piece",
-            "5",
-            "--seconds",
-            "1.5",
-            "--output",
-            tmp_path / "kills.jsonl",
-        ],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=200,
+def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_does(tmp_path):
+    done = run_program(
+        "benchmarks/kills.py",
+        "--runs",
+        "5",
+        "--piece",
+        "5",
+        "--seconds",
+        "1.5",
+        "--output",
+        tmp_path / "kills.jsonl",
         check=True,
     )
     governed, free = map(json.loads, done.stdout.splitlines())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.raises import assert_names
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +47,7 @@ def files(tmp_path):
 
 
 def load(files, reader: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, files, reader],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return run_program("-c", PROGRAM, files, reader)
 
 
 def test_plain_parquet_needs_no_extra(files):
@@ -77,13 +71,7 @@ with Loader(sys.argv[1], batch_size=512, tuning="auto", run_dir=sys.argv[2]) as 
 
 
 def test_a_tuned_first_batch_imports_neither_the_trainer_nor_the_report(files, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_BATCH, files, tmp_path / "run"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = run_program("-c", FIRST_BATCH, files, tmp_path / "run", check=True)
     unneeded = "torchrec fbgemm_gpu tensordict torch._dynamo torch._inductor sympy pyspark rich"
     report = "sluice.agent.report.page sluice.agent.report.figures sluice.agent.report.narrative"
     loaded = set(done.stdout.split())

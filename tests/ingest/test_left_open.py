@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 
@@ -16,6 +14,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.row_order import PlanError
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
+from tests.run_program import run_program
 
 ROUNDS = 12
 
@@ -109,17 +108,8 @@ for keeper in (os, sluice):  # a module is emptied when others are empty already
 """
 
 
-def test_an_epoch_that_is_alive_when_the_interpreter_exits_leaves_no_word_and_no_process(
-    table, repo
-):
-    done = subprocess.run(
-        [sys.executable, "-c", ALIVE_AT_EXIT, table.uri],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+def test_an_epoch_that_is_alive_when_the_interpreter_exits_leaves_no_word_and_no_process(table):
+    done = run_program("-c", ALIVE_AT_EXIT, table.uri, check=True)
     assert done.stderr == ""
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) >= 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import assert_names
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -212,13 +211,13 @@ def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(
         columns = {"t": [["x" * 900, "y" * 900]] * rows}
     table = pa.table({"label": chance.integers(0, 2, rows, np.int8), **columns})
     pq.write_table(table, tmp_path / "part-0.parquet", row_group_size=rows)
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, group, tmp_path, str(ballast), json.dumps(roles)],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = run_program(
+        "-c",
+        _RUN,
+        group,
+        tmp_path,
+        ballast,
+        json.dumps(roles),
         env=os.environ | {"PYTHONPATH": str(repo)},
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from tests.petastorm_folders import compat
-from tests.petastorm_own import ROOT, Result, Suite
+from tests.petastorm_own import Result, Suite
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +47,7 @@ def test_compat_refuses_to_unpickle_without_trust():
 
 
 def test_petastorms_public_reader_runs_on_this_arrow(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READ, str(tmp_path / "data")],
-        text=True,
-        cwd=ROOT,
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_program("-W", "ignore", "-c", READ, tmp_path / "data", check=True)
     found = json.loads(
         next(line for line in done.stdout.splitlines() if line.startswith("{"))
     )  # it says more itself

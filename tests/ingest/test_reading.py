@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -27,6 +25,7 @@ from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.open_loader import open_loader
 from tests.raises import raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -236,17 +235,8 @@ print(refused, read)
 """
 
 
-def test_three_hundred_mutated_files_give_our_errors_only_and_the_process_lives(
-    table, repo, tmp_path
-):
-    done = subprocess.run(
-        [sys.executable, "-c", _MUTATE, table.files_of("train")[0].path, tmp_path],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def test_three_hundred_mutated_files_give_our_errors_only_and_the_process_lives(table, tmp_path):
+    done = run_program("-c", _MUTATE, table.files_of("train")[0].path, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     refused, read = map(int, done.stdout.split())
     assert refused > 200

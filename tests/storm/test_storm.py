@@ -7,8 +7,6 @@ import dataclasses
 import gc
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from sluice.ingest.process import worker
 from sluice.ingest.stages import batch, pool
 from sluice.ingest.stages.counters import StageCounters
 from tests.changed_function import changed
+from tests.run_program import run_program
 from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
@@ -50,18 +49,12 @@ def test_tables_deviate_in_nothing():
     assert min(total.kills, total.errors, total.conflicts) > 0
 
 
-def test_a_seed_is_the_same_run_in_every_process(repo):
+def test_a_seed_is_the_same_run_in_every_process():
     """Whatever ran before it, and however names are hashed; and its replay shows it to a person."""
     with storm() as crew:
         here = [run_seed(seed, crew).digest() for seed in (3, 14, 15)][-1]
-    other = subprocess.run(
-        [sys.executable, "-m", "tests.storm", "--seed", "15"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        cwd=repo,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
+    other = run_program(
+        "-m", "tests.storm", "--seed", "15", check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
     )
     assert json.loads(other.stdout)["trace"] == here
     assert "no deviation" in other.stderr

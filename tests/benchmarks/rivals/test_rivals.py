@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from sluice.agent.policies import PRODUCT, RIVALS, make
 from sluice.ingest.knobs import KnobError
 from tests.agent.policy_contract import PolicyContract
 from tests.raises import raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -34,21 +33,16 @@ def test_a_program_finds_them_from_anywhere(tmp_path, repo):
     (tmp_path / "benchmarks" / "rivals" / "__init__.py").write_text(
         "raise SystemExit('imported')\n"
     )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sluice.agent.lab.simulate",
-            "--policy",
-            "cores",
-            "--scenario",
-            "steady",
-        ],
+    done = run_program(
+        "-m",
+        "sluice.agent.lab.simulate",
+        "--policy",
+        "cores",
+        "--scenario",
+        "steady",
         cwd=tmp_path,
-        env={"PYTHONPATH": str(repo)},
-        capture_output=True,
-        text=True,
         check=True,
+        env={"PYTHONPATH": str(repo)},
     )
     assert json.loads(done.stdout.splitlines()[-1])["policy"] == "cores"
     assert "one a core" in done.stderr

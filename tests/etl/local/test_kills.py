@@ -12,6 +12,7 @@ import pytest
 
 import tests.etl.test_build as build
 from tests.etl.tables import column, write_spec
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -59,14 +60,7 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
         "import sys; sys.modules['pyspark'] = None; from sluice.etl.job import program; program()"
     )
     words = f"--spec {tmp_path}/spec.toml --input {tmp_path}/rows.tsv --output {tmp_path}/t".split()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=repo,
-        env={"PYTHONPATH": str(repo)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program("-c", code, *words, check=True, env={"PYTHONPATH": str(repo)})
     said = json.loads(done.stdout.splitlines()[-1])
     assert (
         " ".join(said)

@@ -21,6 +21,7 @@ from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 from tests.raises import assert_names
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -189,14 +190,7 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
         stdout=subprocess.PIPE,
         text=True,
     ) as worker:
-        done = subprocess.run(
-            [sys.executable, "-m", *bench_words.split()],
-            cwd=repo,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_program("-m", *bench_words.split())
         address = json.loads(worker.stdout.readline())["listening"]
         with open_loader(
             table,

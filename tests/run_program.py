@@ -1,0 +1,28 @@
+"""Runs Python programs for tests: `run_program`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.optional_folders import ROOT
+
+
+def run_program(
+    *words: object,
+    cwd: Path = ROOT,
+    check: bool = False,
+    env: dict[str, str] | None = None,
+    timeout: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these words. After `timeout` seconds it is killed, and its test fails."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        check=check,
+        env=env,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
