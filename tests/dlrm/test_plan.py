@@ -31,8 +31,8 @@ TABLES = ("--width", "64", "--dtype", "fp16", "--machine")
 LARGE = ("--rows", "1825000000,1825000000", *TABLES)
 
 
-def test_large_tables_fit_eight_ranks_by_rows(repo):
-    code, last, text = plan(repo, *LARGE, "8x80GB")
+def test_large_tables_fit_eight_ranks_by_rows():
+    code, last, text = plan(*LARGE, "8x80GB")
     assert code == 0
     assert last["fits"]
     assert (last["weights_bytes"], last["state_bytes"]) == (467_200_000_000, 14_600_000_000)
@@ -48,16 +48,16 @@ def test_large_tables_fit_eight_ranks_by_rows(repo):
     assert "14.6 GB" in text
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
-    code, last, text = plan(repo, *LARGE, "4x80GB")
+def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes():
+    code, last, text = plan(*LARGE, "4x80GB")
     assert code == 2
     assert not last["fits"]
     assert last["missing_bytes"] == 481_800_000_000 - 4 * 68_000_000_000
     assert "209.8 GB missing" in text.splitlines()[-1]
 
 
-def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
-    code, last, text = plan(repo, "--rows", "10,5000000000", *TABLES, "8x80GB")
+def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training():
+    code, last, text = plan("--rows", "10,5000000000", *TABLES, "8x80GB")
     assert (code, last) == (2, None)
     assert_names(text.splitlines()[-1], "'t1'", "5,000,000,000 rows", "32 bits")
     large = Field(name="user", role="sparse", type="int64", cardinality=2**32)
@@ -66,10 +66,10 @@ def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
     assert sorted(DTYPES) == sorted(TABLE_DTYPES)
 
 
-def test_wrong_numbers_are_named(repo):
-    lookups = plan(repo, "--rows", "10,20,30", "--lookups", "1,2")[2]
+def test_wrong_numbers_are_named():
+    lookups = plan("--rows", "10,20,30", "--lookups", "1,2")[2]
     assert_names(lookups, "--lookups", "2 numbers", "3 tables")
-    assert_names(plan(repo, "--rows", "ten")[2], "--rows", "'ten'")
+    assert_names(plan("--rows", "ten")[2], "--rows", "'ten'")
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,22 @@ def test_an_unknown_machine_is_answered_with_the_two_forms():
         read("big")
 
 
-def test_a_feature_tables_columns_are_its_tables(repo, tmp_path):
+def test_a_feature_tables_columns_are_its_tables(tmp_path):
     table = small_table(tmp_path / "clicks", rows=1000)
     sparse = [f for f in table.fields if f.role == "sparse"]
-    code, last, _ = plan(
-        repo, "--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB"
-    )
+    code, last, _ = plan("--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB")
     assert code == 0
     assert [(p["table"], p["rows"], p["width"]) for p in last["plan"]] == [
         (f.name, f.cardinality, 8) for f in sparse
     ]
     assert max(last["balance"].values()) <= 1.1
-    assert "no/such" in plan(repo, "--data", "no/such")[2]
+    assert "no/such" in plan("--data", "no/such")[2]
 
 
 def test_criteo_1tb_on_64_ranks_is_planned_by_the_command_of_the_launch_page(repo):
     page = (repo / "docs" / "launch.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^sluice plan .*$", page, re.M)
-    code, last, _ = plan(repo, *shlex.split(line)[2:])
+    code, last, _ = plan(*shlex.split(line)[2:])
     assert code == 0
     ids = sum(table["rows"] for table in last["plan"])
     assert (len(last["plan"]), ids) == (26, 882_774_559)

@@ -54,8 +54,8 @@ def ended(body: str) -> subprocess.CompletedProcess:
         ),
     ],
 )
-def test_exit_codes_and_messages(body, code, error, repo):
-    result = ended(body, repo)
+def test_exit_codes_and_messages(body, code, error):
+    result = ended(body)
     assert result.returncode == code, result.stderr
     assert error in result.stderr
     if code == 0:
@@ -183,25 +183,25 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
         TableStore(tmp_path / "link").probe()
 
 
-def interrupted(body: str, repo) -> subprocess.CompletedProcess:
+def interrupted(body: str) -> subprocess.CompletedProcess:
     """How a program of that body ends, which interrupts itself."""
     head = "import hashlib, os, signal, threading\nwait = threading.Event().wait\n"
     head += "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\ndef main(argv):"
-    result = ended(f"{head}{body}run(main)\n", repo)
+    result = ended(f"{head}{body}run(main)\n")
     assert result.returncode == 130
     return result
 
 
-def test_an_interrupt_ends_with_130_even_where_a_thread_hangs(repo):
+def test_an_interrupt_ends_with_130_even_where_a_thread_hangs():
     body = """
     threading.Thread(target=wait).start()  # never ends, and is no daemon
     interrupt()
     wait()
 """
-    assert "interrupted" in interrupted(body, repo).stderr
+    assert "interrupted" in interrupted(body).stderr
 
 
-def test_an_interrupt_is_answered_while_the_main_thread_is_in_c(repo):
+def test_an_interrupt_is_answered_while_the_main_thread_is_in_c():
     """It is in C for many minutes, and Python runs no handler of a signal meanwhile."""
     body = """
     begun = threading.Event()
@@ -209,10 +209,10 @@ def test_an_interrupt_is_answered_while_the_main_thread_is_in_c(repo):
     begun.set()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
-    interrupted(body, repo)
+    interrupted(body)
 
 
-def test_an_interrupt_is_answered_by_code_that_swallows_it_and_has_signals_reported_to_itself(repo):
+def test_an_interrupt_is_answered_by_code_that_swallows_it_and_has_signals_reported_to_itself():
     body = """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -224,10 +224,10 @@ def test_an_interrupt_is_answered_by_code_that_swallows_it_and_has_signals_repor
         except KeyboardInterrupt:
             wait()
 """
-    interrupted(body, repo)
+    interrupted(body)
 
 
-def test_a_moment_that_is_given_to_an_interrupt_is_less_than_two_seconds(repo):
+def test_a_moment_that_is_given_to_an_interrupt_is_less_than_two_seconds():
     """By what the program waits for, and not by a clock, which runs on while a busy machine does other things."""
     body = """
 import os, signal, threading
@@ -244,7 +244,7 @@ def main(argv):
         threading.Event().wait()
 run(main)
 """
-    done = ended(body, repo)
+    done = ended(body)
     assert done.returncode == 130
     assert 0 < float(done.stdout) < 2
 
@@ -262,7 +262,7 @@ def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, caps
         assert not thread.is_alive()
 
 
-def test_a_program_may_leave_at_once_with_its_line_and_its_code(repo):
+def test_a_program_may_leave_at_once_with_its_line_and_its_code():
     """What would happen in the interpreter's tear-down does not: an abort there would spoil a run that is over."""
     body = """
 import atexit, os, sys
@@ -270,6 +270,6 @@ atexit.register(os.abort)
 def main(argv): return {"rows": 3} if argv else sys.exit(2)
 run(main, argv=%s, at_once=True)
 """
-    done = ended(body % "['x']", repo)
+    done = ended(body % "['x']")
     assert (done.returncode, done.stdout) == (0, '{"rows": 3}\n')
-    assert ended(body % "[]", repo).returncode == 2
+    assert ended(body % "[]").returncode == 2

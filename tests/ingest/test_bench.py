@@ -37,9 +37,8 @@ def bench(words):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
+def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
     code, out, err = bench(
-        repo,
         f"bench {table.uri} --batch-size 160 --seconds 1.5 --tuning auto --knobs decode=1"
         f" --store-latency-ms 5 --run-dir {tmp_path / 'run'}"
         " --udf tests.ingest.twin:halve --streams 16 --window-rows 300",
@@ -130,9 +129,8 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
     assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 
-def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
+def test_faults_on_purpose_happen_and_change_no_order(table, tmp_path):
     code, out, err = bench(
-        repo,
         f"bench latency://{table.uri}?error_rate=0.3&latency_ms=1 --batch-size 160"
         " --seconds 1.5 --knobs shifted.backend=process,shifted=2 --on-error quarantine"
         " --udf tests.ingest.worker_functions:shifted --inject"
@@ -155,13 +153,12 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
 def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_what_was_done(
-    repo, table, tmp_path
+    table, tmp_path
 ):
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
     knobs = "decode=1,shuffle=1,shifted.backend=process,prefetch_bytes=1MiB"
     # The worker is killed first: later the planner may have moved the transform out of its process.
     code, out, err = bench(
-        repo,
         f"bench {table.uri} --batch-size 400 --seconds 15 --step-ms 20 --tuning planner"
         " --reader arrow --udf tests.ingest.worker_functions:waits"
         f" --udf tests.ingest.worker_functions:shifted --knobs {knobs}"
