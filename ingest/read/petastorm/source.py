@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import call_on_frame
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
@@ -115,7 +116,11 @@ class PetastormSource:
                 )
             return table
 
-        return lambda task, charge: Decoded(task, groups.read(task.read, decode), charge)
+        def work(task: ReadTask, charge: Charge) -> Decoded:
+            worker.fetched = task.fetched
+            return Decoded(task, groups.read(task.read, decode), charge)
+
+        return work
 
     def _compare(self, schema: pa.Schema) -> str | None:
         return difference(self._stored, unischema_of(schema))
