@@ -371,7 +371,7 @@ def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple):
         file = LocalFile(str(simple(**options)), None, [])
         file.fetch(0, [], Buffers())
         chunks = file._columns._chunks[0, :3].copy()
-        data = pages._read_chunks(file.descriptor, chunks, Buffers())
+        data = pages._read_chunks(file.state, chunks, Buffers())
         file.close()
         check_heads(data, chunks)
 
