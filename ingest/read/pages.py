@@ -500,7 +500,9 @@ class StoredRows:
             self.nbytes += data.nbytes
 
     def complete(self, columns: Sequence[str], others: pa.Table) -> None:
-        """Sets the columns that Arrow has decoded, and the order of all columns."""
+        """Sets the columns that Arrow has decoded, and the order of all columns. ValueError if they have other rows."""
+        if others.num_columns and others.num_rows != self.num_rows:
+            raise ValueError(f"{others.num_rows} rows can be decoded")
         self.others = others
         fields = {field.name: field for field in (*self._pages, *others.schema)}
         self.schema = pa.schema([fields[name] for name in columns])

@@ -25,6 +25,7 @@ from sluice.ingest.read.petastorm.options import (
     PetastormError,
     PetastormOptions,
     difference,
+    filters_of,
     unischema_of,
 )
 from sluice.ingest.row_order import Read
@@ -69,7 +70,7 @@ class PetastormSource:
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
         if options.schema is not None and (wrong := difference(options.schema, self._stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
-        groups.compare = self._compare
+        groups.compare = lambda schema: difference(self._stored, unischema_of(schema))
         groups.in_pages &= not options.asked_for and shards is None
         groups.fetches &= options.cache is None  # it may have the row group
         self.row_groups, self.chosen_rows = self._selected()
@@ -122,9 +123,6 @@ class PetastormSource:
 
         return work
 
-    def _compare(self, schema: pa.Schema) -> str | None:
-        return difference(self._stored, unischema_of(schema))
-
     def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
         """Returns how many rows of each row group the selector and the predicate keep, and a hash of the kept rows."""
         from petastorm.reader import Reader
@@ -150,7 +148,7 @@ class PetastormSource:
                 "the row-group selector and the shard leave nothing to load", stacklevel=2
             )
         chosen = [self._pieces[number] for number in numbers]
-        fields = [] if predicate is None else sorted(predicate.get_fields())
+        fields = filters_of(self._options)
 
         def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
