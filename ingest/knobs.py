@@ -308,12 +308,11 @@ class Limits:
             if not high:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
             if not low <= count <= high:
-                far = stage == DECODE and FETCH in self.workers
                 raise KnobError(
                     f"workers of {stage!r}: {count} is outside {low} to {high}"
                     + (
                         f". To get more row groups from the store at once, set {FETCH}"
-                        if far
+                        if stage == DECODE and FETCH in self.workers
                         else ""
                     )
                 )

@@ -489,7 +489,9 @@ def _remote_reads(workers: str, given: LoaderInput) -> Asking:
         reads: Asking = import_module("sluice.ingest.remote.reads").remote_reads(workers, given)
     except BaseException as error:
         given.groups.close()
-        if not str(getattr(error, "name", "")).startswith("sluice.ingest.remote"):
+        if type(error) is not ModuleNotFoundError or not str(error.name).startswith(
+            "sluice.ingest.remote"
+        ):
             raise
         raise LoaderError(
             f"workers={workers!r} needs ingest/remote, which this copy of Sluice lacks; the repository has it"
