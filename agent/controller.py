@@ -302,33 +302,23 @@ class Controller:
 
     def _loader_metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         """Returns the rates of one tick for the log."""
-        stages = {
-            name: {
-                "busy": s.busy,
-                "cpu": s.cpu,
-                "rows_per_s": s.rows_per_s,
-                "workers": s.workers,
-                "queue_bytes": s.queue_bytes,
-                "core_wait": s.core_wait,
-            }
-            for name, s in measured.stages.items()
-        }
+        named = ("busy", "cpu", "rows_per_s", "workers", "queue_bytes", "core_wait")
+        rates_of_all = (
+            *("rows_per_s", "stall", "away", "demand_rows_per_s"),
+            *("memory_used", "memory_limit", "cpu", "cpu_quota"),
+        )
         return {
             "kind": "loader",
             "rows": snapshot.rows,
-            "rows_per_s": measured.rows_per_s,
-            "stall": measured.stall,
-            "away": measured.away,
-            "demand_rows_per_s": measured.demand_rows_per_s,
-            "memory_used": measured.memory_used,
-            "memory_limit": measured.memory_limit,
-            "cpu": measured.cpu,
+            **{name: getattr(measured, name) for name in rates_of_all},
             "held_back": snapshot.held_back,
             "held_back_pressure": snapshot.held_back_pressure,
             **({"elsewhere": snapshot.elsewhere} if snapshot.elsewhere else {}),
-            "cpu_quota": measured.cpu_quota,
             "knobs": self._tunable.knobs.to_dict(),
-            "stages": stages,
+            "stages": {
+                name: {key: getattr(stage, key) for key in named}
+                for name, stage in measured.stages.items()
+            },
         }
 
     @property
@@ -419,28 +409,19 @@ def _has_same_effect(before: Knobs, after: Knobs) -> bool:
     return plain(before) == plain(after)
 
 
-def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
-    """Returns the part of an event that describes the rates. Empty if there are none."""
-    if measured is None:
-        return {}
-    return {
-        "rows_per_s": measured.rows_per_s,
-        "stall": measured.stall,
-        "cpu": measured.cpu,
-        "memory_used": measured.memory_used,
-        "memory_limit": measured.memory_limit,
-        "busy": {name: stage.busy for name, stage in measured.stages.items()},
-    }
-
-
 def _choice_event(
     before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None
 ) -> dict[str, Any]:
-    """Returns the part of an event that describes a choice of knobs."""
+    """Returns the part of an event that describes a choice of knobs, with the rates that the policy saw."""
+    seen = {}
+    if measured is not None:
+        names = ("rows_per_s", "stall", "cpu", "memory_used", "memory_limit")
+        seen = {name: getattr(measured, name) for name in names}
+        seen["busy"] = {name: stage.busy for name, stage in measured.stages.items()}
     return {
         "before": before.to_dict(),
         "after": after.to_dict(),
-        "seen": _rates_event(measured),
+        "seen": seen,
         "reason": {
             "text": reason.text,
             "bottleneck": reason.bottleneck,
@@ -468,21 +449,14 @@ def did_enough(earlier: Snapshot, later: Snapshot) -> bool:
     work.append(
         (earlier.consumer_compute_s, earlier.batches, later.consumer_compute_s, later.batches)
     )
-    return all(_stage_did_enough(seconds, *counters) for counters in work)
-
-
-def _stage_did_enough(
-    seconds: float, busy_s: float, items: int, busy_s_after: float, items_after: int
-) -> bool:
-    """Returns whether one stage finished enough items, or is overdue. The counters are those then and now."""
-    busy = (busy_s_after - busy_s) / seconds
-    usual_s = busy_s / items if items else math.inf
-    return (
-        busy <= RUNTIME.idle_workers
-        or items_after - items >= RUNTIME.min_items * busy
-        or seconds
-        > min(
-            RUNTIME.longest_s,
-            RUNTIME.overdue_s + RUNTIME.overdue_ratio * RUNTIME.min_items * usual_s,
-        )
-    )
+    for busy_s, items, busy_s_after, items_after in work:
+        busy = (busy_s_after - busy_s) / seconds
+        usual_s = busy_s / items if items else math.inf
+        overdue_s = RUNTIME.overdue_s + RUNTIME.overdue_ratio * RUNTIME.min_items * usual_s
+        if not (
+            busy <= RUNTIME.idle_workers
+            or items_after - items >= RUNTIME.min_items * busy
+            or seconds > min(RUNTIME.longest_s, overdue_s)
+        ):
+            return False
+    return True

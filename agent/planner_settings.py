@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -187,7 +186,7 @@ class PlannerSettings:
     """Waiting explains a cost if it is at least this share of it."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, times=_TIMES, shares=_SHARES)
+        check_numbers(self)
         for name, above in (
             ("settle_ticks", "patience_ticks"),
             ("memory_target", "memory_alarm"),
@@ -203,16 +202,14 @@ class PlannerSettings:
         return 3 * self.patience_ticks
 
 
-def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[str]) -> None:
-    """Raises ValueError, by name, for a field that is no number above 0, or is out of its range: whole numbers and
-    those named in `times` are at least 1, `shares` at most 1."""
+def check_numbers(settings: Any) -> None:
+    """Raises ValueError, by name, for a field that is no number above 0, or is out of the range of its kind: whole
+    numbers and ratios are at least 1, and shares at most 1."""
     for one in fields(settings):
         value = getattr(settings, one.name)
         whole = isinstance(one.default, int)
-        least, most = (
-            (1 if whole or one.name in times else 0),
-            (1.0 if one.name in shares else math.inf),
-        )
+        least = 1 if whole or one.name.endswith("_ratio") else 0
+        most = 1.0 if one.name.endswith("_share") else math.inf
         fits = (is_whole if whole else is_number)(value, least, most)
         if not fits or not value:
             raise ValueError(
@@ -220,54 +217,5 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
             )
 
 
-_TIMES = {
-    "min_gain_ratio",
-    "crowded_ratio",
-    "contended_ratio",
-    "headroom",
-    "held_item_ratio",
-    "lean_gain_ratio",
-    "drift_ratio",
-    "rise_ratio",
-    "steep_ratio",
-    "relieved_ratio",
-    "locked_ratio",
-    "release_gain",
-    "mentioned_ratio",
-    "similar_ratio",
-    "leap_ratio",
-}
-_SHARES = {
-    "min_busy_share",
-    "average_weight",
-    "thinned_share",
-    "memory_alarm",
-    "fed_stall",
-    "min_gain",
-    "min_kept",
-    "crash_share",
-    "harm_share",
-    "saturated_share",
-    "memory_target",
-    "process_share",
-    "lean_buffer_share",
-    "buffer_share",
-    "learning_weight",
-    "forget_factor",
-    "flat_share",
-    "min_wait_share",
-    "probe_busy_share",
-    "freer_share",
-    "release_share",
-    "release_kept",
-    "clear_share",
-    "clear_kept",
-    "initial_share",
-    "fulfilled_share",
-    "step_down",
-    "mostly_share",
-    "lock_share",
-    "remote_core_price",
-}
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

@@ -52,11 +52,7 @@ class RuntimeSettings:
     """Share of a memory limit by which it must change. Smaller changes come from other programs."""
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            times={"overdue_ratio"},
-            shares={"early_share", "as_good_share", "limit_change_share"},
-        )
+        check_numbers(self)
 
 
 RUNTIME = RuntimeSettings()

@@ -236,17 +236,15 @@ class TunedRun:
             self._finish()
 
     def _finish(self) -> None:
-        """Ends the controller and the record. A second call does nothing."""
+        """Ends the controller, and writes the folder's last event and its page. A second call does nothing."""
         with self._mutex:
             if self._final is not None:
                 return
             self._final = self.status
             self._controller.stop()
-        if self._folder is not None:
-            self._finish_folder(self._folder)
-
-    def _finish_folder(self, folder: RunFolder) -> None:
-        """Writes the last event and the page, and closes the folder."""
+        if self._folder is None:
+            return
+        folder = self._folder
         if self._thread is None:
             # No batch was requested, so there is nothing to record.
             folder.close()

@@ -32,7 +32,6 @@ NOT_A_USERS_MISTAKE = {
     "LostRanks",
     "MechanismError",
     "NoWorkerAnswers",
-    "PolicyInputError",
     "Preempted",
     "QuarantineError",
     "RecordError",

@@ -168,7 +168,14 @@ class StageCost:
         )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
-        surprise = self._surprise(known, ratio)
+        # A settled stage that becomes dearer needs an answer soon, so a smaller difference counts there. Two looks in a
+        # row that exceed all earlier noise are rare, whatever its distribution.
+        settings, surprise = self.settings, math.log(ratio)
+        settled = known.seen >= settings.settled_observations
+        least = settings.rise_ratio if settled and ratio > 1 else settings.drift_ratio
+        usual = min(settings.noise_ratio * self._noise, math.log(settings.leap_ratio))
+        if abs(surprise) < max(math.log(least), usual):
+            surprise = 0.0
         if surprise * last_surprise > 0:
             # The curve keeps its shape, because the contention that bent it is still there.
             cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
@@ -192,17 +199,6 @@ class StageCost:
             points={**self.points, workers: nearer},
         )
         return learned._move_curve(workers, known)
-
-    def _surprise(self, known: Point, ratio: float) -> float:
-        """Returns the logarithm of `ratio`, or 0 if noise explains it.
-
-        A settled stage that becomes dearer needs an answer soon, so a smaller difference counts there. Two looks in a
-        row that exceed all earlier noise are rare, whatever its distribution."""
-        settings, surprise = self.settings, math.log(ratio)
-        settled = known.seen >= settings.settled_observations
-        least = settings.rise_ratio if settled and ratio > 1 else settings.drift_ratio
-        noise = min(settings.noise_ratio * self._noise, math.log(settings.leap_ratio))
-        return surprise if abs(surprise) >= max(math.log(least), noise) else 0.0
 
     @property
     def doubtful(self) -> bool:

@@ -17,7 +17,7 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.optimum import best_knobs
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.learn.imitation import OracleSettings
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, PolicyInput
+from sluice.agent.policies.opening.contract import Foreknowledge, PolicyInput
 from sluice.agent.policies.opening.policy import Glimpse, Setting, knobs_of
 
 _KNOWN = 0.7
@@ -136,11 +136,10 @@ def _foreknowledge(scenario: Scenario, draw: np.random.Generator) -> tuple[Forek
             process_bytes = int(stage.process_bytes)
     first = scenario.stages[0]
     width = first.bytes_per_row * float(np.exp(0.2 * draw.standard_normal()))
-    columns = {"float32": ColumnGroup(count=1, bytes_per_row=width)}
-    knows_store, knows_columns, knows_groups = draw.random(3) < _KNOWN
+    knows_store, knows_width, knows_groups = draw.random(3) < _KNOWN
     store = "remote" if first.cpu < 0.5 else "local"
     known = Foreknowledge(
-        columns=columns if knows_columns else None,
+        row_bytes=width if knows_width else None,
         operators=operators,
         store=store if knows_store else None,
         row_group_rows=int(first.rows_per_item) if knows_groups else None,

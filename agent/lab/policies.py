@@ -3,7 +3,7 @@
 A score is the number of rows in the whole scenario, as a share of the rows of the clairvoyant with the same seed. It
 includes the start and the time after each change. The end score counts only the last fifth. A run that is killed for
 memory delivers nothing from then on. Held-out pipelines come from families on which no policy was trained. Policies run
-with the governor, which keeps to the memory limit. The last columns show them without it, for the first seeds only.
+with the governor, which keeps to the memory limit.
 
 All these figures are simulated, and take about seven minutes on two free cores. `--live` adds pipelines that really run
 on this machine, about 70 seconds each. They are in `benchmarks/` of the repository, and docs/scenarios.md describes
@@ -29,11 +29,13 @@ from sluice.common.settings import parse, setting
 if TYPE_CHECKING:
     from sluice.agent.lab.simulator.scenario import Scenario
     from sluice.agent.lab.tables import Row
-    from sluice.agent.tunable import Policy
 
 
 LIVE = ("auto", "planner", "intune", "autotune", "plumber")
 """The default policies for live set-ups."""
+_FRESH = 3_000
+"""Constant pipelines with lower numbers were used during development."""
+_START_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,46 +45,20 @@ class EvaluationTask:
     scenario: Scenario
     policies: tuple[str, ...]
     seed: int
-    bare: bool
-    """Whether policies also run without the governor."""
+    weights: str
+    """The file of the weights of `auto`. Empty: those in use."""
 
 
 def run_task(task: EvaluationTask) -> list[Row]:
     """Returns the results of all policies of a task. `measure` calls it in another process."""
-    from sluice.agent.lab.simulator.rollout import (
-        end_score,
-        frozen_rows,
-        metric,
-        reference,
-        run,
-        score,
-    )
+    from sluice.agent.lab.simulator.rollout import end_score, reference, run, score
     from sluice.agent.lab.tables import Row
 
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
-
-        def policy(name: str = name) -> Policy:
-            return make_policy(name, task.scenario)
-
-        outcome = run(task.scenario, policy(), seed=task.seed)
-        failed = []
-        for condition in task.scenario.passes:
-            frozen = (
-                frozen_rows(task.scenario, policy(), seed=task.seed)
-                if condition.metric == "of_frozen"
-                else None
-            )
-            value = metric(condition, outcome, best, frozen)
-            if not condition.holds(value):
-                failed.append(f"{condition}: {value:.3g}")
-        if not task.bare:
-            bare = None
-        elif not outcome.governor_acted:
-            bare = outcome
-        else:
-            bare = run(task.scenario, policy(), seed=task.seed, governor=False)
+        policy = make_policy(name, task.scenario, task.weights)
+        outcome = run(task.scenario, policy, seed=task.seed)
         rows.append(
             Row(
                 task.scenario.name,
@@ -91,38 +67,33 @@ def run_task(task: EvaluationTask) -> list[Row]:
                 task.seed,
                 score(outcome, best),
                 end_score(outcome, best),
+                sum(outcome.rates[:_START_S]) / max(1e-9, sum(best.rates[:_START_S])),
                 outcome.killed,
-                tuple(failed),
-                score(bare, best) if bare else None,
-                bool(bare and bare.killed),
             )
         )
     return rows
 
 
 def tasks(
-    names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int, pipelines: int
+    names: Sequence[str],
+    scenarios: Sequence[Scenario],
+    *,
+    seeds: int,
+    pipelines: int,
+    weights: str = "",
 ) -> list[EvaluationTask]:
     """Returns the tasks: the scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds.
 
-    One kind is constant: the same pipelines judge the learned policy. The other kind changes during the run. Each
-    pipeline has its own seed."""
-    from sluice.agent.lab.opening_judgement import cases
+    One kind is constant, and the other changes during the run. Each pipeline has its own seed."""
     from sluice.agent.lab.simulator.random_pipelines import pipeline
 
-    todo = [
-        EvaluationTask(scenario, tuple(names), seed, bare=seed == 0)
-        for scenario in scenarios
-        for seed in range(seeds)
-    ]
+    todo = [(scenario, seed) for scenario in scenarios for seed in range(seeds)]
     todo += [
-        EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
-        for i, case in enumerate(cases("held out", pipelines))
-    ]
-    return todo + [
-        EvaluationTask(pipeline("held out", i, changing=True), tuple(names), i, bare=i % seeds == 0)
+        (pipeline("held out", first + i, changing=changing), first + i)
+        for changing, first in ((False, _FRESH), (True, 0))
         for i in range(pipelines)
     ]
+    return [EvaluationTask(scenario, tuple(names), seed, weights) for scenario, seed in todo]
 
 
 def measure(
@@ -192,6 +163,7 @@ class PolicyOptions:
         metavar="FILE",
         again=True,
     )
+    weights: str = setting("", "weights of auto, in place of those in use", metavar="FILE")
     seeds: int = setting(5, "seeds of each scenario", least=1)
     pipelines: int | None = setting(
         None,
@@ -199,7 +171,6 @@ class PolicyOptions:
         least=0,
     )
     quick: bool = setting(False, "one seed, four held-out pipelines at rest and four that change")
-    missed: bool = setting(False, "also list the conditions that were missed")
     processes: int = setting(os.cpu_count() or 1, "processes that simulate", least=1)
     contest: ContestOptions = field(default_factory=ContestOptions)
 
@@ -223,7 +194,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
 
 def _simulated(options: PolicyOptions) -> dict[str, Any]:
     from sluice.agent.lab.simulator.scenario_json import load, shipped
-    from sluice.agent.lab.tables import comparison, missed, summary, table
+    from sluice.agent.lab.tables import comparison, summary, table
 
     names = list(dict.fromkeys(options.policy or default_policies()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
@@ -235,11 +206,15 @@ def _simulated(options: PolicyOptions) -> dict[str, Any]:
         pipelines = 4
     else:
         pipelines = 45
-    todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
+    todo = tasks(
+        names,
+        scenarios,
+        seeds=1 if options.quick else options.seeds,
+        pipelines=pipelines,
+        weights=options.weights,
+    )
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
-    say(f"{table(rows, names, bold=sys.stderr.isatty())}\n\n{comparison(rows, names)}")
-    if options.missed:
-        say("\n" + "\n".join(missed(rows, names)))
+    say(f"{table(rows, names)}\n\n{comparison(rows, names)}")
     return {
         "policies": summary(rows, names),
         "scenarios": len(scenarios),

@@ -28,19 +28,16 @@ class Row:
     seed: int
     score: float
     end: float
+    start: float
+    """The score of the first ten seconds."""
     killed: bool
-    failed: tuple[str, ...]
-    """The scenario's conditions that the policy missed, with the values that it reached."""
-    bare_score: float | None
-    """The score without the governor. None if that was not run."""
-    bare_killed: bool
 
 
-def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
+def table(rows: Sequence[Row], policies: Sequence[str]) -> str:
     """Returns the table of policies and scenarios, as text.
 
     A cell has the median and the spread over the seeds. For a family of pipelines, it has the median and the 5th
-    percentile."""
+    percentile. A dagger stands for runs that were killed for memory."""
     names = list(
         dict.fromkeys(
             r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"
@@ -60,36 +57,18 @@ def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
     lines = [f"{s}  {name}" for s, (name, _) in zip(short, groups, strict=True)]
     for cells, title in _TITLES.items():
         lines += ["", title, " " * width + "".join(f"{s:>11}" for s in short)]
-        medians = {
-            (p, i): float(np.median([getattr(r, cells) for r in group if r.policy == p]))
-            for p in policies
-            for i, (_, group) in enumerate(groups)
-        }
-        best = [
-            max(round(medians[p, i], 3) for p in policies if p != "oracle" or len(policies) == 1)
-            for i in range(len(groups))
-        ]
         for policy in policies:
             line = f"{policy:<{width}}"
-            for i, (_, group) in enumerate(groups):
+            for _, group in groups:
                 values = [getattr(r, cells) for r in group if r.policy == policy]
                 text = (
                     f"{np.median(values):.2f}/{np.percentile(values, 5):.2f}"
                     if group[0].family != "scenario"
                     else f"{np.median(values):.3f}±{(max(values) - min(values)) / 2:.2f}"
                 )
-                killed = sum(r.killed for r in group if r.policy == policy)
-                text += "†" if killed else ""
-                marked = bold and round(medians[policy, i], 3) >= best[i]
-                line += " " * max(0, 11 - len(text)) + (f"\033[1m{text}\033[0m" if marked else text)
+                killed = any(r.killed for r in group if r.policy == policy)
+                line += f"{text + '†' * killed:>11}"
             lines.append(line)
-    head = f"{'over all':<{width}}{'median':>9}{'5 %':>9}{'kills':>9}{'passes':>9}{'bare':>9}{'bare kills':>12}"
-    lines += ["", f"{head}  († killed for memory; bare: without the governor)"]
-    for policy, figures in summary(rows, policies).items():
-        lines.append(
-            f"{policy:<{width}}{figures['median']:>9.3f}{figures['p5']:>9.3f}{figures['kills']:>9}"
-            f"{figures['passes']:>6}/{figures['of']:<2}{figures['bare_median']:>9.3f}{figures['bare_kills']:>12}"
-        )
     return "\n".join(lines)
 
 
@@ -102,24 +81,9 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
     }
     for policy in policies:
         own = [r for r in rows if r.policy == policy]
-        scenarios = sorted({r.scenario for r in own if r.family == "scenario"})
-        passed = [
-            n
-            for n in scenarios
-            if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
-            < sum(r.scenario == n for r in own)
-        ]
-        bare = [r.bare_score for r in own if r.bare_score is not None]
         figures_of[policy] = {
             **_spread(own),
             "end_median": round_(np.median([r.end for r in own])),
-            "passes": len(passed),
-            "of": len(scenarios),
-            "families": {
-                f: _spread(some)
-                for f in ("scenario", *_GROUPS)
-                if (some := [r for r in own if r.family == f])
-            },
             "groups": {
                 name: {
                     **_spread([r for r in some if r.policy == policy]),
@@ -128,8 +92,6 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
                 for name, some in parts.items()
                 if some
             },
-            "bare_median": round_(np.median(bare)),
-            "bare_kills": sum(r.bare_killed for r in own),
         }
     return figures_of
 
@@ -140,6 +102,7 @@ def _spread(rows: Sequence[Row]) -> dict[str, Any]:
         "mean": round_(np.mean(scores)),
         "median": round_(np.median(scores)),
         "p5": round_(np.percentile(scores, 5)),
+        "start": round_(np.mean([r.start for r in rows])),
         "kills": sum(r.killed for r in rows),
     }
 
@@ -192,16 +155,6 @@ def lead_over(rows: Sequence[Row], first: str, policy: str) -> list[float]:
             gains.setdefault(r.scenario, []).append(scores[first, r.scenario, r.seed] - r.score)
     means = np.array([np.mean(gains[name]) for name in sorted(gains)])
     return [round_(value) for value in mean_between(means, _DRAWS)]
-
-
-def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
-    """Returns the conditions that each policy missed with the first seed, as text, one line a scenario."""
-    lines = []
-    for policy in policies:
-        for row in sorted(rows, key=lambda r: (r.scenario, r.seed)):
-            if row.policy == policy and row.failed and row.seed == 0:
-                lines.append(f"{policy}: {row.scenario}: {'; '.join(row.failed)}")
-    return lines
 
 
 def round_(value: Any) -> float:

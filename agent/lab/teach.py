@@ -1,7 +1,8 @@
 """`python -m sluice.agent.lab.teach`: teaches the learned policy in simulated pipelines. Writes its weights.
 
 The policy chooses a pipeline's initial setting. It first learns to imitate an oracle, then from the results of its own
-settings. An interrupted training continues, and the result is judged on families of pipelines that it has never seen.
+settings. An interrupted training continues. To judge the result on families of pipelines that it has never seen:
+`python -m sluice.agent.lab.policies --policy auto --policy planner --weights FILE --pipelines 200`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,6 @@ class TeachingOptions:
         "folder for the progress; an interrupted training continues there",
         metavar="FOLDER",
     )
-    judged: int = setting(
-        100, "held-out pipelines on which it is compared with the planner", least=2
-    )
     seed: int = setting(0, "decides first weights and pipelines")
     out: Path | None = setting(
         None, "weights file (default: opening.safetensors in the folder)", metavar="FILE"
@@ -46,11 +44,8 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(TeachingOptions, argv, "python -m sluice.agent.lab.teach", description=__doc__)
     import safetensors  # noqa: F401  fails now, not after an hour of training
 
-    from sluice.agent.lab import curriculum, opening_judgement
-    from sluice.agent.policies.auto import Auto
-    from sluice.agent.policies.opening.policy import NetworkPolicy
+    from sluice.agent.lab import curriculum
     from sluice.agent.policies.opening.weights import write
-    from sluice.agent.policies.planner.planner import Planner
 
     began = time.monotonic()
     out = options.out or options.folder / "opening.safetensors"
@@ -62,29 +57,21 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         gradients=options.gradients,
     )
     weights, record = curriculum.teach(plan, options.folder, say)
-    learned = NetworkPolicy(weights, record)
-    table = opening_judgement.judge(
-        lambda: Auto(learned), Planner, opening_judgement.cases("held out", options.judged)
-    )
-    say(table.text())
     write(
         out,
         weights,
         {
             **record,
             "date": datetime.now(UTC).date().isoformat(),
-            "table": table.to_dict(),
             "command": shlex.join(["python", "-m", "sluice.agent.lab.teach", *argv]),
         },
     )
-    say(f"{out}: trained in {record['lives']:,} episodes; {table.verdict()}")
+    say(f"{out}: trained in {record['lives']:,} episodes")
     return {
         "seed": options.seed,
         "lives": record["lives"],
         "exam": record["exam"],
         "weights": str(out),
-        "table": table.to_dict(),
-        "ships": table.ships,
         "seconds": round(time.monotonic() - began, 1),
     }
 

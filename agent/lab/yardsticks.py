@@ -16,10 +16,10 @@ YARDSTICKS = (ORACLE, CEILING)
 """Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
 
 
-def make_policy(name: str, scenario: Scenario) -> Policy:
+def make_policy(name: str, scenario: Scenario, weights: str = "") -> Policy:
     """Returns the policy of this name for a simulated pipeline.
 
-    The oracle and some rivals get the scenario. Other policies get nothing."""
+    The oracle and some rivals get the scenario. `auto` gets a file of weights, or uses those in use."""
     if name == ORACLE:
         from sluice.agent.lab.simulator.oracle import Oracle
 
@@ -29,7 +29,7 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
 
         if name in IN_SIMULATOR:
             return IN_SIMULATOR[name](scenario)
-    return policies.make(name)
+    return policies.make(name, weights=weights)
 
 
 def default_policies() -> list[str]:

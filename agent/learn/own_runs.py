@@ -111,7 +111,6 @@ class OwnRun:
                 break
         else:
             return None
-        known = start.made_of.get("known")
         seconds, rows = last.snapshot.at - seen.at, last.snapshot.rows - seen.rows
         if rows <= 0:
             return None
@@ -120,7 +119,7 @@ class OwnRun:
             seen=seen,
             knobs=start.knobs,
             limits=start.limits,
-            known=Foreknowledge.from_dict(known) if known else Foreknowledge(),
+            known=Foreknowledge(**start.made_of.get("known", {})),
         )
         return cls(given, last.knobs, rows / seconds)
 

@@ -15,24 +15,8 @@ from typing import TYPE_CHECKING
 from sluice.ingest.knobs import KnobError, nearest
 
 if TYPE_CHECKING:
-    from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
+    from sluice.agent.policies.opening.contract import Foreknowledge
     from sluice.agent.tunable import Policy
-
-_LEARNED = "sluice.agent.policies.opening.policy"
-
-
-def make_auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """Returns the learned policy with the planner after it. Without weights: the planner.
-
-    `known` is what is known of the pipeline before its first row. A file of `weights` replaces those in use."""
-    from sluice.agent.policies.auto import Auto
-    from sluice.agent.policies.planner.planner import Planner
-
-    learned: LearnedPolicy | None = None
-    if weights or importlib.util.find_spec(_LEARNED) is not None:
-        kind = importlib.import_module(_LEARNED).NetworkPolicy
-        learned = kind.load(Path(weights)) if weights else kind.in_use()
-    return Planner(name="auto") if learned is None else Auto(learned, known=known)
 
 
 PRODUCT = {
@@ -72,9 +56,15 @@ def names() -> list[str]:
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """Returns the policy of that name. `auto` uses `known` and `weights`, or the weights in use."""
+    """Returns the policy of that name. `auto` is the learned policy with the planner after it, or without weights the
+    planner. It uses the file `weights`, or the weights in use, and what is `known` before the first row."""
     if name == "auto":
-        return make_auto(known, weights)
+        from sluice.agent.policies.auto import Auto
+        from sluice.agent.policies.opening.policy import NetworkPolicy
+        from sluice.agent.policies.planner.planner import Planner
+
+        learned = NetworkPolicy.load(Path(weights)) if weights else NetworkPolicy.in_use()
+        return Planner(name="auto") if learned is None else Auto(learned, known=known)
     if name in PRODUCT:
         module, _, kind = PRODUCT[name].partition(":")
         made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()

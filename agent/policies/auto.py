@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sluice.agent.costs.forecast import Forecast
@@ -102,7 +102,7 @@ class Auto(Policy):
         return AutoState(planner=self._planner.initial(limits, knobs))
 
     def made_of(self) -> dict[str, Any]:
-        parts = {"weights": self._learned.digest, "known": self._known.to_dict()}
+        parts = {"weights": self._learned.digest, "known": asdict(self._known)}
         return {**self._planner.made_of(), **parts}
 
     def learned(self, state: AutoState) -> Mapping[str, Any]:
@@ -173,7 +173,7 @@ class Auto(Policy):
             setting, knobs=_drop_useless_moves(known, look, setting.rows_per_s or 0.0)
         )
         state = replace(state, asked=setting)
-        fitting = _shrink_to_memory(look.forecast, setting.knobs) if setting.inside else None
+        fitting = _shrink_to_memory(look.forecast, setting.knobs) if setting.rows_per_s else None
         if fitting is not None and state.settled_before:
             state = replace(state, challenge=replace(setting, knobs=fitting))
         obstacle = self._obstacle(state, look, setting, fitting)
@@ -212,7 +212,7 @@ class Auto(Policy):
         if look.unknown:
             stages = ", ".join(sorted(look.unknown))
             return f"learned policy not used: {stages} has not been measured yet"
-        if not setting.inside:
+        if setting.rows_per_s is None:
             return f"learned policy not used: {setting.reason}"
         if fitting is None:
             return "learned policy not used: its setting does not fit into memory"

@@ -37,12 +37,12 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
     Both are JSON objects, as `Knobs.to_dict` returns them."""
     parts = []
-    for key in ("workers", "backend"):
+    for key, usual in (("workers", "–"), ("backend", "thread")):
         old, new = before.get(key) or {}, after.get(key) or {}
         parts += [
-            f"{stage} {old.get(stage, '–')} → {new[stage]}"
+            f"{stage} {old.get(stage, usual)} → {new[stage]}"
             for stage in new
-            if new[stage] != old.get(stage)
+            if new[stage] != old.get(stage, usual)
         ]
     old, new = set(before.get("fused") or ()), set(after.get("fused") or ())
     parts += [f"{stage} by the workers before it" for stage in sorted(new - old)]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,24 +136,14 @@ def find_incidents(run: Run) -> list[Incident]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredDecision:
-    """A decision, its measured effect, and an incident that disturbed the measurement."""
-
-    decision: Line
-    effect: Line | None
-    disturbance: str | None
-    """The text of an incident before the measurement, which makes the effect meaningless. None: there was none."""
-
-
-def measured_decisions(run: Run) -> list[MeasuredDecision]:
-    """Returns all decisions in order, with their effects.
+def measured_decisions(run: Run) -> Iterator[tuple[Line, Line | None, str | None]]:
+    """Yields all decisions in order, with the measured effect, and the text of an incident that makes the effect
+    meaningless, because it came before the measurement.
 
     A resumed run counts its decisions from 1 again. So an effect belongs to the last decision of its number."""
     decisions = run.of("decision")
     effects = run.of("effect")
     causes = [cause for cause in map(_read_cause, run.events) if cause is not None]
-    decided = []
     for i, decision in enumerate(decisions):
         number = decision.get("sequence")
         at = float(decision["at"])
@@ -169,10 +159,7 @@ def measured_decisions(run: Run) -> list[MeasuredDecision]:
             if effect is not None
             and at - _HIDDEN_S.get(cause["what"], 0.0) < cause["at"] <= effect["at"]
         )
-        decided.append(
-            MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None))
-        )
-    return decided
+        yield decision, effect, next(between, None)
 
 
 def fault_times(run: Run) -> list[float]:
@@ -300,23 +287,18 @@ def _result(
 
 def settled_of(looks: Sequence[Line], since: float) -> int:
     """Returns how many of the last looks count as settled: a third of those since the agent's last change."""
-    return _third_of(len([look for look in looks if look["at"] > since]))
-
-
-def _third_of(looks: int) -> int:
-    """Returns a third of this number of looks, but at least as many as a mean needs."""
-    return max(_MEAN_OF, looks // 3)
+    return max(_MEAN_OF, len([look for look in looks if look["at"] > since]) // 3)
 
 
 def recovery(
-    at: float, rates: Sequence[tuple[float, float]], last: int | None = None
+    at: float, rates: Sequence[tuple[float, float]], last: int
 ) -> tuple[float | None, float | None]:
     """Returns the rate of the last looks, and the seconds from `at` until the rate recovered to it for good.
 
-    Both are None if there are too few looks. `last` is the number of the last looks. None: a third of all."""
+    Both are None if there are too few looks. `last` is the number of the last looks."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
-    settled = _mean([rate for _, rate in rates[-(last or _third_of(len(rates))) :]])
+    settled = _mean([rate for _, rate in rates[-last:]])
     smooth = [
         (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
         for n in range(len(rates) - _MEAN_OF + 1)

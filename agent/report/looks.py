@@ -19,7 +19,8 @@ from sluice.common.extras import DISTRIBUTION
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
-FORMAT = 1
+FORMAT = 2
+"""Release 0.2.0 wrote 1, with the columns of the table in place of the bytes of a row."""
 _SAME: list[Any] = []
 _PIPELINE = [f.name for f in fields(Snapshot) if f.name != "stages"]
 _STAGE = [f.name for f in fields(StageStats)]

@@ -43,31 +43,31 @@ class DecisionEffect:
     moves: str
     """The knobs that were changed: `decode 1 → 4`."""
     reason: str
-    bottleneck: str
     effect: str
     """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
     result: str = "not measured"
     """`faster`, `slower` or `as before`. `trainer faster` if more rows came although the trainer had not waited.
     Otherwise why there is no result."""
+    error: float | None = None
+    """The error of the predicted rate, as a share of it. None if it was not measured."""
     opens: bool = False
     """Whether it is the initial setting of the learned policy."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:
     """Returns all decisions with their effects, in order."""
-    effects: list[DecisionEffect] = []
-    for i, one in enumerate(measured_decisions(run)):
-        decision = one.decision
+    effects = []
+    for i, (decision, effect, disturbance) in enumerate(measured_decisions(run)):
         reason = decision.get("reason") or {}
         effects.append(
             DecisionEffect(
                 at=float(decision["at"]),
                 number=i + 1,
-                bottleneck=reason.get("bottleneck") or "",
                 moves=moves(decision.get("before") or {}, decision.get("after") or {}),
                 reason=reason.get("text") or "no reason given",
-                effect=_effect(one.effect, one.disturbance),
-                result=_result(one.effect, one.disturbance),
+                effect=_effect(effect, disturbance),
+                result=_result(effect, disturbance),
+                error=effect.get("prediction_error") if effect and not disturbance else None,
                 opens=(reason.get("details") or {}).get("kind") == "opening",
             )
         )
@@ -196,9 +196,7 @@ def _rates(run: Run) -> dict[str, Any]:
     last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
     first_rows = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
     settled_s = _settled_s(calm, settled, settling[0]["at"], first_rows) if settling else None
-    results = [
-        _result(one.effect, one.disturbance) for one in measured_decisions(run)[: len(settling)]
-    ]
+    results = [one.result for one in changes(run)[: len(settling)]]
     return {
         "rows_per_s_first": mean(before, "rows_per_s"),
         "rows_per_s_settled": mean(settled, "rows_per_s"),
@@ -498,12 +496,25 @@ def advice(run: Run, rate: float | None) -> list[str]:
     proposed = any(
         (proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal")
     )
-    return [
+    lines = [
         f"The agent's last verdict, from its last looks alone: {text}.",
         *_cases(details.get("what_if"), proposed, rate),
-        *_models(details.get("stages") or {}),
-        *_prediction(run),
     ]
+    for name, model in (details.get("stages") or {}).items():
+        old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
+        lines.append(
+            f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
+            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; prediction error "
+            f"{_off(model['residual'])}{old}."
+        )
+    errors = sorted(abs(one.error) for one in changes(run) if one.error is not None)
+    if errors:
+        many = "one change" if len(errors) == 1 else f"{len(errors)} changes"
+        middle = errors[len(errors) // 2]
+        lines.append(
+            f"Prediction error of {many}: median {_off(middle)}, largest {_off(errors[-1])}."
+        )
+    return lines
 
 
 def _cases(cases: Line | None, proposed: bool, rate: float | None) -> list[str]:
@@ -524,39 +535,6 @@ def _cases(cases: Line | None, proposed: bool, rate: float | None) -> list[str]:
                 f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())})."
             )
     return lines
-
-
-def _models(stages: Line) -> list[str]:
-    """Returns a sentence about the measured cost of each stage."""
-    lines = []
-    for name, model in stages.items():
-        old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
-        lines.append(
-            f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
-            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; prediction error "
-            f"{_off(model['residual'])}{old}."
-        )
-    return lines
-
-
-def _prediction(run: Run) -> list[str]:
-    """Returns a sentence about the errors of the predicted rates. [] if none was measured."""
-    errors = sorted(
-        abs(one.effect["prediction_error"])
-        for one in measured_decisions(run)
-        if one.effect is not None
-        and one.disturbance is None
-        and one.effect.get("prediction_error") is not None
-    )
-    if not errors:
-        return []
-    changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"
-    return [
-        (
-            f"Prediction error of {changes}: median {_off(errors[len(errors) // 2])}, "
-            f"largest {_off(errors[-1])}."
-        )
-    ]
 
 
 def _off(share: float) -> str:

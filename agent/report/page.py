@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -11,36 +12,21 @@ from string import Template
 
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import SMALL_STALL, Incident, fault_times, find_incidents
+from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.narrative import (
     RunOutcome,
     changes,
     judged_part,
-    largest_loss,
     outcome,
     sentences,
     settled_period,
 )
 from sluice.agent.report.run_folder import Run
-from sluice.agent.report.tables import TONES, verdict
 from sluice.common.whole_file import replace_file
 from sluice.ingest.knobs import format_bytes
 
 _TEMPLATE, _STYLE, _SCRIPT = (
     Path(__file__).with_name(f"report.{kind}") for kind in ("html", "css", "js")
-)
-_PARTS = (
-    "verdicts",
-    "tiles",
-    "faults",
-    "charts",
-    "occasions",
-    "stages",
-    "decisions",
-    "training",
-    "machine",
-    "plan",
-    "config",
 )
 
 
@@ -71,15 +57,13 @@ def page(run: Run) -> str:
     incidents = find_incidents(run)
     first, *rest = sentences(run)
     name = run.path.resolve().name
-    part = judged_part(run)
     warnings = tuple(dict.fromkeys(str(line["text"]) for line in run.of("warning")))
     return filled(
         title=name,
         name=name,
         headline=first,
         rest=" ".join(rest),
-        verdicts=_verdicts(result, incidents, bool(fault_times(part)), len(warnings)),
-        tiles=_tiles(result, settled_period(part)),
+        tiles=_tiles(result, settled_period(judged_part(run))),
         faults=_texts("Faults", result.faults) + _texts("Warnings", warnings),
         charts=figures.hero(run, result, story, incidents),
         occasions=tables.incidents_section(incidents),
@@ -94,7 +78,7 @@ def page(run: Run) -> str:
 
 
 def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **parts: str) -> str:
-    """Returns the template filled with these texts, and with `parts` that are HTML."""
+    """Returns the template filled with these texts, and with `parts` that are HTML. Other parts are empty."""
     texts = {
         "title": f"{title} · Sluice",
         "name": name,
@@ -105,44 +89,12 @@ def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **pa
     lead, more = re.split(r"[,;:] |\. (?=[A-Z])", f"{headline}, ", maxsplit=1)
     more = more.removesuffix(", ")
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        {**dict.fromkeys(_PARTS, ""), **parts},
+        defaultdict(str, parts),
         **{key: escape(text) for key, text in texts.items()},
         style=_STYLE.read_text(encoding="utf-8"),
         script=_SCRIPT.read_text(encoding="utf-8"),
         headline=f"<strong>{escape(lead)}</strong>{escape(more[:1].upper() + more[1:])}",
     )
-
-
-def _verdicts(
-    found: RunOutcome, incidents: Sequence[Incident], faulted: bool, warnings: int
-) -> str:
-    """Returns short coloured labels for the result of the run."""
-    words = []
-    when = " after the faults" if faulted else ""
-    if found.stall_last is None:
-        words.append(verdict("too short to judge" if found.looks else "input not measured"))
-    elif found.stall_last <= SMALL_STALL:
-        words.append(verdict(f"input keeps up{when}", "good"))
-    else:
-        words.append(verdict(f"input is the bottleneck{when}", "bad"))
-    name, lost_s = largest_loss(found)
-    if name != "waiting":
-        words.append(verdict(f"{name}: {percent(lost_s / found.seconds)} of the time", "bad"))
-    results = [one.result for one in incidents if one.result]
-    for result in dict.fromkeys(results):
-        what = (
-            "one disturbance"
-            if results.count(result) == 1
-            else f"{results.count(result)} disturbances"
-        )
-        words.append(verdict(f"{what}: {result}", TONES[result]))
-    if found.faults:
-        words.append(verdict("tuning failed", "bad"))
-    if warnings:
-        words.append(verdict("one warning" if warnings == 1 else f"{warnings} warnings", "warn"))
-    if not found.ended:
-        words.append(verdict("has not ended", "warn"))
-    return f'<p class="verdicts">{"".join(words)}</p>'
 
 
 def _tiles(found: RunOutcome, when: str) -> str:

@@ -233,6 +233,11 @@ class HostTunable:
         }
         # Restarts are the sum of all ranks, because a mean would be a fraction of a restart.
         counters["restarts"] = self._sum("", "restarts", _rise(pairs, "restarts"))
+        # Each rank has its own remote workers.
+        remote = {
+            name: (max if name in _PER_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
+            for name in first.elsewhere
+        }
         idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*pairs)))
         return replace(
             first,
@@ -249,7 +254,7 @@ class HostTunable:
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
             longest_wait_s=self._sum("", "longest_wait_s", step_s * longest),
             lock_held_s=self._sum("", "lock_held_s", mean_rise("lock_held_s")),
-            elsewhere=_merge_remote(local, ranks),
+            elsewhere={**remote, "ranks": ranks} if remote else {},
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local),
             memory_free=min(s.memory_free for s in local),
@@ -271,15 +276,6 @@ class HostTunable:
         """Adds a rise to a merged counter of a stage, or of the pipeline if `owner` is empty. Returns the counter."""
         total = self._sums[owner, name] = self._sums.get((owner, name), 0.0) + rise
         return int(total) if name in _WHOLE_NUMBERS else total
-
-
-def _merge_remote(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
-    """Returns the numbers of the remote workers of all ranks of this host. Each rank has its own remote workers."""
-    merged = {
-        name: (max if name in _PER_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
-        for name in local[0].elsewhere
-    }
-    return {**merged, "ranks": ranks} if merged else {}
 
 
 def _rise(pairs: Sequence[tuple[Any, Any]], name: str) -> float:

@@ -29,7 +29,7 @@ register(
 )
 IN_SIMULATOR: dict[str, Callable[[Scenario], Policy]] = {
     "intune": lambda scenario: InTune(
-        machine=Hardware(bytes_per_s=scenario.machine.bandwidth, speed=scenario.machine.speed)
+        machine=Hardware(bytes_per_s=scenario.machine.bandwidth, speed=1.0)
     ),
     CEILING: lambda scenario: Ceiling(scenario.truth_at),
 }

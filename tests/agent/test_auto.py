@@ -11,7 +11,7 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.lab.simulator.physics import GIB, MIB
 from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
+from sluice.agent.policies.opening.contract import Foreknowledge, InitialSetting
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -44,7 +44,6 @@ class Says:
         knobs = dataclasses.replace(given.knobs, workers=self.workers, **self.more)
         return InitialSetting(
             knobs=knobs,
-            inside=self.inside,
             reason="what it was taught",
             rows_per_s=min(self.rate, 3e6) if self.inside else None,
         )
@@ -204,17 +203,8 @@ def test_explain_says_after_the_headline_why_the_learned_policy_was_not_used(
 
 def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
     class Loading(FakePipeline):
-        dense_names, sparse_names, row_bytes = ("a", "b"), ("c",), 40
+        row_bytes = 40
         plan = types.SimpleNamespace(groups=((1000, 3000), (2000, 0)))
 
     known = foreknowledge(Loading([FakeStage(name="fetch"), FakeStage(name="decode")]))
-    assert known == Foreknowledge(
-        columns={
-            "float32": ColumnGroup(count=2, bytes_per_row=8),
-            "int32": ColumnGroup(count=1, bytes_per_row=32),
-        },
-        store="remote",
-        row_group_rows=2000,
-        row_group_bytes=80_000,
-    )
-    assert known.row_bytes == 40
+    assert known == Foreknowledge(row_bytes=40, store="remote", row_group_rows=2000)

@@ -61,7 +61,7 @@ class Chooses:
     """A learned policy without a digest."""
 
     def choose(self, given):
-        return InitialSetting(knobs=given.knobs, inside=False, reason="not taught", rows_per_s=None)
+        return InitialSetting(knobs=given.knobs, reason="not taught", rows_per_s=None)
 
 
 def test_a_learned_policy_without_a_digest_is_recorded(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Teaching the learned policy: it learns, it resumes after an interrupt, and it is judged."""
+"""Teaching the learned policy: it learns, and resumes after an interrupt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from sluice.agent.lab import curriculum, opening_teacher
 from sluice.agent.lab.curriculum import Curriculum, teach
 from sluice.agent.lab.episodes import Episodes
-from sluice.agent.lab.opening_judgement import Course, OpeningTable
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import NetworkPolicy, answer, observe
@@ -78,24 +77,3 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
             tmp_path / "parts",
             print,
         )
-
-
-def courses(*whole: float, killed: int = 0) -> tuple[Course, ...]:
-    return tuple(Course(start=w, whole=w, back_s=2, killed=i < killed) for i, w in enumerate(whole))
-
-
-def test_it_ships_where_it_is_not_inferior_and_kills_no_more():
-    even = np.linspace(0.9, 1.0, 50)
-    assert OpeningTable(courses(*even), courses(*even)).ships
-    assert OpeningTable(courses(*(even + 0.02)), courses(*even)).ships
-    assert not OpeningTable(courses(*(even - 0.006)), courses(*even)).ships
-    assert not OpeningTable(courses(*even, killed=1), courses(*even)).ships
-    few = even.copy()
-    few[::10] -= 0.02  # a tenth of the pipelines are worse, though the mean hardly moves
-    table = OpeningTable(courses(*few), courses(*even))
-    assert table.worse == pytest.approx(0.1)
-    assert not table.ships
-    assert "does not ship" in table.verdict()
-    assert "lose more than 1 %" in table.text()
-    mean, low, high = OpeningTable(courses(*(even + 0.02)), courses(*even)).gain("whole")
-    assert low <= mean <= high == pytest.approx(0.02)

@@ -89,7 +89,6 @@ def test_an_initial_setting_lies_within_the_limits_and_predicts_a_rate():
             one
         )
         one.limits.check(opening.knobs)
-        assert opening.inside
         assert set(opening.knobs.workers) == set(one.limits.workers)
         assert opening.rows_per_s is not None
         assert opening.rows_per_s > 0
@@ -121,7 +120,6 @@ def test_an_input_outside_its_training_is_refused_with_the_range():
     ranges["pipelines"][PIPELINE_INPUTS.index("cores")] = [math.log(48) / 3, math.log(64) / 3]
     one = given()
     opening = NetworkPolicy(weights(), {"lives": 10, "ranges": ranges}).choose(one)
-    assert not opening.inside
     assert opening.knobs == one.knobs
     assert opening.rows_per_s is None
     assert_names(opening.reason, "cores", f"{one.seen.cpu_quota:.3g}", "48 to 64")

@@ -242,7 +242,6 @@ def test_a_store_that_slows_down_is_answered_within_three_seconds(factor):
 
 @pytest.mark.parametrize("scenario", shipped(), ids=lambda scenario: scenario.name)
 def test_no_scenario_exceeds_its_memory(scenario):
-    """`python -m sluice.agent.lab.policies --missed` judges how fast they get."""
     outcome = run(scenario, make("planner"))
     assert not outcome.killed
     assert outcome.peak_memory <= 1

@@ -244,7 +244,7 @@ def test_warnings_of_the_run_are_on_its_page_once(tmp_path):
     warning = {"kind": "warning", "step": 9, "text": "AUC 0.53 is no better than <chance>"}
     page = report.page(_run(tmp_path / "run", *_looks(*9 * [0.25]), warning, warning))
     assert page.count("no better than &lt;chance&gt;") == 1
-    assert_names(page, "<h2>Warnings</h2>", "one warning")
+    assert "<h2>Warnings</h2>" in page
 
 
 def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from sluice.agent.lab.simulator.oracle import Oracle
-from sluice.agent.lab.simulator.rollout import end_score, metric, reference, run, score
+from sluice.agent.lab.simulator.rollout import end_score, reference, run, score
 from sluice.agent.lab.simulator.scenario import ScenarioError
-from sluice.agent.lab.simulator.scenario_json import METRICS, load, parse, shipped
+from sluice.agent.lab.simulator.scenario_json import load, parse, shipped
 from sluice.agent.policies.fixed import Fixed
 from tests.raises import raises
 
@@ -29,10 +29,6 @@ GOOD = {
     "changes": [
         {"at": 5, "set": {"machine.cores": 8}},
         {"at": 10, "over": 4, "scale": {"stages.decode.cost_s": 4}},
-    ],
-    "passes": [
-        {"metric": "score", "at_least": 0.5},
-        {"metric": "workers", "stage": "decode", "at_most": 6},
     ],
 }
 
@@ -64,7 +60,7 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
         (changed(["stages", 1, "sgima"], 0.1), ["stages[1].sgima", "'sigma'"]),
         (changed(["stages", 0], {"name": "decode"}), ["stages[0].cost_s", "missing"]),
         (changed(["machine", "memory_limit"], "520MiB"), ["machine.memory_limit", "would do"]),
-        (changed(["passes", 0, "metric"], "scoer"), ["passes[0].metric", "'scoer'", "'score'"]),
+        (changed(["changes", 0, "ta"], 1), ["changes[0].ta", "'at'"]),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_by_its_path(values, facts):
@@ -82,22 +78,16 @@ def test_a_file_that_is_no_json_or_not_there_is_named(tmp_path):
     assert load(tmp_path / "good.json").name == "mine"
 
 
-def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
-    """The oracle passes them all, and staying at the start passes none: each has something to decide."""
+def test_in_each_scenario_there_is_something_to_decide():
     scenarios = shipped()
     assert {int(s.name[:2]) for s in scenarios} == {*range(1, 14), 15}
-    assert {c.metric for s in scenarios for c in s.passes} <= set(METRICS)
     for scenario in scenarios:
         best = reference(scenario)
         assert not best.killed, scenario.name
-        outcome, idle = run(scenario, Oracle(scenario.truth_at)), run(scenario, Fixed())
-        missed = [
-            c for c in scenario.passes if not c.holds(metric(c, outcome, best, frozen=idle.rows))
-        ]
-        assert not missed, f"{scenario.name}: {missed}"
-        assert not all(c.holds(metric(c, idle, best, frozen=idle.rows)) for c in scenario.passes), (
-            scenario.name
-        )
+        assert score(run(scenario, Oracle(scenario.truth_at)), best) > 0.9, scenario.name
+        fixed = run(scenario, Fixed())
+        spare = fixed.knobs.total_workers > best.knobs.total_workers
+        assert spare or score(fixed, best) < 0.9, scenario.name
 
 
 def test_the_example_in_the_documentation_is_one(repo):
@@ -105,8 +95,6 @@ def test_the_example_in_the_documentation_is_one(repo):
     example = parse(json.loads(text.split("```json\n")[1].split("```")[0]))
     assert len(example.stages) == 3
     assert example.truth_at(70).stages[1].cost_s == pytest.approx(0.2)
-    for metric_name in METRICS:
-        assert f"`{metric_name}`" in text, f"{metric_name} is not described"
 
 
 def test_scores_have_known_answers():

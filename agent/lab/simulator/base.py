@@ -44,8 +44,6 @@ class SimulatedPipeline:
         self.now = 0.0
         self.killed = False
         self.held_back = 0.0
-        self.governor_acted = False
-        """Whether the governor has limited the work. If not, the run without it is the same."""
         names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
         self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
@@ -196,10 +194,6 @@ class SimulatedPipeline:
 
     # The methods for subclasses follow.
 
-    def _pass_on(self, i: int, rows: float) -> None:
-        self.done[i] += rows
-        self.bytes[i] += rows * self._row_bytes[i]
-
     def _changed(self) -> None:
         """Recomputes what depends on true costs, knobs, workers and row sizes. These change rarely."""
         stages = self.truth.stages
@@ -213,7 +207,7 @@ class SimulatedPipeline:
         self._uneven = [(i, s) for i, s in enumerate(stages) if s.drift or s.tail]
         self._worker_bytes = [
             sum(
-                s.process_bytes if self.backends[j] == "process" else s.worker_bytes
+                s.process_bytes * (self.backends[j] == "process")
                 for j, s in enumerate(stages)
                 if self._heads[j] == i
             )
@@ -242,15 +236,6 @@ class SimulatedPipeline:
             machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes))
         )
 
-    def _credit(
-        self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float
-    ) -> None:
-        """Adds the seconds of some workers to the stages whose work they did: useful, on a core, waiting for a core."""
-        for j, time, cpu in shares:
-            self.busy_s[j] += useful * time
-            self.cpu_s[j] += used * cpu
-            self.core_wait_s[j] += waited * cpu
-
     def _memory(self, seconds: float, in_flight: list[float]) -> float:
         """Returns the bytes in use now. Freed memory is returned slowly."""
         target = self.truth.machine.base_bytes
@@ -278,7 +263,6 @@ class SimulatedPipeline:
         queued = sum(map(mul, self.queue, self._row_bytes))
         if self._in_hand + max(queued, self._waiting) <= self._free_bytes:
             return workers, 1.0
-        self.governor_acted = True
         # A worker without input needs no memory for an item.
         asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
         share = min(
@@ -329,11 +313,6 @@ class SimulatedPipeline:
         """Returns the stages whose store still gives credit."""
         return [i for i, stage in self._throttled if self._bucket[i] > 1e-6 * stage.credit_rows]
 
-    def _spend_credit(self, rates: list[float], seconds: float) -> None:
-        for i, stage in self._throttled:
-            left = self._bucket[i] + (stage.cap_rows_per_s - rates[i]) * seconds
-            self._bucket[i] = min(stage.credit_rows, max(0.0, left))
-
     def _start(self) -> float:
         """Adds the workers that are ready. Returns the cores that starting workers use."""
         if not self._starting and not self._moving:
@@ -361,11 +340,6 @@ class SimulatedPipeline:
             sum(map(self._processes_starting, range(len(self.names)))),
             self.truth.machine.cores * 0.5,
         )
-
-    def _start_times(self) -> list[float]:
-        """Returns the times at which starting workers are ready."""
-        moving = [at for at, _ in self._moving.values()]
-        return moving + [entry[0] for entry in self._starting]
 
     def _move(self, i: int, free: float) -> float:
         """Moves a stage to its processes, and returns the memory that all but the first take of what is free.

@@ -63,7 +63,8 @@ class Simulator(SimulatedPipeline):
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             current = self._flowing(load, empty, full, overhead)
-            to_start = min(self._start_times(), default=end) - self.now
+            ready = [at for at, *_ in (*self._moving.values(), *self._starting)]
+            to_start = min(ready, default=end) - self.now
             seconds = min(max(to_start, _SHORTEST_S), end - self.now)
             to_queue = self._seconds_to_queue(current, limits)
             if events <= _MANY_EVENTS:
@@ -167,7 +168,8 @@ class Simulator(SimulatedPipeline):
         in_flight = []
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
-            self._pass_on(i, rows)
+            self.done[i] += rows
+            self.bytes[i] += rows * self._row_bytes[i]
             queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
             active = admitted[i] * shares[i]
             useful = active * seconds
@@ -177,13 +179,12 @@ class Simulator(SimulatedPipeline):
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * current.cpu_per_item[i], useful)
             waited = min(used * (current.factors[0] - 1), useful - used)
+            useful *= max(0.5, noise[2 * i])
             timer_error = max(0.5, noise[2 * i + 1])
-            self._credit(
-                load.shares[i],
-                useful * max(0.5, noise[2 * i]),
-                used * timer_error,
-                waited * timer_error,
-            )
+            for j, time, cpu in load.shares[i]:  # the stages whose work these workers did
+                self.busy_s[j] += useful * time
+                self.cpu_s[j] += used * timer_error * cpu
+                self.core_wait_s[j] += waited * timer_error * cpu
             if self._heads[i] == i:
                 idle = (self.ready[i] - active) * seconds
                 blocked = queue >= 0.999 * limits[i]
@@ -195,7 +196,9 @@ class Simulator(SimulatedPipeline):
             if admitted[i] < self.ready[i]:
                 self.held_back += (self.ready[i] - admitted[i]) * seconds
             in_flight.append(active)
-        self._spend_credit(rates, seconds)
+        for i, stage in self._throttled:
+            left = self._bucket[i] + (stage.cap_rows_per_s - rates[i]) * seconds
+            self._bucket[i] = min(stage.credit_rows, max(0.0, left))
         self.consumed += current.rates[-1] * seconds
         self.compute_s += current.busy[-1] * seconds
         self.wait_s += (1 - current.busy[-1]) * seconds

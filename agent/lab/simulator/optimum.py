@@ -77,7 +77,7 @@ class _Search:
             )
             at_work = [n * busy for n, busy in zip(workers, flow.busy, strict=False)]
             idle = sum(
-                (n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
+                (n - a) * s.process_bytes * (b == "process")
                 for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True)
             )
             if (

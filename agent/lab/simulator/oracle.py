@@ -52,9 +52,9 @@ class Oracle(Policy):
         known = len(truths) == len(state.truths) and all(
             a is b for a, b in zip(truths, state.truths, strict=True)
         )
-        if known or (
-            state.truths and snapshot.at - state.at < _EVERY_S and self._changes_slowly(snapshot.at)
-        ):
+        moments = [self._truth_at(max(0.0, snapshot.at + d)) for d in (-1.0, -0.5, 0.0)]
+        slowly = len({id(t) for t in moments}) == len(moments)
+        if known or (state.truths and snapshot.at - state.at < _EVERY_S and slowly):
             return state.knobs, state, Reason(text="nothing has changed")
         knobs = best_knobs(
             truths[0],
@@ -73,11 +73,6 @@ class Oracle(Policy):
     def _most_workers(self, cores: float) -> float:
         """Returns the most workers in all stages together."""
         return math.inf
-
-    def _changes_slowly(self, at: float) -> bool:
-        """Returns whether the true costs are changing slowly, and not in one step."""
-        moments = [self._truth_at(max(0.0, at + d)) for d in (-1.0, -0.5, 0.0)]
-        return len({id(t) for t in moments}) == len(moments)
 
 
 class ForesightOracle(Oracle):

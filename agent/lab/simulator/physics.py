@@ -97,8 +97,6 @@ class SimStage(StageSpec):
     After t seconds, the standard deviation is the root of t times as large."""
     item_bytes: float = 0.0
     """Memory of an item while a worker holds it. 0: the bytes of its rows."""
-    worker_bytes: float = 0.0
-    """Memory of a thread worker."""
     process_bytes: float = float(WORKER_PROCESS_BYTES)
     """Memory of a process worker."""
     start_s: float = 0.0
@@ -158,7 +156,6 @@ class SimMachine:
     """Cores that another program takes first. No counter shows it."""
     neighbour_threads: float = 0.0
     """Threads of other programs that always want a core. They share the cores fairly with ours."""
-    speed: float = 1.0
     smt: float = 1.0
     """The speed of a core's second thread, as a share of the first. The upper half of `cores` are second threads."""
     bandwidth: float = 0.0
@@ -190,7 +187,6 @@ class SimMachine:
             "host_cores",
             "handover_s",
         )
-        _check(self, 0.01, "speed")
         _check(self, 1, "memory_limit")
         _check(self, 0, "smt", "timer_noise", "convoy", "switch_cost", high=1)
 
@@ -270,9 +266,7 @@ class Load:
             stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0
             for stage in truth.stages
         ]
-        self.handover = [
-            machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
-        ]
+        self.handover = [machine.handover_s * (i > 0) for i in range(len(truth.stages))]
         self.cpu: list[float] = []
         self.memory: list[float] = []
         self.lock: list[float] = []
@@ -301,9 +295,7 @@ class Load:
         """The factor on the cost of a row while all workers are busy."""
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
-        self.consumer_cpu = (
-            consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
-        )
+        self.consumer_cpu = consumer.step_s * consumer.cpu * (1 + consumer.interference * pressure)
         self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
         self.consumer_cores = consumer.cores
 
@@ -314,7 +306,7 @@ class Load:
         cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
         if stage.cliff_workers and n > stage.cliff_workers:
             factor *= stage.cliff_factor
-        cpu = cost * stage.cpu * factor / self.machine.speed
+        cpu = cost * stage.cpu * factor
         waiting = cost * (1 - stage.cpu) * factor * burst
         self.cpu.append(cpu * (1 - stage.memory_bound))
         self.memory.append(cpu * stage.memory_bound)
@@ -371,7 +363,7 @@ def memory_need(
         truth.machine.base_bytes
         + queue_bytes
         + sum(
-            n * (s.held_bytes + (s.process_bytes if b == "process" else s.worker_bytes))
+            n * (s.held_bytes + s.process_bytes * (b == "process"))
             for s, n, b in zip(truth.stages, workers, backends, strict=True)
         )
     )

@@ -1,4 +1,4 @@
-"""A scenario: a simulated pipeline, its changes over time, and the results that a policy must reach.
+"""A scenario: a simulated pipeline, and its changes over time.
 
 `scenario_json` reads a scenario from a file. `random_pipelines` makes random ones.
 """
@@ -20,6 +20,7 @@ from sluice.agent.lab.simulator.physics import (
     memory_need,
 )
 from sluice.common.errors import UsageError
+from sluice.common.number_checks import is_number
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
 from sluice.ingest.stage_spec import limits_of
 
@@ -40,28 +41,6 @@ class ScheduledChange:
     over: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """A result that a policy must reach: `metric` is between `at_least` and `at_most`.
-
-    docs/scenarios.md describes the metrics."""
-
-    metric: str
-    at_least: float = -math.inf
-    at_most: float = math.inf
-    stage: str = ""
-
-    def holds(self, value: float) -> bool:
-        return self.at_least <= value <= self.at_most
-
-    def __str__(self) -> str:
-        name = f"{self.metric} of {self.stage}" if self.stage else self.metric
-        return " and ".join(
-            [f"{name} ≥ {self.at_least:g}"] * math.isfinite(self.at_least)
-            + [f"{name} ≤ {self.at_most:g}"] * math.isfinite(self.at_most)
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """A pipeline and its changes. `truth_at(seconds)` returns its true costs at a moment."""
@@ -69,14 +48,12 @@ class Scenario:
     name: str
     about: str = ""
     seconds: float = 120.0
-    interval_s: float = 1.0
     machine: SimMachine = field(default_factory=SimMachine)
     consumer: Consumer = field(default_factory=Consumer)
     stages: tuple[SimStage, ...]
     start: Mapping[str, int] = field(default_factory=dict)
     """Workers at the start. Every other stage starts with one."""
     changes: tuple[ScheduledChange, ...] = ()
-    passes: tuple[Condition, ...] = ()
     family: str = "scenario"
 
     def __post_init__(self) -> None:
@@ -84,9 +61,8 @@ class Scenario:
             raise ScenarioError(
                 f"stages: {[s.name for s in self.stages]} are not one or more different names"
             )
-        for name, value in (("seconds", self.seconds), ("interval_s", self.interval_s)):
-            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ScenarioError(f"{name}: {value!r} is not a positive number of seconds")
+        if not is_number(self.seconds) or not self.seconds:
+            raise ScenarioError(f"seconds: {self.seconds!r} is not a positive number of seconds")
         for i, change in enumerate(self.changes):
             if change.at < 0 or change.over < 0:
                 raise ScenarioError(

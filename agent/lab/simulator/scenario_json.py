@@ -13,7 +13,6 @@ from typing import Any
 
 from sluice.agent.lab.simulator.physics import Consumer, MechanismError, SimMachine, SimStage
 from sluice.agent.lab.simulator.scenario import (
-    Condition,
     Scenario,
     ScenarioError,
     ScheduledChange,
@@ -23,21 +22,6 @@ from sluice.common.number_checks import is_number, is_whole
 from sluice.ingest.knobs import MAX_WORKERS, KnobError, nearest, parse_bytes
 from sluice.ingest.stage_spec import StageSpec
 
-METRICS = (
-    "score",
-    "end_score",
-    "worst_score",
-    "kills",
-    "peak_memory",
-    "stall",
-    "recovered_after",
-    "cpu_ratio",
-    "workers_ratio",
-    "changes_settled",
-    "of_frozen",
-    "workers",
-    "process",
-)
 SHIPPED = Path(__file__).parent / "scenarios"
 _COSTS = {f.name for f in dataclasses.fields(SimStage)} - {
     f.name for f in dataclasses.fields(StageSpec)
@@ -86,21 +70,13 @@ def parse(values: Any) -> Scenario:
             raise ScenarioError(f"start.{name}: no such stage{nearest(name, plain.limits.workers)}")
         if not is_whole(count, 1):
             raise ScenarioError(f"start.{name}: {count!r} is not a number of workers")
+    if not isinstance(given.get("changes", []), list):
+        raise ScenarioError("changes: is not a list of objects")
     changes: list[ScheduledChange] = []
-    for i, change in enumerate(_list(given, "changes")):
+    for i, change in enumerate(given.get("changes", [])):
         changes += _changes(plain, change, f"changes[{i}]", changes)
     given["changes"] = tuple(changes)
-    given["passes"] = tuple(
-        _condition(c, f"passes[{i}]", plain) for i, c in enumerate(_list(given, "passes"))
-    )
     return Scenario(**given)
-
-
-def _list(given: dict[str, Any], name: str) -> list[Any]:
-    if not isinstance(given.get(name, []), list):
-        raise ScenarioError(f"{name}: is not a list of objects")
-    values: list[Any] = given.get(name, [])
-    return values
 
 
 def _stage(values: Any, path: str) -> SimStage:
@@ -218,23 +194,3 @@ def _base(plain: Scenario, key: str, where: str) -> float:
     if name not in numbers:
         raise ScenarioError(f"{where}: no such number{nearest(name, numbers)}")
     return value_of(plain, key)
-
-
-def _condition(values: Any, path: str, plain: Scenario) -> Condition:
-    """Returns a condition from parsed JSON."""
-    given = _object(values, path, _fields(Condition))
-    if given.get("metric") not in METRICS:
-        raise ScenarioError(
-            f"{path}.metric: {given.get('metric')!r}{nearest(str(given.get('metric')), METRICS)}"
-        )
-    for key in ("at_least", "at_most"):
-        if key in given:
-            given[key] = _number(given, key, path, 0)
-    if "at_least" not in given and "at_most" not in given:
-        raise ScenarioError(f"{path}: needs at_least or at_most")
-    if given["metric"] in ("workers", "process") and given.get("stage") not in plain.limits.workers:
-        raise ScenarioError(
-            f"{path}.stage: {given.get('stage')!r}"
-            f"{nearest(str(given.get('stage')), plain.limits.workers)}"
-        )
-    return Condition(**given)

@@ -466,13 +466,12 @@ class NetworkPolicy:
         inputs = observe(look)
         own = given.own_stages
         if outside := self._outside(inputs, own):
-            return InitialSetting(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
+            return InitialSetting(knobs=given.knobs, reason=outside, rows_per_s=None)
         chosen = setting(look, inputs, answer(self._weights, inputs, look.real))
         knobs = knobs_of(given, chosen, 0)
         rate = float(chosen.rows_per_s[0])
         return InitialSetting(
             knobs=knobs,
-            inside=True,
             rows_per_s=rate,
             reason=(
                 f"trained in {self.record['lives']:,} simulated episodes, from {look.seconds:.2g} s of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,12 @@ def read(
         begin = 8 + int.from_bytes(whole[:8], "little")
         header = json.loads(whole[8:begin])
         record = json.loads(header["__metadata__"]["record"])
-        weights = {name: _tensor(whole[begin:], **header[name]) for name in shapes}
+        weights = {}
+        for name in shapes:
+            if header[name]["dtype"] != "F32":
+                raise ValueError(f"numbers of type {header[name]['dtype']}, not F32")
+            numbers = whole[begin:][slice(*header[name]["data_offsets"])]
+            weights[name] = np.frombuffer(numbers, "<f4").reshape(header[name]["shape"]).copy()
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise WeightsError(
             f"{path}: not a weights file of this policy: {error}; `{made_by}` makes one"
@@ -58,14 +63,6 @@ def read(
                 "fit"
             )
     return weights, record
-
-
-def _tensor(
-    numbers: bytes, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]
-) -> np.ndarray:
-    if dtype != "F32":
-        raise ValueError(f"numbers of type {dtype}, not F32")
-    return np.frombuffer(numbers[slice(*data_offsets)], "<f4").reshape(shape).copy()
 
 
 def digest(*tensors: np.ndarray) -> str:

@@ -200,8 +200,15 @@ def release(
     few = spare < settings.release_share * knobs_before.total_workers
     if spare < 1 or gain < settings.release_kept or (few and gain < settings.release_gain):
         return knobs_before, replace(state, release_looks=0), calm
+    # Idle remote workers are kept as long as keeping one costs no more than starting it again. A start costs the
+    # worker's price and the rows that it would have brought meanwhile.
+    kept_s = 0.0
+    if saved and alone.core_rows_per_s > 0:
+        brought = alone.rate(knobs_before.workers) / alone.remote_cores(knobs_before.workers)
+        price = settings.restart_price_share * state.start_s
+        kept_s = price * (1 + brought / alone.core_rows_per_s)
     if state.release_looks + 1 < settings.release_ticks or (
-        saved and now - state.release_since < _keep_s(state, alone)
+        saved and now - state.release_since < kept_s
     ):
         return knobs_before, replace(state, release_looks=state.release_looks + 1), calm
     return change(
@@ -215,18 +222,6 @@ def release(
             predicted_rows_per_s=recent.rows_per_s,
             details=details(forecast, recent, knobs, recent.rows_per_s),
         ),
-    )
-
-
-def _keep_s(state: PlannerState, forecast: Forecast) -> float:
-    """Returns the seconds for which idle remote workers are kept: as long as keeping one costs no more than starting it
-    again. A start costs the worker's price and the rows that it would have brought meanwhile."""
-    workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
-    brought = forecast.rate(workers) / forecast.remote_cores(workers)
-    return (
-        state.settings.restart_price_share * state.start_s * (1 + brought / core_rows_per_s)
-        if core_rows_per_s > 0
-        else 0.0
     )
 
 

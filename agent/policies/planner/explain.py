@@ -7,7 +7,8 @@ from typing import Any
 
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates
-from sluice.ingest.knobs import Knobs, format_bytes
+from sluice.agent.report import format as text
+from sluice.ingest.knobs import Knobs
 
 
 def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
@@ -31,28 +32,8 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
 
 
 def moves(before: Knobs, after: Knobs) -> str:
-    """The difference between two settings as text: `decode 1 → 4, prefetch 32 MiB → 64 MiB`."""
-    parts = [
-        f"{name} {count} → {after.workers[name]}"
-        for name, count in before.workers.items()
-        if count != after.workers[name]
-    ]
-    parts += [
-        f"{name} {before.backend.get(name, 'thread')} → {backend}"
-        for name, backend in after.backend.items()
-        if backend != before.backend.get(name, "thread")
-    ]
-    parts += [f"{name} fused" for name in sorted(after.fused - before.fused)]
-    parts += [f"{name} split" for name in sorted(before.fused - after.fused)]
-    parts += [
-        f"{label} {format_bytes(old)} → {format_bytes(new)}"
-        for label, old, new in (
-            ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
-            ("prefetch", before.prefetch_bytes, after.prefetch_bytes),
-        )
-        if old != new
-    ]
-    return ", ".join(parts)
+    """Returns the difference between two settings as text: `decode 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    return text.moves(before.to_dict(), after.to_dict())
 
 
 def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float) -> dict[str, Any]:

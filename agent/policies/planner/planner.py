@@ -637,11 +637,17 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
     needed = state.settings.min_gain_ratio * outlook.rate - forecast.price(state.knobs.workers)
     if best - forecast.price(knobs.workers) < needed:
         return None
+    # While buffers drain, the consumer takes more rows than the bottleneck makes. Compared with that rate, a change
+    # would seem useless although it restores what was lost.
+    rows_per_s = recent.rows_per_s
+    if outlook.bottleneck in recent.stages:
+        made = max(outlook.rate, recent.stages[outlook.bottleneck].rows_per_s)
+        rows_per_s = min(rows_per_s, made)
     return change(
         replace(state, release_looks=0),
         knobs,
         "grow",
-        _sustained(recent, outlook.bottleneck, outlook.rate),
+        replace(recent, rows_per_s=rows_per_s),
         Reason(
             text=f"{cause}: {moves(state.knobs, knobs)}, {best / outlook.rate:.2g} times the rows predicted",
             bottleneck=outlook.bottleneck,
@@ -649,15 +655,3 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
             details=details(forecast, recent, knobs, best),
         ),
     )
-
-
-def _sustained(recent: PipelineRates, bottleneck: str, predicted: float) -> PipelineRates:
-    """Returns the recent rates, with the rows a second that the pipeline can deliver for long.
-
-    While buffers drain, the consumer takes more rows than the bottleneck makes. A change must not be
-    compared with that rate: it would seem useless although it restores what was lost.
-    """
-    if bottleneck not in recent.stages:
-        return recent
-    made = max(predicted, recent.stages[bottleneck].rows_per_s)
-    return replace(recent, rows_per_s=min(recent.rows_per_s, made))
